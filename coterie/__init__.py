@@ -1,0 +1,3 @@
+"""Coterie fine-tunes teams of language models with reinforcement learning."""
+
+__version__ = "0.1.0"

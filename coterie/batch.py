@@ -1,0 +1,78 @@
+"""Episodes → one packed batch per policy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from coterie.types import Batch, Episode, Turn
+
+
+def join(turns: Sequence[Turn]) -> list[list[Turn]]:
+    """Join turns that extend each other, so that a conversation is one row.
+
+    prompt      response
+    [q]         [a]          →  [q a r b]   mask  0 1 0 1
+    [q a r]     [b]
+    [z]         [c]          →  [z c]       mask  0 1
+    """
+    rows: list[list[Turn]] = []
+    for turn in turns:
+        for row in rows:
+            whole = row[-1].prompt_ids + row[-1].response_ids
+            if row[-1].policy == turn.policy and turn.prompt_ids[: len(whole)] == whole:
+                row.append(turn)
+                break
+        else:
+            rows.append([turn])
+    return rows
+
+
+def make_batches(episodes: Sequence[Episode], judged: bool = True) -> dict[str, Batch]:
+    """A batch per policy, of all turns that carry an advantage (or, not `judged`, of all turns)."""
+    roles = tuple(dict.fromkeys(turn.role for episode in episodes for turn in episode.turns))
+    rows: dict[str, list[tuple[int, list[Turn]]]] = {}
+    number: dict[int, int] = {}  # id(turn) → its number over the whole step
+    for e, episode in enumerate(episodes):
+        turns = [t for t in episode.turns if t.response_ids and not (judged and t.advantages is None)]
+        for turn in turns:
+            number[id(turn)] = len(number)
+        for row in join(turns):
+            rows.setdefault(row[0].policy, []).append((e, row))
+    return {policy: _pack(some, number, roles) for policy, some in sorted(rows.items())}
+
+
+def hand_back(episodes: Sequence[Episode], batch: Batch, numbers: Tensor, field: str) -> None:
+    """Write numbers [T], computed on a batch of `make_batches(episodes, judged=False)`, to the turns they are of."""
+    turns = [turn for episode in episodes for turn in episode.turns if turn.response_ids]
+    which, sizes = torch.unique_consecutive(batch.turn[batch.mask], return_counts=True)
+    for turn, part in zip(which.tolist(), numbers[batch.mask].split(sizes.tolist()), strict=True):
+        setattr(turns[turn], field, part)
+
+
+def _pack(rows: list[tuple[int, list[Turn]]], number: dict[int, int], roles: tuple[str, ...]) -> Batch:
+    columns: dict[str, list[Tensor]] = {}
+
+    def add(**column: Tensor) -> None:
+        for name, value in column.items():
+            columns.setdefault(name, []).append(value)
+
+    for r, (episode, turns) in enumerate(rows):
+        tokens = torch.tensor(turns[-1].prompt_ids + turns[-1].response_ids)
+        length = len(tokens)
+        row = {name: torch.zeros(length) for name in ("logprobs", "advantages", "returns", "values", "ref_logprobs")}
+        mask, temperature = torch.zeros(length, dtype=torch.bool), torch.ones(length)
+        turn_at, role_at = torch.zeros(length, dtype=torch.long), torch.zeros(length, dtype=torch.long)
+        for turn in turns:
+            own = slice(len(turn.prompt_ids), len(turn.prompt_ids) + len(turn.response_ids))
+            mask[own], temperature[own] = True, turn.temperature or 1.0
+            turn_at[own], role_at[own] = number[id(turn)], roles.index(turn.role)
+            row["logprobs"][own] = torch.tensor(turn.logprobs)
+            for name in ("advantages", "returns", "values", "ref_logprobs"):
+                if (given := getattr(turn, name)) is not None:
+                    row[name][own] = given
+        add(tokens=tokens, positions=torch.arange(length), row=torch.full((length,), r), mask=mask, **row)
+        add(temperature=temperature, turn=turn_at, role=role_at, episode=torch.full((length,), episode))
+    return Batch(**{name: torch.cat(parts) for name, parts in columns.items()}, roles=roles)

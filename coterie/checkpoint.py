@@ -1,0 +1,89 @@
+"""Saves and restores a run. A checkpoint is complete or it is not there."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+import torch
+
+from coterie.files import atomic_folder, write_atomic
+
+if TYPE_CHECKING:
+    from coterie.train import Run
+
+
+class NoCheckpoint(FileNotFoundError):
+    """A run's folder without the checkpoint that was asked for."""
+
+
+def save(run: Run, best: bool = False) -> Path:
+    """Write checkpoints/000120 and point `latest` (or `best`) at it."""
+    folder = run.folder / "checkpoints" / f"{run.step:06d}"
+    if not folder.is_dir():
+        with atomic_folder(folder) as beside:
+            for policy, learner in run.learners.items():
+                learner.save(policy_folder(beside, policy))
+            torch.save(_state(run), beside / "state.pt")
+    write_atomic(run.folder / ("best" if best else "latest"), folder.name)
+    _prune(run)
+    return folder
+
+
+def find(run_folder: Path, which: str = "latest") -> Path:
+    """The folder of `latest`, `best` or a step number."""
+    pointer = run_folder / which
+    name = f"{int(which):06d}" if which.isdigit() else pointer.read_text().strip() if pointer.is_file() else None
+    folder = run_folder / "checkpoints" / name if name else None
+    if folder is None or not folder.is_dir():
+        there = ", ".join(sorted(p.name for p in run_folder.glob("checkpoints/[0-9]*"))) or "none"
+        raise NoCheckpoint(f"{run_folder}: no checkpoint {which!r}; there is {there}")
+    return folder
+
+
+def restore(run: Run, folder: Path) -> None:
+    """Put a run back to where the checkpoint was taken."""
+    state = torch.load(folder / "state.pt", weights_only=True)
+    run.step, run.best, run.tasks.drawn = state["step"], state["best"], state["drawn"]
+    version, internal, gauss = state["rng"]
+    run.rng.setstate((version, tuple(internal), gauss))
+    for policy, learner in run.learners.items():
+        learner.load(policy_folder(folder, policy))
+        learner.restore(state["learners"][policy])
+        run.engine.load(policy, learner.version)
+
+
+def resume(run: Run) -> None:
+    """Go on from the latest checkpoint, or from the start where none was written yet."""
+    if (run.folder / "latest").is_file():
+        restore(run, find(run.folder))
+    for path in run.folder.glob("checkpoints/[0-9]*"):
+        if int(path.name) > run.step:
+            shutil.rmtree(path)  # of a run that was killed before it could point at it
+    run.log.resume(run.step)
+
+
+def policy_folder(folder: Path, policy: str) -> Path:
+    return folder / "policies" / quote(policy, safe=" ")
+
+
+def _state(run: Run) -> dict[str, object]:
+    version, internal, gauss = run.rng.getstate()
+    return {
+        "step": run.step,
+        "best": run.best,
+        "drawn": run.tasks.drawn,
+        "rng": (version, list(internal), gauss),
+        "learners": {policy: learner.state() for policy, learner in run.learners.items()},
+    }
+
+
+def _prune(run: Run) -> None:
+    """Keep the last few, and those that `latest` and `best` point at."""
+    pointed = {p.read_text().strip() for p in (run.folder / "latest", run.folder / "best") if p.is_file()}
+    there = sorted(run.folder.glob("checkpoints/[0-9]*"))
+    for path in there[: -run.config.checkpoint.keep]:
+        if path.name not in pointed:
+            shutil.rmtree(path)

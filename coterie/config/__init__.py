@@ -1,0 +1,20 @@
+"""YAML and `a.b=1` overrides → frozen dataclasses, strictly: an error names the key, its place and the nearest name."""
+
+from coterie.config.config import Config, dump, load
+from coterie.config.problems import ConfigError
+from coterie.config.settings import EngineConfig, Learning, Lora, Policy, Role, Rollout
+from coterie.config.strict import Part
+
+__all__ = [
+    "Config",
+    "ConfigError",
+    "EngineConfig",
+    "Learning",
+    "Lora",
+    "Part",
+    "Policy",
+    "Role",
+    "Rollout",
+    "dump",
+    "load",
+]

@@ -1,0 +1,127 @@
+"""What a run is made of: a YAML file and `a.b=1` overrides, read strictly into frozen dataclasses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from coterie.config import yamltree
+from coterie.config.problems import ConfigError, Problems, Sources
+from coterie.config.registry import Kind
+from coterie.config.settings import (
+    Checkpoints,
+    Count,
+    CountFromZero,
+    EngineConfig,
+    Evaluation,
+    Learning,
+    Logging,
+    Lora,
+    NotNegative,
+    Policy,
+    Role,
+    Rollout,
+    TopP,
+)
+from coterie.config.strict import Limits, Part, Reader
+from coterie.types import Sampling
+
+__all__ = [
+    "PARTS", "Checkpoints", "Config", "ConfigError", "EngineConfig", "Evaluation", "Learning", "Logging", "Lora",
+    "Part", "Policy", "Role", "Rollout", "dump", "load",
+]  # fmt: skip
+
+PARTS: tuple[Kind, ...] = ("workflow", "env", "reward", "algorithm")
+SAMPLING = Limits(max_tokens=Count, temperature=NotNegative, top_p=TopP, top_k=CountFromZero)
+
+
+@dataclass(frozen=True)
+class Config:
+    """A whole run: the team, how it talks, what it works on, and how it learns."""
+
+    policies: dict[str, Policy]
+    roles: dict[str, Role]
+    workflow: Part
+    env: Part
+    reward: Part
+    algorithm: Part
+    name: str = "run"  # `load` takes the file's
+    seed: int = 0
+    steps: Count = 100
+    tasks_per_step: Count = 8
+    episodes_per_task: Count = 8
+    sampling: Annotated[Sampling, SAMPLING] = field(default_factory=Sampling)
+    learning: Learning = field(default_factory=Learning)
+    rollout: Rollout = field(default_factory=Rollout)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    eval: Evaluation = field(default_factory=Evaluation)
+    checkpoint: Checkpoints = field(default_factory=Checkpoints)
+    log: Logging = field(default_factory=Logging)
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    _sources: Sources = field(default_factory=Sources, compare=False, repr=False)
+
+    @property
+    def sources(self) -> Sources:
+        """Where each key was written, for later complaints."""
+        return self._sources
+
+    def sampling_of(self, role: str) -> Sampling:
+        """How a role's turns are drawn in training: its own settings over `sampling`."""
+        own = self.roles[role]
+        return replace(
+            self.sampling,
+            max_tokens=self.sampling.max_tokens if own.max_tokens is None else own.max_tokens,
+            temperature=self.sampling.temperature if own.temperature is None else own.temperature,
+            stop=self.sampling.stop if own.stop is None else own.stop,
+        )
+
+    def evaluation_sampling_of(self, role: str) -> Sampling:
+        """How a role's turns are drawn in evaluation: as in training, at the evaluation's temperature and cuts."""
+        how = self.eval
+        return replace(self.sampling_of(role), temperature=how.temperature, top_p=how.top_p, top_k=how.top_k)
+
+
+def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """Read a config file; each override, like `policies.solver.lr=1e-4`, goes over what the file says."""
+    path = Path(path)
+    if not path.is_file():
+        raise ConfigError(f"{path}: there is no such file")
+    problems = Problems(Sources(str(path)))
+    tree = yamltree.read(path.read_text(encoding="utf-8"), problems)
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path}: a config is a mapping of keys to values")
+    tree.setdefault("name", path.stem)
+    _spell_out(tree)
+    for override in overrides:
+        yamltree.override(tree, override, problems)
+        _spell_out(tree)
+    config = Reader(problems, path.parent).value(Config, tree, ())
+    problems.raise_any()
+    return replace(config, _sources=problems.sources)
+
+
+def dump(config: Config) -> str:
+    """The whole config as YAML, defaults included; it loads to an equal one."""
+    return yamltree.write(_plain(config))
+
+
+def _spell_out(tree: dict[str, Any]) -> None:
+    """Write short forms long, so that overrides can reach inside: `workflow: chain`, `solver: small`."""
+    for part in PARTS:
+        if part in tree and isinstance(tree[part], str):
+            tree[part] = {"name": tree[part]}
+    if "roles" in tree and isinstance(tree["roles"], dict):
+        roles = tree["roles"].items()
+        tree["roles"] = {name: {"policy": role} if isinstance(role, str) else role for name, role in roles}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Part):
+        return {"name": value.name, **_plain(value.options)}
+    if is_dataclass(value):
+        return {f.name: _plain(getattr(value, f.name)) for f in fields(value) if f.name[0] != "_"}
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value

@@ -1,0 +1,124 @@
+"""Whether the keys of a config agree with each other; asked before any model loads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from coterie.config.config import Config
+from coterie.config.problems import Path, Problems, did_you_mean, undotted
+from coterie.envs.base import graded
+from coterie.types import Workflow
+
+Found = Iterator[tuple[Path, str]]
+
+
+def cross_check(config: Config, workflow: Workflow, algorithm: Any) -> None:
+    """Raise a ConfigError that lists every contradiction, or pass."""
+    problems = Problems(config.sources)
+    for check in (_name, _players, _policies, _reward, _sampling, _room, _learning, _evaluation):
+        for path, message in check(config):
+            problems.add(path, message)
+    for path, message in _seats(config, workflow):
+        problems.add(path, message)
+    for key, message in algorithm.problems(config):
+        problems.add(undotted(key), message)
+    problems.raise_any()
+
+
+def _name(config: Config) -> Found:
+    if not config.name.strip(" .") or any(sign in config.name for sign in "/\\"):
+        yield ("name",), f"{config.name!r} cannot be a folder's name, and the run's folder is called by it"
+
+
+def _seats(config: Config, workflow: Workflow) -> Found:
+    """Every role of the workflow is played, and nobody else is there."""
+    seats = list(dict.fromkeys(workflow.roles))
+    idle = [role for role in config.roles if role not in seats]
+    empty = [seat for seat in seats if seat not in config.roles]
+    kind = type(workflow).__name__
+    for seat in empty:
+        yield ("roles",), f"{kind} has a role {seat!r} that nobody plays{did_you_mean(seat, idle)}"
+    for role in idle:
+        yield ("roles", role), f"{kind} has no such role; it has {', '.join(seats)}{did_you_mean(role, empty)}"
+
+
+def _players(config: Config) -> Found:
+    """Every role has a policy, every policy a role."""
+    for name, role in config.roles.items():
+        if role.policy not in config.policies:
+            known = ", ".join(config.policies) or "none"
+            near = did_you_mean(role.policy, config.policies)
+            yield ("roles", name, "policy"), f"no policy is called {role.policy!r}; there is {known}{near}"
+    played = {role.policy for role in config.roles.values()}
+    for name in [name for name in config.policies if name not in played]:
+        yield ("policies", name), "no role plays it; name it under roles, or leave it out"
+
+
+def _policies(config: Config) -> Found:
+    for name, policy in config.policies.items():
+        if policy.adapter is not None and policy.lora is None:
+            yield ("policies", name, "adapter"), "an adapter is given, but lora is null; give lora, or leave it out"
+    if config.policies and all(policy.frozen for policy in config.policies.values()):
+        yield ("policies",), "every policy is frozen, so there is nothing to train; `coterie eval` plays such a team"
+
+
+def _reward(config: Config) -> Found:
+    """The environment and the reward fit together: either it scores itself, or it takes the one that is named."""
+    try:
+        graded(config.env.made, config.reward.name, config.reward.options, config.rollout.score_deadline)
+    except ValueError as error:
+        yield ("reward",), str(error).removeprefix(f"reward {config.reward.name}: ")
+
+
+def _sampling(config: Config) -> Found:
+    """What is trained on must be drawn from the distribution that the learner scores: the whole one."""
+    full = {"top_p": 1.0, "top_k": 0}
+    for key, value in full.items():
+        if getattr(config.sampling, key) != value:
+            wrong = "the learner scores the whole distribution, so a cut one would give wrong ratios"
+            yield ("sampling", key), f"training needs {value}: {wrong}; eval.{key} may cut"
+    for name, role in config.roles.items():
+        if _is_trained(config, name) and config.sampling_of(name).temperature == 0:
+            path = ("sampling", "temperature") if role.temperature is None else ("roles", name, "temperature")
+            yield path, f"at 0 every episode says the same, so {name} has nothing to learn from; 1.0 is usual"
+        if "" in config.sampling_of(name).stop:
+            path = ("sampling", "stop") if role.stop is None else ("roles", name, "stop")
+            yield path, f"an empty stop string would end every turn of {name} at once"
+
+
+def _is_trained(config: Config, role: str) -> bool:
+    policy = config.roles[role].policy
+    return policy in config.policies and not config.policies[policy].frozen
+
+
+def _room(config: Config) -> Found:
+    """A turn and its prompt fit into the context together."""
+    context = config.engine.context
+    for name, role in config.roles.items():
+        most = config.sampling_of(name).max_tokens
+        if context is not None and most >= context:
+            path = ("sampling", "max_tokens") if role.max_tokens is None else ("roles", name, "max_tokens")
+            yield path, f"{most} tokens for {name} leave no room for a prompt in engine.context={context}"
+
+
+def _learning(config: Config) -> Found:
+    warmup, steps = config.learning.warmup, config.steps
+    if warmup >= steps:
+        yield (
+            ("learning", "warmup"),
+            f"{warmup} steps of warm-up in a run of steps={steps} never reach the learning rate",
+        )
+
+
+def _evaluation(config: Config) -> Found:
+    """At temperature 0 there is one answer: nothing to cut, nothing to repeat."""
+    if config.eval.temperature > 0:
+        return
+    unused = {"top_p": 1.0, "top_k": 0}
+    for key, value in unused.items():
+        if getattr(config.eval, key) != value:
+            yield ("eval", key), "has no effect while eval.temperature is 0, which always takes the likeliest token"
+    if config.eval.episodes_per_task > 1:
+        repeats = config.eval.episodes_per_task
+        yield ("eval", "episodes_per_task"), f"at eval.temperature=0 all {repeats} episodes of a task are the same one"

@@ -1,0 +1,72 @@
+"""What is wrong with a config, and where it says so."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+
+Path = tuple[str, ...]
+
+
+class ConfigError(ValueError):
+    """The config cannot run as it stands; one line per problem."""
+
+
+def dotted(path: Path) -> str:
+    """A path as it is written in an override; a name with a dot in it is quoted."""
+    return ".".join(f'"{name}"' if "." in name else name for name in path)
+
+
+def undotted(key: str) -> Path:
+    """The names in a dotted key: `roles."v1.5".stop` has three."""
+    return tuple(quoted or bare for quoted, bare in re.findall(r'"([^"]*)"|([^."]+)', key))
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """`; did you mean clip?`, or nothing where no name is near."""
+    by_folded = {known.casefold(): known for known in names}
+    near = get_close_matches(name.casefold(), by_folded, n=1)
+    return f"; did you mean {by_folded[near[0]]}?" if near else ""
+
+
+def listed(names: Sequence[str], like: str, most: int = 8) -> str:
+    """The names, or the most similar of them where they are many."""
+    if len(names) <= most:
+        return ", ".join(names)
+    return ", ".join(get_close_matches(like, names, n=most, cutoff=0.0)) + ", …"
+
+
+@dataclass
+class Sources:
+    """Where each key was written: `recipes/debate.yaml, line 14` or `override steps=3`."""
+
+    file: str = "no file"
+    places: dict[Path, str] = field(default_factory=dict)
+
+    def place(self, path: Path) -> str:
+        """Where a key stands, or the nearest thing around it that was written."""
+        while path and path not in self.places:
+            path = path[:-1]
+        return self.places[path] if path else self.file
+
+    def forget(self, path: Path) -> None:
+        """Drop a key and all below it, which an override replaces."""
+        self.places = {known: place for known, place in self.places.items() if known[: len(path)] != path}
+
+
+@dataclass
+class Problems:
+    """Collects what is wrong, so that a user sees all of it at once."""
+
+    sources: Sources
+    found: list[str] = field(default_factory=list)
+
+    def add(self, path: Path, message: str) -> None:
+        where = f"{dotted(path)}: " if path else ""
+        self.found.append(f"{where}{message} ({self.sources.place(path)})")
+
+    def raise_any(self) -> None:
+        if self.found:
+            raise ConfigError("\n".join(self.found))

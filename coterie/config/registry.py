@@ -1,0 +1,130 @@
+"""Where the parts of a run come from: built in, by name, or a user's own file, `path/to/file.py:Name`."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal, get_type_hints
+from zlib import crc32
+
+from coterie.config.problems import ConfigError, did_you_mean
+
+Kind = Literal["algorithm", "workflow", "env", "reward"]
+
+BUILTIN: dict[Kind, dict[str, str]] = {
+    "algorithm": {"grpo": "coterie.algorithms.grpo:Grpo", "ppo": "coterie.algorithms.ppo:Ppo"},
+    "workflow": {
+        "single": "coterie.workflows.single:Single",
+        "chain": "coterie.workflows.chain:Chain",
+        "debate": "coterie.workflows.debate:Debate",
+        "vote": "coterie.workflows.vote:Vote",
+    },
+    "env": {
+        "reasoning_gym": "coterie.envs.reasoning_gym:ReasoningGym",
+        "gsm8k": "coterie.envs.gsm8k:Gsm8k",
+        "rows": "coterie.envs.rows:Rows",
+    },
+    "reward": {
+        "exact": "coterie.rewards.exact:exact",
+        "number": "coterie.rewards.number:number",
+        "math": "coterie.rewards.math:math",
+        "native": "coterie.config.registry:native",
+    },
+}
+
+
+@dataclass(frozen=True)
+class Option:
+    """One thing that can be set: its type, and its default unless it must be given."""
+
+    hint: Any
+    default: Any = MISSING
+
+
+def native() -> None:
+    """The reward of an environment that scores itself: a name in the config, with no options of its own."""
+
+
+def find(kind: Kind, name: str, folder: Path = Path()) -> Any:
+    """The class of an algorithm, workflow or environment, or a reward's function."""
+    if is_file(name):
+        return _from_file(kind, name, folder)
+    known = BUILTIN[kind]
+    if name not in known:
+        raise ConfigError(
+            f"no {kind} is called {name!r}; there are {', '.join(known)}, or path/to/file.py:Name"
+            + did_you_mean(name, known)
+        )
+    module, _, attribute = known[name].partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def is_file(name: str) -> bool:
+    return ".py:" in name
+
+
+def lasting(name: str, folder: Path) -> str:
+    """The name by which a part is found wherever the config is stored: a path from here, else an absolute one."""
+    if not is_file(name):
+        return name
+    path, _, attribute = name.rpartition(":")
+    found = _locate(path, folder)
+    return name if Path(path).exists() and Path(path).resolve() == found else f"{found}:{attribute}"
+
+
+def options_of(part: Any) -> dict[str, Option]:
+    """What can be set on a part: a dataclass's fields, a class's arguments, a reward's keyword-only arguments."""
+    if is_dataclass(part):
+        hints = get_type_hints(part, include_extras=True)
+        return {f.name: Option(hints[f.name], _default(f)) for f in fields(part) if f.init and f.name[0] != "_"}
+    is_class = inspect.isclass(part)
+    hints = get_type_hints(part.__init__ if is_class else part, include_extras=True)
+    return {
+        p.name: Option(hints.get(p.name, Any), MISSING if p.default is p.empty else p.default)
+        for p in inspect.signature(part).parameters.values()
+        if p.kind is p.KEYWORD_ONLY or (is_class and p.kind is p.POSITIONAL_OR_KEYWORD)
+    }
+
+
+def _default(field: Any) -> Any:
+    return field.default if field.default_factory is MISSING else field.default_factory()
+
+
+def _from_file(kind: Kind, name: str, folder: Path) -> Any:
+    path, _, attribute = name.rpartition(":")
+    module = _module(_locate(path, folder))
+    own = [known for known, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
+    if attribute not in vars(module):
+        raise ConfigError(f"{path} has no {attribute}; it has {', '.join(own)}" + did_you_mean(attribute, own))
+    part = vars(module)[attribute]
+    wanted = "function" if kind == "reward" else "class"
+    if not (inspect.isfunction(part) if kind == "reward" else inspect.isclass(part)):
+        raise ConfigError(f"{name} is a {type(part).__name__}, but {kind} wants a {wanted}")
+    return part
+
+
+def _locate(path: str, folder: Path) -> Path:
+    """A user's file: beside the config first, then from where the command was given."""
+    for candidate in (folder / path, Path(path)):
+        if candidate.is_file():
+            return candidate.resolve()
+    raise ConfigError(f"there is no file {path}, neither in {folder.resolve()} nor in {Path.cwd()}")
+
+
+@cache
+def _module(path: Path) -> ModuleType:
+    """A user's file, run once."""
+    name = f"coterie_user_{path.stem}_{crc32(str(path).encode()):08x}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None  # the name ends in .py
+    module = importlib.util.module_from_spec(spec)
+    # Dataclasses and type hints look their own module up by name.
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,106 @@
+"""The groups of settings that make up a config, each with its defaults and limits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+Count = Annotated[int, Field(ge=1)]
+CountFromZero = Annotated[int, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+TopP = Annotated[float, Field(gt=0, le=1)]
+
+LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+@dataclass(frozen=True)
+class Lora:
+    """A low-rank adapter: the base stays as it is, and policies on one base share it."""
+
+    rank: Count = 16
+    alpha: Positive = 32.0
+    targets: tuple[str, ...] = LINEARS
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What plays a role: a model, and how it learns."""
+
+    model: str = "demo"  # a folder, a hub name, a .gguf file, or `demo`
+    lora: Lora | None = field(default_factory=Lora)  # null trains the whole model
+    adapter: str | None = None  # a PEFT folder to start from
+    lr: Positive = 1e-4
+    frozen: bool = False
+
+
+@dataclass(frozen=True)
+class Role:
+    """Who plays a seat in the team; `solver: small` is short for `solver: {policy: small}`."""
+
+    policy: str
+    max_tokens: Count | None = None  # null, here and below: as in `sampling`
+    temperature: NotNegative | None = None
+    stop: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Learning:
+    """How gradients become steps, the same for every policy."""
+
+    warmup: CountFromZero = 0  # steps
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    weight_decay: NotNegative = 0.0
+    clip_norm: Positive = 1.0
+    microbatch_tokens: Count = 4096
+    checkpointing: bool = False  # recompute activations: less memory, more time
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """How episodes are played, and when a run gives up on them."""
+
+    concurrency: Count = 64  # episodes at once
+    deadline: Positive = 300.0  # seconds an episode may take
+    score_deadline: Positive = 30.0
+    max_failed: Share = 0.5  # of a step's episodes
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """What samples tokens."""
+
+    name: Literal["native", "hf"] = "native"
+    rows: Count = 64  # sequences decoded at once
+    context: Count | None = None  # tokens, prompt and answer together; null: as long as the model's own
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How the team is measured on held-out tasks."""
+
+    every: CountFromZero = 0  # steps; 0: only at the end
+    tasks: Count = 100
+    episodes_per_task: Count = 1
+    temperature: NotNegative = 0.0
+    top_p: TopP = 1.0
+    top_k: CountFromZero = 0  # 0: all
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """When the run is saved, and what is kept."""
+
+    every: Count = 10  # steps
+    keep: Count = 2  # the last ones
+    best: bool = True  # keep the one that evaluated best, too
+
+
+@dataclass(frozen=True)
+class Logging:
+    """Where metrics go besides the run's folder."""
+
+    wandb: str | None = None  # a Weights & Biases project

@@ -1,0 +1,74 @@
+"""Types in a reader's words: `Annotated[int, Field(ge=1)] | None` is `a whole number ≥ 1 or null`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, is_dataclass
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+PLAIN = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    NoneType: "null",
+    dict: "a mapping",
+    Mapping: "a mapping",
+    list: "a list",
+    tuple: "a list",
+}
+SIGNS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+
+
+def wanted(hint: Any) -> str:
+    """What would be right where a value of this type goes."""
+    if get_origin(hint) is Annotated:
+        return f"{wanted(bare(hint))} {' and '.join(_bounds(hint))}".rstrip()
+    if get_origin(hint) is Literal:
+        return ", ".join(map(str, get_args(hint)[:-1])) + f" or {get_args(hint)[-1]}"
+    if is_union(hint):
+        return " or ".join(wanted(member) for member in get_args(hint))
+    if is_dataclass(hint):
+        return "a mapping"
+    kind = get_origin(hint) or hint
+    if kind is tuple and get_args(hint)[-1] is not Ellipsis:
+        return f"a list of {', '.join(wanted(member) for member in get_args(hint))}"
+    return PLAIN[kind] if kind in PLAIN else str(hint)
+
+
+def given(value: Any) -> str:
+    """A value as it was given, so that `8` and `'8'` can be told apart."""
+    if isinstance(value, str):
+        return f"the text {value!r}"
+    if isinstance(value, list):
+        return f"the list {value!r}" if len(repr(value)) < 60 else "a list"
+    if isinstance(value, dict):
+        return "a mapping"
+    return "null" if value is None else repr(value).lower()
+
+
+def choices(hint: Any) -> list[str]:
+    """The words among which a value of this type is chosen, if any."""
+    if get_origin(hint) is Literal:
+        return [str(word) for word in get_args(hint)]
+    return [word for member in get_args(hint) for word in choices(member)] if is_union(hint) else []
+
+
+def is_union(hint: Any) -> bool:
+    return get_origin(hint) in (Union, UnionType)
+
+
+def bare(hint: Any) -> Any:
+    """A type without its limits."""
+    return get_args(hint)[0] if get_origin(hint) is Annotated else hint
+
+
+def _bounds(hint: Any) -> list[str]:
+    limits = [
+        limit for note in hint.__metadata__ for limit in (note.metadata if isinstance(note, FieldInfo) else [note])
+    ]
+    pairs = [pair for limit in limits if is_dataclass(limit) for pair in asdict(limit).items()]  # type: ignore[arg-type]
+    return [f"{SIGNS[sign]} {bound}" for sign, bound in pairs if sign in SIGNS]

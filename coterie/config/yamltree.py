@@ -1,0 +1,138 @@
+"""YAML text to plain data and back, with the line of every key.
+
+Scalars follow YAML 1.2: `1e-4` is a number, `no` and `2026-11-01` are text. Keys are always text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import yaml
+
+from coterie.config.problems import ConfigError, Path, Problems, undotted
+
+NULL, BOOL, INT, FLOAT, TEXT = (f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float", "str"))
+SCALARS = {
+    NULL: (r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    BOOL: (r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    INT: (r"[-+]?[0-9]+", list("-+0123456789")),
+    FLOAT: (r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", list("-+.0123456789")),
+}
+READ: dict[str, Callable[[str], Any]] = {
+    NULL: lambda text: None,
+    BOOL: lambda text: text.lower() == "true",
+    INT: int,
+    FLOAT: float,
+    TEXT: str,
+}
+
+
+class Loader(yaml.SafeLoader):
+    """Reads scalars as listed above and no others."""
+
+
+class Dumper(yaml.SafeDumper):
+    """Quotes text that the loader would read as something else."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+for side in (Loader, Dumper):
+    side.yaml_implicit_resolvers = {}
+    for tag, (pattern, first) in SCALARS.items():
+        side.add_implicit_resolver(tag, re.compile(f"^(?:{pattern})$"), first)
+
+
+def write(data: Any) -> str:
+    """Plain data as YAML, in the order it has."""
+    return yaml.dump(data, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=120)
+
+
+def read(text: str, problems: Problems) -> Any:
+    """The file's data; where each key stands goes into `problems.sources`."""
+    try:
+        root = yaml.compose(text, Loader=Loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f" on line {mark.line + 1}" if mark else ""
+        raise ConfigError(f"{problems.sources.file}: not YAML{line}: {error.problem or error.context}") from error
+    return {} if root is None else _Tree(problems).value(root, ())
+
+
+def override(tree: dict[str, Any], text: str, problems: Problems) -> None:
+    """Set one key, as in `policies.solver.lr=1e-4`; the value is YAML."""
+    key, equals, value = text.partition("=")
+    path = undotted(key.strip())
+    if not equals or not path:
+        problems.found.append(f"override {text}: an override looks like key=value or group.key=value")
+        return
+    place = f"override {text}"
+    inside = _open(tree, path, problems, place)
+    if inside is not None:
+        problems.sources.forget(path)
+        problems.sources.places[path] = place
+        inside[path[-1]] = _parse(value, path, problems, place)
+
+
+def _open(tree: dict[str, Any], path: Path, problems: Problems, place: str) -> dict[str, Any] | None:
+    """The mapping that holds the last name of `path`; mappings on the way are made where there are none."""
+    for depth, name in enumerate(path[:-1], start=1):
+        if tree.setdefault(name, {}) is None:
+            tree[name] = {}
+        if not isinstance(tree[name], dict):
+            problems.sources.places[path] = place
+            problems.add(path, f"{'.'.join(path[:depth])} is {tree[name]!r}, which has no keys inside")
+            return None
+        tree = tree[name]
+    return tree
+
+
+def _parse(text: str, path: Path, problems: Problems, place: str) -> Any:
+    try:
+        node = yaml.compose(text, Loader=Loader)
+    except yaml.MarkedYAMLError as error:
+        problems.add(path, f"{text!r} is not YAML: {error.problem}")
+        return None
+    return None if node is None else _Tree(problems, place).value(node, path)
+
+
+class _Tree:
+    """Turns nodes into data, noting where each key stands: its line, or the override it came with."""
+
+    def __init__(self, problems: Problems, place: str | None = None) -> None:
+        self.problems = problems
+        self.place = place
+
+    def value(self, node: yaml.Node, path: Path) -> Any:
+        if isinstance(node, yaml.MappingNode):
+            return self.mapping(node, path)
+        if isinstance(node, yaml.SequenceNode):
+            return [self.item(child, (*path, str(index))) for index, child in enumerate(node.value)]
+        if node.tag not in READ:
+            self.problems.add(path, f"the tag {node.tag} means nothing here")
+            return None
+        return READ[node.tag](node.value)
+
+    def item(self, node: yaml.Node, path: Path) -> Any:
+        self.note(node, path)
+        return self.value(node, path)
+
+    def mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
+        data: dict[str, Any] = {}
+        lines: dict[str, int] = {}
+        for key_node, value_node in node.value:
+            key, line = str(key_node.value), key_node.start_mark.line + 1
+            if key in lines:
+                self.problems.add((*path, key), f"written twice, on lines {lines[key]} and {line}")
+                continue
+            lines[key] = line
+            self.note(key_node, (*path, key))
+            data[key] = self.value(value_node, (*path, key))
+        return data
+
+    def note(self, node: yaml.Node, path: Path) -> None:
+        sources = self.problems.sources
+        sources.places[path] = self.place or f"{sources.file}, line {node.start_mark.line + 1}"

@@ -1,0 +1,238 @@
+"""What a person sees while a team trains: a live panel on a terminal, one line per step anywhere else."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import rich
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from coterie.types import Metrics
+
+BARS = "▁▂▃▄▅▆▇█"
+COLORS = ("cyan", "magenta", "green", "yellow", "blue", "red")
+WIDTH = 40  # of the bars and the sparklines, in characters
+# Metrics whose name begins with one of these belong to the run; any other `<name>/loss` is a policy's.
+OF_THE_RUN = ("reward", "seconds", "failed", "groups", "eval")
+WORDS = {
+    "reward": "reward {:.3f}",
+    "eval/reward": "eval {:.3f}",
+    "right": "right {:.3f}",
+    "tokens_per_second": "{:.0f} tok/s",
+    "groups/constant": "constant groups {:.3g}",
+}
+
+
+class Display:
+    """Shows nothing: the console of a run that asked for none."""
+
+    def open(self) -> None:
+        """A step begins."""
+
+    def phase(self, name: str) -> None:
+        """The step is now at this phase."""
+
+    def recall(self, rows: Sequence[Mapping[str, float]]) -> None:
+        """These steps were done before the run was resumed."""
+
+    def write(self, step: int, metrics: Metrics) -> None:
+        """A step is done."""
+
+    def close(self) -> None:
+        """The run ends, or something went wrong."""
+
+
+def display(name: str, steps: int) -> Display:
+    """The live panel where someone watches, plain lines where the output goes to a file or a pipe."""
+    watched = sys.stdout.isatty() and not rich.get_console().is_dumb_terminal
+    return LivePanel(name, steps) if watched else PlainLines(steps)
+
+
+class PlainLines(Display):
+    """One readable line per step."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+
+    def write(self, step: int, metrics: Metrics) -> None:
+        # Not rich: it would break the line at 80 characters.
+        print(plain_line(step, self.steps, metrics), flush=True)
+
+
+class LivePanel(Display):
+    """Progress, rewards, time and losses, redrawn in place. Drawn only by the training thread; rich repaints it."""
+
+    def __init__(self, name: str, steps: int) -> None:
+        self.name, self.steps = name, steps
+        self.done = self.done_here = 0
+        self.started = time.monotonic()
+        self.doing = ""
+        self.latest: Metrics = {}
+        self.rewards: dict[str, list[float]] = {}  # "team", then each role
+        self.live = Live(console=rich.get_console(), refresh_per_second=4)
+
+    def open(self) -> None:
+        if not self.live.is_started:
+            self.live.start()
+            self._draw()
+
+    def phase(self, name: str) -> None:
+        self.doing = name
+        self._draw()
+
+    def recall(self, rows: Sequence[Mapping[str, float]]) -> None:
+        for row in rows:
+            self._remember(int(row["step"]), row)
+
+    def write(self, step: int, metrics: Metrics) -> None:
+        self._remember(step, metrics)
+        self.done_here += 1
+        self.latest, self.doing = metrics, ""
+        self._draw()
+
+    def close(self) -> None:
+        self.live.stop()
+
+    def _remember(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.done = step + 1
+        if "reward" in metrics:
+            self.rewards.setdefault("team", []).append(metrics["reward"])
+        for role, reward in under("reward/", metrics).items():
+            self.rewards.setdefault(f"· {role}", []).append(reward)
+
+    def _draw(self) -> None:
+        now = self.latest
+        counts = [*spelled(now, "right", "tokens_per_second", "groups/constant", "eval/reward"), failures(now)]
+        parts: list[RenderableType] = [self._progress(), reward_table(self.rewards)]
+        if now:
+            parts += [share_bar(under("seconds/", now)), policy_table(now), Text("  ".join(counts))]
+        self.live.update(Panel(Group(*parts), title=Text(self.name), expand=False, padding=(0, 1)))
+
+    def _progress(self) -> Table:
+        line = Table.grid(padding=(0, 2))
+        bar = ProgressBar(total=self.steps, completed=self.done, width=WIDTH)
+        now = Spinner("dots", Text(self.doing)) if self.doing else Text("")
+        line.add_row(bar, f"{self.done}/{self.steps} steps", self._time_left(), now)
+        return line
+
+    def _time_left(self) -> str:
+        if not self.done_here:
+            return ""
+        pace = (time.monotonic() - self.started) / self.done_here
+        return f"{timedelta(seconds=round(pace * (self.steps - self.done)))} left"
+
+
+def plain_line(step: int, steps: int, metrics: Metrics) -> str:
+    """A step in one line: `step  12/40  reward 0.412  reasoner 0.40 actor 0.42  812 tok/s  rollout 3.1s`."""
+    gaps = of_policies("gap", metrics).values()
+    parts = [
+        f"step {step:>{len(str(steps)) + 1}}/{steps}",
+        *spelled(metrics, "reward"),
+        " ".join(f"{role} {reward:.2f}" for role, reward in under("reward/", metrics).items()),
+        *spelled(metrics, "eval/reward"),
+        f"gap {max(gaps):.2g}" if gaps else "",
+        *spelled(metrics, "tokens_per_second"),
+        " ".join(f"{phase} {seconds:.1f}s" for phase, seconds in under("seconds/", metrics).items()),
+        failures(metrics),
+    ]
+    return "  ".join(part for part in parts if part)
+
+
+def reward_table(rewards: Mapping[str, Sequence[float]]) -> Table:
+    """The reward of the team and of each role: now, lately, at best, and its course over the last steps."""
+    grid = Table.grid(padding=(0, 2))
+    for _ in range(4):
+        grid.add_column(justify="right")
+    grid.columns[0].justify = "left"
+    grid.add_row(*[Text(word, "dim") for word in ("reward", "now", "mean of 10", "best", f"last {WIDTH} steps")])
+    for who, course in rewards.items():
+        lately, best = course[-10:], max(filter(math.isfinite, course), default=math.nan)
+        numbers = (course[-1], sum(lately) / len(lately), best)
+        grid.add_row(Text(who), *[f"{number:.3f}" for number in numbers], Text(sparkline(course[-WIDTH:]), "cyan"))
+    return grid
+
+
+def policy_table(metrics: Metrics) -> Table:
+    """What the last update did to each policy."""
+    columns = {name: of_policies(name, metrics) for name in ("loss", "kl", "gap", "entropy", "grad_norm")}
+    grid = Table.grid(padding=(0, 2))
+    grid.add_row(*[Text(word, "dim") for word in ("policy", *columns)])
+    for policy in dict.fromkeys(policy for column in columns.values() for policy in column):
+        numbers = [f"{column[policy]:.3g}" if policy in column else "" for column in columns.values()]
+        grid.add_row(Text(policy), *numbers)
+    return grid
+
+
+def share_bar(phases: Mapping[str, float]) -> Text:
+    """How a step's time divides among its phases, as one coloured bar with its legend."""
+    total = sum(phases.values()) or 1.0
+    bar, legend = Text(), Text()
+    for index, (phase, seconds) in enumerate(phases.items()):
+        color = COLORS[index % len(COLORS)]
+        bar.append("█" * round(WIDTH * seconds / total), color)
+        legend.append(f"  {phase} {seconds:.1f}s", color)
+    return bar + legend
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """A curve of one character per value, from the lowest to the highest of them; a gap where one is not finite."""
+    finite = [value for value in values if math.isfinite(value)]
+    low = min(finite, default=0.0)
+    span = max(finite, default=0.0) - low or 1.0
+    return "".join(
+        BARS[round((value - low) / span * (len(BARS) - 1))] if math.isfinite(value) else " " for value in values
+    )
+
+
+def table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
+    """A table of dicts: a column per key, numbers to the right, floats with three decimals, no cell where no key."""
+    result = Table(title=Text(title) if title else None, title_justify="left", box=rich.box.SIMPLE_HEAD)
+    columns = dict.fromkeys(key for row in rows for key in row)
+    for column in columns:
+        numeric = any(isinstance(row[column], int | float) for row in rows if column in row)
+        result.add_column(Text(column), justify="right" if numeric else "left")
+    for row in rows:
+        result.add_row(*[_cell(row[column]) if column in row else Text("") for column in columns])
+    return result
+
+
+def under(prefix: str, metrics: Mapping[str, float]) -> dict[str, float]:
+    """The metrics whose names begin so, by the rest of their names."""
+    return {key.removeprefix(prefix): value for key, value in metrics.items() if key.startswith(prefix)}
+
+
+def of_policies(name: str, metrics: Mapping[str, float]) -> dict[str, float]:
+    """One metric of every policy that has it. A role may be called `gap`: its `reward/gap` is no policy's."""
+    parts = {key.rpartition("/"): value for key, value in metrics.items()}
+    return {
+        policy: value
+        for (policy, slash, last), value in parts.items()
+        if slash and last == name and policy.split("/")[0] not in OF_THE_RUN
+    }
+
+
+def spelled(metrics: Metrics, *names: str) -> list[str]:
+    """Those of the named metrics that this step has, in words."""
+    return [WORDS[name].format(metrics[name]) for name in names if name in metrics]
+
+
+def failures(metrics: Metrics) -> str:
+    """How many episodes failed and of what; nothing where none did."""
+    kinds = ", ".join(f"{kind} {count:.3g}" for kind, count in under("failed/", metrics).items() if count)
+    return f"failed: {kinds}" if kinds else ""
+
+
+def _cell(value: Any) -> Text:
+    # Text, not a string: rich would read a role called "[red]" as an instruction.
+    return Text(f"{value:.3f}" if isinstance(value, float) else str(value))

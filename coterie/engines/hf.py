@@ -1,0 +1,93 @@
+"""Plain Hugging Face `generate`: the slow oracle, and the engine of models that ours cannot drive.
+
+The same seed draws the same tokens as in the native engine: our noise is added to the scores, and
+`generate` takes the largest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
+
+from coterie.chat import StopText
+from coterie.engines.native.sampler import Sampler, draw_key, keep_likely
+from coterie.models.base import Base
+from coterie.types import Sample, Sampling, Stop
+
+
+class HfEngine:
+    """One `generate` call per request, on the learner's own weights."""
+
+    def __init__(self, base: Base, policies: dict[str, str | None], rows: int = 1, context: int | None = None) -> None:
+        self.base, self.policies = base, dict(policies)
+        self.context = min(context or base.context, base.context)
+        self.sampler = Sampler(base.vocabulary, base.device)
+        self.versions = dict.fromkeys(policies, 0)
+
+    def load(self, policy: str, version: int) -> None:
+        self.versions[policy] = version
+
+    def clear(self) -> None:
+        """Nothing is kept between requests."""
+
+    async def sample(self, policy: str, prompt_ids: Sequence[int], seed: int, sampling: Sampling) -> Sample:
+        await asyncio.sleep(0)
+        room = min(sampling.max_tokens, self.context - len(prompt_ids))
+        if room <= 0:
+            return Sample((), (), "length", self.versions[policy])
+        draw = _Draw(self.sampler, len(prompt_ids), seed, sampling)
+        ids = self._generate(self.policies[policy], prompt_ids, room, draw, sampling)
+        stop: Stop = "end" if ids and ids[-1] in self.base.chat.end_ids else "length" if len(ids) == room else "stop"
+        return Sample(tuple(ids), tuple(draw.logprobs), stop, self.versions[policy])
+
+    @torch.no_grad()
+    def _generate(self, adapter: str | None, prompt: Sequence[int], room: int, draw: _Draw, how: Sampling) -> list[int]:
+        ours = "coterie" if self.base.native else "sdpa"
+        tokens = torch.tensor([list(prompt)], device=self.base.device)
+        stops = [_AtStopText(self.base.tokenizer, how.stop)] if how.stop else []
+        self.base.attention("sdpa")
+        # A segment without end: `generate` feeds the whole prompt first and then one token at a time.
+        with self.base.routing.on([(0, 1 << 30, adapter)]):
+            out = self.base.model.generate(  # type: ignore[operator]
+                input_ids=tokens,
+                attention_mask=torch.ones_like(tokens),
+                max_new_tokens=room,
+                do_sample=False,
+                eos_token_id=sorted(self.base.chat.end_ids),
+                pad_token_id=min(self.base.chat.end_ids),
+                logits_processor=LogitsProcessorList([draw]),
+                stopping_criteria=StoppingCriteriaList(stops),
+            )
+        self.base.attention(ours)
+        return out[0, len(prompt) :].tolist()
+
+
+class _Draw(LogitsProcessor):
+    """Leaves one token to choose: the one that the native sampler would draw."""
+
+    def __init__(self, sampler: Sampler, prompt: int, seed: int, sampling: Sampling) -> None:
+        self.sampler, self.prompt, self.seed, self.sampling = sampler, prompt, seed, sampling
+        self.logprobs: list[float] = []
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        how = self.sampling
+        temperature = scores.new_tensor([how.temperature])
+        key = torch.tensor([draw_key(self.seed, input_ids.shape[1] - self.prompt)], dtype=torch.int32).to(scores.device)
+        if how.top_p < 1 or how.top_k:
+            top_p, top_k = scores.new_tensor([how.top_p]), torch.tensor([how.top_k], device=scores.device)
+            scores = keep_likely(scores, top_p, top_k, temperature)
+        ids, logprobs = self.sampler(scores, temperature, key)
+        self.logprobs.append(float(logprobs[0]))
+        return torch.full_like(scores, -torch.inf).scatter(1, ids[:, None], 0.0)
+
+
+class _AtStopText(StoppingCriteria):
+    def __init__(self, tokenizer: object, stops: Sequence[str]) -> None:
+        self.watch = StopText(tokenizer, stops)  # type: ignore[arg-type]
+
+    def __call__(self, input_ids: Tensor, scores: Tensor, **_: object) -> Tensor:
+        return torch.tensor([self.watch.feed(int(input_ids[0, -1]))], device=input_ids.device)

@@ -1,0 +1,79 @@
+"""From logits to tokens. The noise of a draw depends on (seed, position, token) and on nothing else,
+so what is sampled does not change with the batch it was sampled in."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from coterie.seeds import mix
+
+WORD = 0xFFFFFFFF
+CHUNK = 1 << 18  # logits handled at once: they stay in the core's own cache
+
+
+def _signed(x: int) -> int:
+    return x - (1 << 32) if x >> 31 else x
+
+
+def draw_key(seed: int, position: int) -> int:
+    """One 32-bit key per draw."""
+    return _signed(mix((seed * 0x9E3779B97F4A7C15 + position) & 0xFFFFFFFFFFFFFFFF) & WORD)
+
+
+def _scramble(x: Tensor) -> Tensor:
+    """Mix 32-bit words in place; integer products wrap around."""
+    shifted = torch.empty_like(x)
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        torch.bitwise_right_shift(x, shift, out=shifted)
+        x.bitwise_xor_(shifted.bitwise_and_(WORD >> shift)).mul_(_signed(factor))
+    return x.bitwise_xor_(torch.bitwise_right_shift(x, 16, out=shifted).bitwise_and_(0xFFFF))
+
+
+class Sampler:
+    """Draws one token per row of logits."""
+
+    def __init__(self, vocabulary: int, device: torch.device | str = "cpu") -> None:
+        self.tokens = _scramble(torch.arange(vocabulary, dtype=torch.int32, device=device))
+
+    def waits(self, keys: Tensor) -> Tensor:
+        """An exponential waiting time for every (draw, token): [R] → [R, V]. Whoever's comes first, weighted by
+        its probability, is drawn."""
+        noise = _scramble(self.tokens ^ keys[:, None]).bitwise_and_(0x7FFFFF)
+        return noise.float().add_(0.5).mul_(2.0**-23).log_().neg_()
+
+    def __call__(self, logits: Tensor, temperature: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """Ids and their log-probs under the distribution that was sampled: [R, V] → [R], [R].
+
+        Temperature 0 takes the likeliest token and reports its log-prob at temperature 1.
+        """
+        step = max(1, CHUNK // logits.shape[1])
+        parts = [
+            self._draw(logits[i : i + step].float(), temperature[i : i + step], keys[i : i + step])
+            for i in range(0, len(logits), step)
+        ]
+        return torch.cat([ids for ids, _ in parts]), torch.cat([logprobs for _, logprobs in parts])
+
+    def _draw(self, logits: Tensor, temperature: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        greedy = temperature == 0
+        scaled = logits / torch.where(greedy, 1.0, temperature)[:, None]
+        top, best = scaled.max(dim=1)
+        mass = scaled.sub_(top[:, None]).exp_()
+        total = mass.sum(dim=1)
+        if bool(greedy.all()):
+            return best, -total.log()
+        drawn = (mass / self.waits(keys)).argmax(dim=1)
+        ids = torch.where(greedy, best, drawn)
+        return ids, mass.gather(1, ids[:, None])[:, 0].log() - total.log()
+
+
+def keep_likely(logits: Tensor, top_p: Tensor, top_k: Tensor, temperature: Tensor) -> Tensor:
+    """Minus infinity for tokens outside the k likeliest (0: all) or the smallest set of mass p."""
+    ordered, order = logits.sort(dim=1, descending=True)
+    mass = (ordered / temperature.clamp(min=1e-6)[:, None]).softmax(dim=1)
+    before = mass.cumsum(dim=1) - mass
+    rank = torch.arange(logits.shape[1], device=logits.device)
+    most = torch.where(top_k > 0, top_k, logits.shape[1])
+    out = (before >= top_p[:, None]) | (rank >= most[:, None])
+    out[:, 0] = False
+    return logits.masked_fill(out.scatter(1, order, out), -torch.inf)

@@ -1,0 +1,141 @@
+"""Who sits in which slot of the cache.
+
+The first slots belong to the rows that speak, without gaps, so that a step reads one piece of the
+cache. Behind them lie rows that have finished, kept while there is room: a conversation may go on
+from them. A new row takes over the row it continues, or copies the beginning it shares with any.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from itertools import count
+
+import numpy as np
+
+from coterie.chat import StopText
+from coterie.engines.native.cache import SlotCache
+from coterie.types import Sample, Sampling, Stop
+
+SHARE = 16  # tokens; a shorter common beginning is not worth a copy
+
+
+@dataclass(eq=False)
+class Row:
+    """One request, from waiting to finished, and after that a beginning for others."""
+
+    adapter: str | None
+    version: int
+    seed: int
+    sampling: Sampling
+    ids: np.ndarray  # the prompt, then room for the answer
+    prompt: int  # its length
+    answered: asyncio.Future[Sample]
+    stops: StopText | None
+    length: int  # tokens known
+    computed: int = 0  # tokens whose keys and values are in the cache
+    slot: int = -1
+    finished: int = 0  # a clock: the smallest was finished first
+    logprobs: list[float] = field(default_factory=list)
+    stop: Stop | None = None
+
+    def shares(self, other: Row) -> int:
+        """How many tokens of this prompt, without its last, `other` begins with as well."""
+        if (other.adapter, other.version) != (self.adapter, self.version):
+            return 0
+        most = min(self.prompt - 1, max(other.computed, other.prompt - 1))
+        if most <= 0:
+            return 0
+        differs = self.ids[:most] != other.ids[:most]
+        first = int(differs.argmax())
+        return first if differs[first] else most
+
+
+class Seats:
+    """The slots of one cache and the rows in them."""
+
+    def __init__(self, cache: SlotCache, limit: int) -> None:
+        self.cache, self.limit = cache, limit
+        self.rows: list[Row | None] = []  # by slot
+        self.speaking = 0  # the first so many speak
+        self.clock = count(1)
+
+    def active(self) -> list[Row]:
+        return [row for row in self.rows[: self.speaking] if row is not None]
+
+    def forget(self, adapter: str | None) -> None:
+        """Finished rows of this adapter are of no use any more: its weights have moved."""
+        for slot in range(self.speaking, len(self.rows)):
+            row = self.rows[slot]
+            if row is not None and row.adapter == adapter:
+                self.rows[slot] = None
+
+    def clear(self) -> None:
+        self.rows, self.speaking = [], 0
+        self.cache.clear()
+
+    def leave(self, row: Row) -> None:
+        """The row has finished: behind the speaking ones with it."""
+        self.speaking -= 1
+        self._swap(row.slot, self.speaking)
+        row.finished = next(self.clock)
+
+    def enter(self, rows: list[Row]) -> list[tuple[Row, Row, int]]:
+        """Seat new rows. Returns the copies still to make, (row, source, tokens), where the source is a row
+        of the same call whose own prompt has to be computed first."""
+        self._make_room(rows)
+        later = []
+        for row in rows:
+            source, shared = self._longest_beginning(row)
+            taken = source is not None and self._sit(row, source, shared)
+            if source is None or taken:
+                if not taken:
+                    self._sit(row, None, 0)
+            elif source.computed >= shared:
+                self.cache.copy(source.slot, row.slot, shared)
+                row.computed = shared
+            else:
+                later.append((row, source, shared))
+        return later
+
+    def _sit(self, row: Row, source: Row | None, shared: int) -> bool:
+        """Seat one row after the last speaking one; True if it took over the source's slot."""
+        here = self.speaking
+        ends = source is not None and source.slot >= here and shared == source.computed
+        slot = source.slot if ends and source is not None else self._spare()
+        taken = source is not None and slot == source.slot
+        self._swap(slot, here)
+        self.rows[here] = row
+        row.slot, row.computed = here, shared if taken else 0
+        self.speaking += 1
+        return taken
+
+    def _spare(self) -> int:
+        """A free slot, or that of the row which finished longest ago."""
+        behind = range(self.speaking, len(self.rows))
+        return min(behind, key=lambda slot: row.finished if (row := self.rows[slot]) is not None else 0)
+
+    def _make_room(self, rows: list[Row]) -> None:
+        kept = [row for row in self.rows[self.speaking :] if row is not None]
+        going_on = sum(any(new.shares(row) == row.computed for new in rows) for row in kept)
+        wanted = self.speaking + len(rows) + len(kept) - going_on
+        slots = max(len(self.rows), min(self.limit, wanted), self.speaking + len(rows))
+        self.cache.reserve(slots, max(len(row.ids) for row in rows))
+        self.rows += [None] * (slots - len(self.rows))
+
+    def _longest_beginning(self, row: Row) -> tuple[Row | None, int]:
+        best, longest = None, SHARE - 1
+        for other in self.rows:
+            if other is not None and (shared := row.shares(other)) > longest:
+                best, longest = other, shared
+        return best, longest if best is not None else 0
+
+    def _swap(self, a: int, b: int) -> None:
+        if a == b:
+            return
+        one, two = self.rows[a], self.rows[b]
+        self.cache.swap(a, b, one.computed if one else 0, two.computed if two else 0)
+        self.rows[a], self.rows[b] = two, one
+        for slot in (a, b):
+            if (row := self.rows[slot]) is not None:
+                row.slot = slot

@@ -1,0 +1,28 @@
+"""Several bases in one team: each policy's requests go to the engine of its own base."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from coterie.types import Engine, Sample, Sampling
+
+
+class ClearableEngine(Engine, Protocol):
+    def clear(self) -> None: ...
+
+
+class Router:
+    def __init__(self, engines: Mapping[str, ClearableEngine]) -> None:
+        """`engines` by policy; policies on one base share one."""
+        self.engines = dict(engines)
+
+    async def sample(self, policy: str, prompt_ids: Sequence[int], seed: int, sampling: Sampling) -> Sample:
+        return await self.engines[policy].sample(policy, prompt_ids, seed, sampling)
+
+    def load(self, policy: str, version: int) -> None:
+        self.engines[policy].load(policy, version)
+
+    def clear(self) -> None:
+        for engine in self.engines.values():
+            engine.clear()

@@ -1,0 +1,1 @@
+"""Where tasks come from, and what an answer is worth."""

@@ -1,0 +1,94 @@
+"""Endless tasks with known answers, from reasoning-gym."""
+
+from __future__ import annotations
+
+import difflib
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import reasoning_gym
+from reasoning_gym.factory import DATASETS
+
+from coterie.envs.base import TaskEnv
+from coterie.rewards import Grader
+from coterie.types import Split, Task
+from coterie.workflows.template import check, fill
+
+Entry = dict[str, Any]  # question, answer, metadata
+OURS = ("seed", "size")  # parameters of every dataset that are options of the environment
+SCORER = "coterie.rewards.reasoning_gym:native"
+DRAWS = 20  # entries drawn for each test task that is wanted, before we settle for fewer
+
+
+@dataclass(frozen=True)
+class ReasoningGym(TaskEnv):
+    """Any reasoning-gym dataset by name and parameters. No test task is a training task.
+
+    Its reward may be `native`: the dataset's own scorer, which often gives part of the credit.
+    """
+
+    dataset: str
+    params: dict[str, Any] = field(default_factory=dict)
+    size: int = 1000
+    test_size: int = 200
+    seed: int = 0
+    prompt: str = "{question}"  # may use what the metadata has too: {expression}
+
+    def __post_init__(self) -> None:
+        _check_name("dataset", self.dataset, list(DATASETS))
+        names = [f.name for f in fields(DATASETS[self.dataset][1]) if f.name not in OURS]
+        for name in self.params:
+            _check_name("params", name, names)
+        try:
+            entry = next(self._entries("train", 1))
+        except (AssertionError, TypeError) as error:  # how reasoning-gym refuses a value
+            raise ValueError(f"params: {self.dataset} says: {error}") from None
+        check(self.prompt, ["question", *entry["metadata"]], "prompt")
+
+    def tasks(self, split: Split) -> list[Task]:
+        train = [self._task("train", entry) for entry in self._entries("train", self.size)]
+        return train if split == "train" else self._held_out({task.prompt for task in train})
+
+    def reference(self, task: Task) -> Any:
+        if self.grade.name != SCORER:
+            return task.answer
+        return {"question": task.prompt, "answer": task.answer, "metadata": dict(task.meta)}
+
+    def native(self, deadline: float) -> Grader:
+        options = {"dataset": self.dataset, "params": self.params}
+        return Grader(SCORER, options, deadline)
+
+    def _held_out(self, seen: set[str]) -> list[Task]:
+        """New tasks in the order they are drawn; fewer than asked for where the dataset is a small world."""
+        found: dict[str, Task] = {}
+        for entry in self._entries("test", self.test_size * DRAWS):
+            task = self._task("test", entry)
+            if task.prompt not in seen:
+                found.setdefault(task.prompt, task)
+            if len(found) == self.test_size:
+                break
+        if not found:
+            raise ValueError(f"size: {self.dataset} with {self.size} tasks has no other for the test; lower it")
+        return list(found.values())
+
+    def _entries(self, split: Split, count: int) -> Iterator[Entry]:
+        # Entry i of a dataset is drawn with seed + i: neighbouring seeds would share almost all tasks.
+        seed = random.Random(f"{self.seed}/{split}").getrandbits(31)
+        dataset = reasoning_gym.create_dataset(self.dataset, seed=seed, size=count, **self.params)
+        return (dataset[index] for index in range(count))
+
+    def _task(self, split: Split, entry: Entry) -> Task:
+        metadata = entry["metadata"]
+        values = {name: str(value) for name, value in metadata.items()} | {"question": entry["question"]}
+        name = f"{self.dataset}/{split}/{metadata['source_index']}"
+        return Task(name, fill(self.prompt, values), entry["answer"], metadata)
+
+
+def _check_name(option: str, name: str, names: list[str]) -> None:
+    if name in names:
+        return
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(names))}"
+    raise ValueError(f"{option}.{name}: unknown; {hint}" if option == "params" else f"{option}: unknown {name}; {hint}")

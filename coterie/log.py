@@ -1,0 +1,216 @@
+"""What a run leaves for people to read: metrics.jsonl, episodes, TensorBoard, W&B where asked for, the console."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol
+
+import torch
+import yaml
+from torch import Tensor
+from torch.utils.tensorboard import SummaryWriter
+
+from coterie.console import Display, display
+from coterie.files import append_line, truncate_after, write_atomic
+from coterie.types import Episode, Metrics, Task, Turn
+
+
+class StepLog:
+    """What one step has to tell. It is kept here until the step has ended well."""
+
+    def __init__(self, step: int, shown: Display) -> None:
+        self.step = step
+        self.shown = shown
+        self.metrics: Metrics = {}
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self.played: Sequence[Episode] | None = None
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Time a part of the step; a phase entered twice counts both times."""
+        self.shown.phase(name)
+        started = time.perf_counter()
+        yield
+        self.seconds[name] += time.perf_counter() - started
+
+    def add(self, metrics: Mapping[str, float]) -> None:
+        """Take down numbers of this step, each name once."""
+        for name, value in metrics.items():
+            if name in self.metrics or name in ("step", "time"):
+                raise ValueError(f"{name}: this metric was already logged in step {self.step}")
+            self.metrics[name] = float(value)
+
+    def episodes(self, episodes: Sequence[Episode]) -> None:
+        """Keep what was played. It is written when the step ends, so that credit given later is in it too."""
+        if self.played is not None:
+            raise ValueError(f"episodes: those of step {self.step} were already logged")
+        self.played = episodes
+
+
+class RunLog:
+    """The record of a run in its folder. Nothing is touched before the first step or `resume`."""
+
+    def __init__(self, folder: Path, config_yaml: str, steps: int, wandb: str | None, console: bool) -> None:
+        self.folder = folder
+        self.metrics_path = folder / "metrics.jsonl"
+        self.config_yaml = config_yaml
+        self.wandb_project = wandb
+        self.wandb_module = import_wandb() if wandb else None  # now, not after the models have loaded
+        self.display = display(folder.name, steps) if console else Display()
+        self.resumed_at: int | None = None
+        self.sinks: list[Sink] = []
+
+    def resume(self, step: int) -> None:
+        """Forget all that was logged at `step` or later: the run goes on from there."""
+        self.resumed_at = step
+        self.display.recall(truncate_after(self.metrics_path, lambda row: row["step"] < step))
+        for path in self.folder.glob("episodes/[0-9]*.jsonl"):
+            if int(path.stem) >= step:
+                path.unlink()
+
+    @contextmanager
+    def step(self, step: int) -> Iterator[StepLog]:
+        """Log one step. If the block raises, nothing is written for it."""
+        if not self.sinks:
+            self._open()
+        log = StepLog(step, self.display)
+        with ExitStack() as on_failure:
+            on_failure.callback(self.display.close)  # so that a traceback is not drawn over
+            self.display.open()
+            yield log
+            on_failure.pop_all()
+        log.add({f"seconds/{phase}": seconds for phase, seconds in log.seconds.items()})
+        self._write(log)
+
+    def close(self) -> None:
+        """Let go of the terminal, finish TensorBoard's file and the W&B run."""
+        for sink in self.sinks:
+            sink.close()
+
+    def _open(self) -> None:
+        if self.resumed_at is None and self.metrics_path.exists():
+            raise FileExistsError(f"{self.folder} already holds a run; resume it, or train into another folder")
+        write_atomic(self.folder / "config.yaml", self.config_yaml)
+        self.sinks = [TensorBoard(self.folder / "tensorboard", self.resumed_at), self.display]
+        if self.wandb_module:
+            self.sinks.append(WeightsAndBiases(self.wandb_module, self.wandb_project, self.folder, self.config_yaml))
+
+    def _write(self, log: StepLog) -> None:
+        if log.played is not None:
+            lines = "".join(episode_line(episode) + "\n" for episode in log.played)
+            write_atomic(self.folder / "episodes" / f"{log.step:06d}.jsonl", lines)
+        row = {"step": log.step, "time": round(time.time(), 3), **log.metrics}
+        append_line(self.metrics_path, json.dumps(row))
+        for sink in self.sinks:
+            sink.write(log.step, log.metrics)
+
+
+class Sink(Protocol):
+    """Where the metrics of a step go besides metrics.jsonl."""
+
+    def write(self, step: int, metrics: Metrics) -> None: ...
+    def close(self) -> None: ...
+
+
+class TensorBoard:
+    """One event file per start of the run; what an earlier start logged after `resumed_at` is hidden."""
+
+    def __init__(self, folder: Path, resumed_at: int | None) -> None:
+        self.writer = SummaryWriter(str(folder), purge_step=resumed_at)
+
+    def write(self, step: int, metrics: Metrics) -> None:
+        for name, value in metrics.items():
+            self.writer.add_scalar(name, value, step)
+        self.writer.flush()
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+class WeightsAndBiases:
+    """A W&B run, the same one after a resume. WANDB_MODE and its like work as W&B documents them."""
+
+    def __init__(self, wandb: ModuleType, project: str | None, folder: Path, config_yaml: str) -> None:
+        id_path = folder / "wandb-id"
+        self.run = wandb.init(
+            project=project,
+            name=folder.name,
+            dir=folder,
+            config=yaml.safe_load(config_yaml),
+            allow_val_change=True,  # a resumed run may have been given more steps
+            id=id_path.read_text() if id_path.exists() else None,
+            resume="allow",
+        )
+        write_atomic(id_path, self.run.id)
+        # W&B's own step never goes back, but a resumed run does.
+        self.run.define_metric("*", step_metric="step")
+
+    def write(self, step: int, metrics: Metrics) -> None:
+        self.run.log({"step": step, **metrics})
+
+    def close(self) -> None:
+        self.run.finish()
+
+
+def import_wandb() -> ModuleType:
+    """The wandb package, or how to get it."""
+    try:
+        return importlib.import_module("wandb")
+    except ModuleNotFoundError as missing:
+        raise ModuleNotFoundError(
+            "wandb is asked for but not installed: pip install wandb, or leave it out"
+        ) from missing
+
+
+def episode_line(episode: Episode) -> str:
+    """An episode with its task and turns as one line of JSON.
+
+    Ids and log-probs come back exactly; tensors keep six digits. Of what a task or a workflow made up (answers,
+    meta) keys become text, tuples lists, and what JSON has no word for its text.
+    """
+    task = vars(episode.task) | {"answer": plain(episode.task.answer), "meta": plain(episode.task.meta)}
+    turns = [
+        {name: six_digits(value) if isinstance(value, Tensor) else value for name, value in vars(turn).items()}
+        for turn in episode.turns
+    ]
+    record = vars(episode) | {"task": task, "turns": turns, "answer": plain(episode.answer)}
+    return json.dumps(record, default=float)  # a reward function may well answer with a numpy number
+
+
+def read_episodes(path: Path) -> list[Episode]:
+    """The episodes of one step, as they were played."""
+    return [_episode(json.loads(line)) for line in path.read_text().split("\n") if line]
+
+
+def plain(value: Any) -> Any:
+    """What JSON can hold of any value."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): plain(inner) for key, inner in value.items()}
+    if isinstance(value, Sequence | set | frozenset) and not isinstance(value, bytes):
+        return [plain(inner) for inner in value]
+    return str(value)
+
+
+def six_digits(tensor: Tensor) -> list[float]:
+    return [float(f"{number:.6g}") for number in tensor.tolist()]
+
+
+def _episode(row: dict[str, Any]) -> Episode:
+    turns = [_turn(turn) for turn in row["turns"]]
+    return Episode(**row | {"task": Task(**row["task"]), "turns": turns})
+
+
+def _turn(row: dict[str, Any]) -> Turn:
+    exact = {name: tuple(row[name]) for name in ("prompt_ids", "response_ids", "logprobs")}
+    credit = ("ref_logprobs", "values", "advantages", "returns")
+    judged = {name: torch.tensor(row[name]) for name in credit if row[name] is not None}
+    return Turn(**row | exact | judged)

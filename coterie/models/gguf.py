@@ -1,0 +1,93 @@
+"""A GGUF file → a folder in Hugging Face layout, once: GGUF takes half a minute to load, the folder half a second."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+from gguf import GGUFReader
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from coterie.chat import Chat, turn_end
+from coterie.models.errors import ModelError
+from coterie.models.quiet import quiet
+
+
+def convert(gguf: Path, out: Path) -> None:
+    """Write the model and tokenizer of a GGUF file into the folder `out`, dequantised to float32.
+
+    Checked before it returns: the written model gives the logits of the one in the file.
+    """
+    with quiet():
+        source: dict[str, Any] = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
+        tokenizer = AutoTokenizer.from_pretrained(**source)
+        model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32).eval()
+        tie_if_one(model)
+        repair_template(tokenizer, starts_with_bos(gguf))
+        chat = repair_ends(tokenizer, model)
+        tokenizer.save_pretrained(out)
+        unquantised(model).save_pretrained(out)
+        _compare(model, AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32).eval(), chat, gguf)
+
+
+def tie_if_one(model: PreTrainedModel) -> None:
+    """Tie embedding and head where they are one matrix that was quantised twice; the head's copy is the finer one."""
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    if model.config.tie_word_embeddings or not _alike(embedding.weight, head.weight):
+        return
+    embedding.weight = head.weight
+    model.config.tie_word_embeddings = True
+
+
+def _alike(one: Any, other: Any) -> bool:  # two weights [V, D]
+    # Two quantisations of one matrix have a cosine above 0.95, matrices trained apart one near 0.
+    return one.shape == other.shape and torch.cosine_similarity(one.flatten(), other.flatten(), dim=0).item() > 0.9
+
+
+def starts_with_bos(gguf: Path) -> bool:
+    """Whether the file says that every prompt begins with the bos token; Gemma talks garbage without it."""
+    field = GGUFReader(gguf).get_field("tokenizer.ggml.add_bos_token")
+    return field is not None and bool(field.contents())
+
+
+def repair_template(tokenizer: PreTrainedTokenizerBase, bos: bool) -> None:
+    """Let the chat template begin with the bos token where the file asks for it and the template forgot it."""
+    if not bos or tokenizer.chat_template is None or tokenizer.bos_token is None:
+        return
+    greeting = [{"role": "user", "content": "Hello"}]
+    if not str(tokenizer.apply_chat_template(greeting, tokenize=False)).startswith(tokenizer.bos_token):
+        tokenizer.chat_template = "{{ bos_token }}" + tokenizer.chat_template
+
+
+def repair_ends(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> Chat:
+    """Make the token that ends a turn in the chat template the eos of tokenizer and model; files name others."""
+    end = turn_end(tokenizer)
+    if end is not None:
+        tokenizer.eos_token = tokenizer.convert_ids_to_tokens(end)
+    chat = Chat(tokenizer)
+    for config in (model.config, model.generation_config):
+        config.eos_token_id = sorted(chat.end_ids)
+        config.bos_token_id, config.pad_token_id = tokenizer.bos_token_id, tokenizer.pad_token_id
+    return chat
+
+
+def unquantised(model: PreTrainedModel) -> PreTrainedModel:
+    """The same weights in a model that may be saved: transformers refuses to save what it loaded from GGUF."""
+    config = copy.deepcopy(model.config)
+    del config.quantization_config
+    with torch.device("meta"):  # no second copy of the weights: they are assigned below
+        plain = type(model)(config)
+    plain.load_state_dict(model.state_dict(), assign=True)
+    plain.tie_weights()
+    plain.generation_config = model.generation_config
+    return plain
+
+
+@torch.no_grad()
+def _compare(model: PreTrainedModel, written: PreTrainedModel, chat: Chat, gguf: Path) -> None:
+    ids = torch.tensor([chat.prompt([{"role": "user", "content": "What is 2 + 3?"}])])
+    gap = (model(ids).logits - written(ids).logits).abs().max().item()
+    if gap > 1e-4:
+        raise ModelError(f"{gguf}: the converted model's logits differ from the file's by {gap:.2g}; nothing was kept")

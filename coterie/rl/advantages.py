@@ -1,0 +1,59 @@
+"""From rewards to advantages: pure functions of tensors."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def _group_sizes(group: Tensor) -> tuple[Tensor, Tensor]:
+    """Number groups 0…G−1 and count them: index [N], size [G]."""
+    _, index, size = torch.unique(group, return_inverse=True, return_counts=True)
+    return index, size
+
+
+def group_mean(rewards: Tensor, group: Tensor) -> Tensor:
+    """The mean of the group each sample is in: [N] → [N]."""
+    index, size = _group_sizes(group)
+    total = torch.zeros(len(size), dtype=rewards.dtype).index_add_(0, index, rewards)
+    return (total / size)[index]
+
+
+def group_deviation(rewards: Tensor, group: Tensor) -> Tensor:
+    """The unbiased standard deviation of the group each sample is in; a group of one has zero."""
+    index, size = _group_sizes(group)
+    square = (rewards - group_mean(rewards, group)) ** 2
+    total = torch.zeros(len(size), dtype=rewards.dtype).index_add_(0, index, square)
+    return (total / (size - 1).clamp(min=1)).sqrt()[index]
+
+
+def centred(rewards: Tensor, group: Tensor) -> Tensor:
+    """Each reward minus the mean of its group."""
+    return rewards - group_mean(rewards, group)
+
+
+def standardised(rewards: Tensor, group: Tensor, epsilon: float = 1e-6) -> Tensor:
+    """Each reward minus the mean of its group, over the group's deviation; a group of one gets zero."""
+    return centred(rewards, group) / (group_deviation(rewards, group) + epsilon)
+
+
+def gae(rewards: Tensor, values: Tensor, gamma: Tensor, lam: Tensor, bootstrap: float = 0.0) -> tuple[Tensor, Tensor]:
+    """Generalised advantage estimation along one chain of T sampled tokens: advantages and returns.
+
+    `gamma[t]` and `lam[t]` stand between token t and the next one in play order, so a step inside a
+    turn and a step to the next turn can be discounted apart. `gamma[t] = 0` cuts the chain after t.
+    """
+    following = torch.cat([values[1:], values.new_tensor([bootstrap])])
+    delta = rewards + gamma * following - values
+    decay = (gamma * lam).tolist()
+    advantages, carried = [0.0] * len(delta), 0.0
+    for t, step in reversed(list(enumerate(delta.tolist()))):
+        carried = step + decay[t] * carried
+        advantages[t] = carried
+    result = torch.tensor(advantages, dtype=values.dtype)
+    return result, result + values
+
+
+def whitened(x: Tensor, scope: Tensor, epsilon: float = 1e-8) -> Tensor:
+    """Zero mean and unit variance over each scope, such as all tokens of a policy: [T] → [T]."""
+    return standardised(x, scope, epsilon)

@@ -1,0 +1,172 @@
+"""Plays many episodes at once and records every turn as it was sampled. A failure becomes data."""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from coterie.chat import Chat
+from coterie.seeds import stable_hash
+from coterie.types import Engine, Env, Episode, Message, Metrics, Sampling, Task, Turn, Workflow
+
+
+class TooManyFailures(RuntimeError):
+    """So many episodes of a step failed that going on would waste the rest."""
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Who plays a role, and how its turns are drawn."""
+
+    policy: str
+    sampling: Sampling
+
+
+class Speaker:
+    """One role at work on one episode; it remembers what it read and said."""
+
+    def __init__(self, role: str, seat: Seat, chat: Chat, engine: Engine, seed: int, turns: list[Turn | None]) -> None:
+        self.role, self.seat, self.chat, self.engine, self.seed = role, seat, chat, engine, seed
+        self.turns = turns  # the whole episode's, in the order in which they were asked for
+        self.spoken: list[tuple[list[Message], Turn]] = []
+        self.asked = 0
+
+    async def say(self, messages: str | Sequence[Message], **sampling: Any) -> Turn:
+        """Let the role answer. A conversation that goes on from an earlier turn keeps that turn's ids.
+
+        `sampling` changes how this one turn is drawn: max_tokens, temperature, top_p, top_k, stop.
+        """
+        read: list[Message] = [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
+        place, nth = len(self.turns), self.asked
+        self.turns.append(None)
+        self.asked += 1
+        drawn = replace(self.seat.sampling, **sampling)
+        prompt = self._prompt(read)
+        seed = stable_hash(self.seed, self.role, nth)
+        sample = await self.engine.sample(self.seat.policy, prompt, seed, drawn)
+        turn = Turn(
+            role=self.role,
+            policy=self.seat.policy,
+            version=sample.version,
+            round=nth,
+            prompt_ids=prompt,
+            response_ids=sample.ids,
+            logprobs=sample.logprobs,
+            temperature=drawn.temperature,
+            text=self.chat.text(sample.ids, drawn.stop),
+            stop=sample.stop,
+        )
+        self.turns[place] = turn
+        self.spoken.append((read, turn))
+        return turn
+
+    def _prompt(self, messages: list[Message]) -> tuple[int, ...]:
+        for read, turn in reversed(self.spoken):
+            if len(messages) > len(read) + 1:
+                longer = self.chat.extend(read, turn.prompt_ids, turn.response_ids, turn.text, messages)
+                if longer is not None:
+                    return longer
+        return self.chat.prompt(messages)
+
+
+class Players:
+    """The team of one episode: `team.solver` or `team["solver"]`."""
+
+    def __init__(self, speakers: Iterable[Speaker]) -> None:
+        self._speakers = {speaker.role: speaker for speaker in speakers}
+
+    def __getitem__(self, role: str) -> Speaker:
+        if role not in self._speakers:
+            raise KeyError(f"no role is called {role!r}; this team has {', '.join(self._speakers)}")
+        return self._speakers[role]
+
+    def __getattr__(self, role: str) -> Speaker:
+        if role.startswith("_"):
+            raise AttributeError(role)
+        return self[role]
+
+
+@dataclass(frozen=True)
+class Collector:
+    """Plays tasks with a team on this machine."""
+
+    workflow: Workflow
+    env: Env
+    engine: Engine
+    chats: Mapping[str, Chat]  # by policy
+    concurrency: int  # episodes at once
+    deadline: float  # seconds an episode may take
+    score_deadline: float  # and its scoring
+
+    def collect(self, tasks: Sequence[Task], repeats: int, seats: Mapping[str, Seat], seed: int) -> list[Episode]:
+        """Play every task `repeats` times. What is sampled depends on the seed, the task and the repeat alone."""
+        return asyncio.run(self._collect(tasks, repeats, seats, seed))
+
+    async def _collect(
+        self, tasks: Sequence[Task], repeats: int, seats: Mapping[str, Seat], seed: int
+    ) -> list[Episode]:
+        gate = asyncio.Semaphore(self.concurrency)
+        episodes = [Episode(f"{task.id}/{r}", task, r) for task in tasks for r in range(repeats)]
+        await asyncio.gather(*(self._episode(episode, seats, seed, gate) for episode in episodes))
+        return episodes
+
+    async def _episode(self, episode: Episode, seats: Mapping[str, Seat], seed: int, gate: asyncio.Semaphore) -> None:
+        try:
+            async with gate:
+                async with asyncio.timeout(self.deadline):
+                    await self._play(episode, seats, stable_hash(seed, episode.task.id, episode.repeat))
+            # Not under the gate: how long a grader takes must not decide which episodes are sampled together.
+            async with asyncio.timeout(self.score_deadline):
+                await self.env.score(episode)
+        except Exception as error:  # the one place: whatever a workflow or a grader does wrong is the episode's
+            episode.error, episode.error_kind = traceback.format_exc(), type(error).__name__
+
+    async def _play(self, episode: Episode, seats: Mapping[str, Seat], seed: int) -> None:
+        turns: list[Turn | None] = []
+        speakers = [
+            Speaker(role, seat, self.chats[seat.policy], self.engine, seed, turns) for role, seat in seats.items()
+        ]
+        world = self.env.open(episode.task)
+        try:
+            episode.answer = await self.workflow.run(episode.task, Players(speakers), world)
+        finally:
+            episode.turns = [turn for turn in turns if turn is not None]
+
+
+def enough(episodes: list[Episode], max_failed: float) -> list[Episode]:
+    """The episodes that were played to the end, unless too many were not."""
+    failed = [episode for episode in episodes if episode.error is not None]
+    if failed and len(failed) > max_failed * len(episodes):
+        kinds = ", ".join(f"{n} {kind}" for kind, n in Counter(e.error_kind for e in failed).most_common())
+        raise TooManyFailures(
+            f"{len(failed)} of {len(episodes)} episodes failed ({kinds}); rollout.max_failed allows "
+            f"{max_failed:.0%}. The first was {failed[0].id}:\n{failed[0].error}"
+        )
+    return [episode for episode in episodes if episode.error is None]
+
+
+def summary(episodes: Sequence[Episode]) -> Metrics:
+    """Rewards, lengths and failures of a step, in all and per role."""
+    played = [episode for episode in episodes if episode.error is None]
+    metrics: Metrics = {"failed": float(len(episodes) - len(played))}
+    for kind, count in Counter(e.error_kind for e in episodes if e.error is not None).items():
+        metrics[f"failed/{kind}"] = float(count)
+    if not played:
+        return metrics
+    metrics["reward"] = mean([episode.reward for episode in played])
+    for name in sorted({name for episode in played for name in episode.metrics}):
+        metrics[name] = mean([episode.metrics[name] for episode in played if name in episode.metrics])
+    for role in dict.fromkeys(turn.role for episode in played for turn in episode.turns):
+        pairs = [(episode, turn) for episode in played for turn in episode.turns if turn.role == role]
+        metrics[f"reward/{role}"] = mean([episode.reward + turn.reward for episode, turn in pairs])
+        metrics[f"tokens/{role}"] = mean([len(turn.response_ids) for _, turn in pairs])
+        metrics[f"cut/{role}"] = mean([turn.stop == "length" for _, turn in pairs])
+    return metrics
+
+
+def mean(numbers: Sequence[float]) -> float:
+    return sum(numbers) / len(numbers)

@@ -1,0 +1,36 @@
+"""The order in which a run meets its tasks."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from coterie.seeds import stable_hash
+from coterie.types import Task
+
+
+class TaskStream:
+    """Tasks without end: all of them in a random order, then all in another one.
+
+    Where it stands is one number, so a resumed run meets the same tasks.
+    """
+
+    def __init__(self, tasks: Sequence[Task], count: int, seed: int) -> None:
+        """`count` tasks a step."""
+        if not tasks:
+            raise ValueError("the environment has no training tasks")
+        self.tasks, self.count, self.seed, self.drawn = tasks, count, seed, 0
+
+    def next(self) -> list[Task]:
+        chosen = [self._at(i) for i in range(self.drawn, self.drawn + self.count)]
+        self.drawn += self.count
+        return chosen
+
+    def _at(self, i: int) -> Task:
+        epoch, place = divmod(i, len(self.tasks))
+        return self.tasks[self._order(epoch)[place]]
+
+    def _order(self, epoch: int) -> list[int]:
+        order = list(range(len(self.tasks)))
+        random.Random(stable_hash(self.seed, "tasks", epoch)).shuffle(order)
+        return order

@@ -1,0 +1,229 @@
+"""The nouns of Coterie, and the shapes of the parts that act on them. Imports nothing of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, Protocol, TypedDict, runtime_checkable
+
+import torch
+from torch import Tensor
+
+Stop = Literal["end", "stop", "length"]  # the model ended its turn · a stop string · no room left
+Split = Literal["train", "test"]
+
+
+class Message(TypedDict):
+    """One chat message. `role` is the chat template's word (system, user, assistant), not a seat in the team."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True)
+class Task:
+    """One problem: what a prompt needs, and the reference answer that only graders see."""
+
+    id: str
+    prompt: str
+    answer: Any
+    meta: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a turn is drawn. Temperature 0 is greedy; its log-probs are those of temperature 1."""
+
+    max_tokens: int = 128
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0: all
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What an engine answers: the sampled ids with their own log-probs, and which weights spoke."""
+
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    stop: Stop
+    version: int
+
+
+@dataclass
+class Turn:
+    """One generation by one role: what it read, what it said, what that was worth.
+
+    The first block is written when the turn is sampled and never changes; `None` below means
+    nobody has judged this turn, which is not a credit of zero.
+    """
+
+    role: str
+    policy: str
+    version: int  # of the weights that spoke
+    round: int  # how often this role has spoken before in the episode
+    prompt_ids: tuple[int, ...]
+    response_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]  # the sampler's own, one per response id
+    temperature: float
+    text: str
+    stop: Stop
+
+    reward: float = 0.0  # this turn's own, on top of the team's
+    ref_logprobs: Tensor | None = None  # [L], of the reference policy
+    values: Tensor | None = None  # [L]
+    advantages: Tensor | None = None  # [L]
+    returns: Tensor | None = None  # [L]
+
+
+@dataclass
+class Episode:
+    """All turns of one workflow run on one task. The team's reward and a turn's own are two
+    fields: copied onto every turn, the team's would count once for each."""
+
+    id: str
+    task: Task
+    repeat: int
+    turns: list[Turn] = field(default_factory=list)
+    answer: Any = None
+    reward: float = 0.0
+    metrics: dict[str, float] = field(default_factory=dict)
+    error: str | None = None  # the traceback, when the episode failed
+    error_kind: str | None = None  # its exception class, to count failures by
+
+
+@dataclass
+class Batch:
+    """Rows for one policy, one after the other without padding; every tensor is [T].
+
+    A value belongs to the token it stands at: `logprobs[t]` is that of `tokens[t]` given what
+    stands before it in its row, and is meaningful only where `mask[t]`.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    row: Tensor  # which row a token is in, ascending
+    mask: Tensor  # True where the token was sampled by this policy
+    logprobs: Tensor
+    advantages: Tensor
+    returns: Tensor
+    values: Tensor
+    ref_logprobs: Tensor
+    temperature: Tensor
+    turn: Tensor  # a number per turn, the same over a whole step
+    episode: Tensor  # a number per episode
+    role: Tensor  # index into `roles`
+    roles: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def rows(self) -> int:
+        return int(self.row[-1]) + 1 if len(self) else 0
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        """The same change made to every tensor."""
+        return Batch(
+            **{f.name: change(getattr(self, f.name)) for f in fields(self) if f.name != "roles"}, roles=self.roles
+        )
+
+    def take(self, rows: Sequence[int]) -> Batch:
+        """Some of the rows, in the order of this batch and numbered anew."""
+        wanted = torch.zeros(self.rows, dtype=torch.bool)
+        wanted[list(rows)] = True
+        keep = wanted[self.row]
+        taken = self.each(lambda column: column[keep])
+        taken.row = torch.unique_consecutive(taken.row, return_inverse=True)[1]
+        return taken
+
+
+@dataclass
+class Scores:
+    """What the learner's own forward says of the sampled tokens, with gradients; each is [N]."""
+
+    logprobs: Tensor
+    entropy: Tensor
+    values: Tensor | None = None
+
+
+# One number per sampled token, from the learner's scores and the batch cut to those tokens [N].
+Loss = Callable[[Scores, Batch], Tensor]
+Metrics = dict[str, float]
+
+
+class Engine(Protocol):
+    """Where tokens come from."""
+
+    async def sample(self, policy: str, prompt_ids: Sequence[int], seed: int, sampling: Sampling) -> Sample: ...
+
+    def load(self, policy: str, version: int) -> None:
+        """From now on `policy` speaks with weights of this version."""
+
+
+class Learner(Protocol):
+    """The weights of one policy and the only place with gradients."""
+
+    frozen: bool
+
+    def logprobs(self, batch: Batch, reference: bool = False) -> Tensor:
+        """Of the sampled tokens, [T]; of the reference policy if asked."""
+
+    def values(self, batch: Batch) -> Tensor:
+        """What the value head expects before each sampled token, [T]."""
+
+    def fit(self, batch: Batch, weights: Tensor, loss: Loss) -> Metrics:
+        """One optimiser step on Σ weights·loss."""
+
+
+class Agent(Protocol):
+    """One role at work on one episode."""
+
+    role: str
+
+    async def say(self, messages: str | Sequence[Message], **sampling: Any) -> Turn: ...
+
+
+class Team(Protocol):
+    """The agents of an episode, by name: `team.solver` or `team["solver"]`."""
+
+    def __getattr__(self, role: str) -> Agent: ...
+    def __getitem__(self, role: str) -> Agent: ...
+
+
+class World(Protocol):
+    """What an episode acts on, one per episode."""
+
+    def observe(self) -> str: ...
+    def act(self, text: str) -> None: ...
+
+    @property
+    def done(self) -> bool: ...
+
+
+@runtime_checkable
+class Workflow(Protocol):
+    """How roles talk about one task. Its fields are its options in the config."""
+
+    @property
+    def roles(self) -> Sequence[str]: ...
+
+    async def run(self, task: Task, team: Team, world: Any) -> Any:
+        """Play the task; what it returns is the team's answer."""
+
+
+@runtime_checkable
+class Env(Protocol):
+    """Where tasks come from and what an answer is worth. Its fields are its options in the config."""
+
+    def tasks(self, split: Split) -> Sequence[Task]: ...
+    def open(self, task: Task) -> Any:
+        """A world for one episode, or None where there is nothing to act on."""
+
+    async def score(self, episode: Episode) -> None:
+        """Write `episode.reward`, and where roles earn their own, `turn.reward` and metrics."""
+
+
+# (what the team answered, the reference) → score. Async where it has to wait.
+Reward = Callable[[Any, Any], Any]

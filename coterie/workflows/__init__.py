@@ -1,0 +1,1 @@
+"""How roles talk about one task."""

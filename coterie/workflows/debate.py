@@ -1,0 +1,54 @@
+"""Roles answer on their own, read each other, and answer again."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+from coterie.types import Message, Task, Team
+from coterie.workflows.conversation import opening
+from coterie.workflows.majority import majority
+from coterie.workflows.template import check, fill
+
+
+@dataclass(frozen=True)
+class Debate:
+    """Everyone answers, then everyone reads the others and answers again; the majority's last answer counts.
+
+    Each role keeps one growing conversation, so its next turn goes on where the last one ended.
+    """
+
+    roles: tuple[str, ...] = ("first", "second", "third")
+    rounds: int = 2  # the first, on their own, included
+    prompt: str = "{question}"
+    revise: str = "{others}\n\nCompare this with your answer, then give your final answer to the question."
+    system: str | None = None
+
+    def __post_init__(self) -> None:
+        check(self.prompt, ["question"], "prompt")
+        check(self.revise, ["question", "others"], "revise")
+        if len(self.roles) < 2 or len(set(self.roles)) < len(self.roles):
+            raise ValueError(f"roles: two or more different ones, not {list(self.roles)}")
+        if self.rounds < 1:
+            raise ValueError(f"rounds: at least 1, not {self.rounds}")
+
+    async def run(self, task: Task, team: Team, world: Any) -> str:
+        start = opening(fill(self.prompt, {"question": task.prompt}), self.system)
+        talks = {role: list(start) for role in self.roles}
+        said = await self._round(team, talks)
+        for _ in range(1, self.rounds):
+            for role, talk in talks.items():
+                request = fill(self.revise, {"question": task.prompt, "others": _others(role, said)})
+                talk += [Message(role="assistant", content=said[role]), Message(role="user", content=request)]
+            said = await self._round(team, talks)
+        return majority(list(said.values()))
+
+    async def _round(self, team: Team, talks: dict[str, list[Message]]) -> dict[str, str]:
+        """Everyone speaks at once; what each said, in the order of the roles."""
+        turns = await asyncio.gather(*(team[role].say(list(talks[role])) for role in self.roles))
+        return {role: turn.text for role, turn in zip(self.roles, turns, strict=True)}
+
+
+def _others(role: str, said: dict[str, str]) -> str:
+    return "\n\n".join(f"{other} said:\n{text}" for other, text in said.items() if other != role)

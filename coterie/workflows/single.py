@@ -1,0 +1,30 @@
+"""One role answers alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from coterie.types import Task, Team
+from coterie.workflows.conversation import opening
+from coterie.workflows.template import check, fill
+
+
+@dataclass(frozen=True)
+class Single:
+    """One role is asked once; what it says is the answer."""
+
+    role: str = "solver"
+    prompt: str = "{question}"
+    system: str | None = None
+
+    def __post_init__(self) -> None:
+        check(self.prompt, ["question"], "prompt")
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        return (self.role,)
+
+    async def run(self, task: Task, team: Team, world: Any) -> str:
+        turn = await team[self.role].say(opening(fill(self.prompt, {"question": task.prompt}), self.system))
+        return turn.text

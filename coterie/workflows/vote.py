@@ -1,0 +1,36 @@
+"""One role is asked several times and the majority wins."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+from coterie.types import Task, Team
+from coterie.workflows.conversation import opening
+from coterie.workflows.majority import majority
+from coterie.workflows.template import check, fill
+
+
+@dataclass(frozen=True)
+class Vote:
+    """The same question to the same role, `voters` times; the answer most of them agree on."""
+
+    role: str = "solver"
+    voters: int = 5
+    prompt: str = "{question}"
+    system: str | None = None
+
+    def __post_init__(self) -> None:
+        check(self.prompt, ["question"], "prompt")
+        if self.voters < 1:
+            raise ValueError(f"voters: at least 1, not {self.voters}")
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        return (self.role,)
+
+    async def run(self, task: Task, team: Team, world: Any) -> str:
+        messages = opening(fill(self.prompt, {"question": task.prompt}), self.system)
+        turns = await asyncio.gather(*(team[self.role].say(messages) for _ in range(self.voters)))
+        return majority([turn.text for turn in turns])

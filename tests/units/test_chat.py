@@ -1,0 +1,201 @@
+"""Conversations as ids: what was sampled is never written anew, and a turn ends where the template says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from transformers import PreTrainedTokenizerBase
+
+from coterie.chat import Chat, StopText, render, turn_end
+from coterie.models.errors import ModelError
+from coterie.types import Message
+from tests.models import tiny_tokenizer
+
+THOUGHTLESS = (  # like Qwen3's: earlier thoughts are dropped
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' }}{{ m['content'].split('</think>')[-1] }}"
+    "{{ '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+TRIMMING = (  # like Llama 3's: white space around a message is dropped
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] | trim + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def user(content: str) -> Message:
+    return {"role": "user", "content": content}
+
+
+def assistant(content: str) -> Message:
+    return {"role": "assistant", "content": content}
+
+
+def ids(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[int, ...]:
+    return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+@pytest.fixture
+def tokenizer() -> PreTrainedTokenizerBase:
+    return tiny_tokenizer()
+
+
+@pytest.fixture
+def chat(tokenizer: PreTrainedTokenizerBase) -> Chat:
+    return Chat(tokenizer)
+
+
+def test_a_prompt_is_the_template_up_to_the_reply(chat: Chat) -> None:
+    expected = "<|im_start|>user\nWhat is 2 + 3?<|im_end|>\n<|im_start|>assistant\n"
+    assert chat.tokenizer.decode(list(chat.prompt([user("What is 2 + 3?")]))) == expected
+
+
+def test_a_turn_ends_where_the_template_ends_it(tokenizer: PreTrainedTokenizerBase) -> None:
+    tokenizer.eos_token = "<|endoftext|>"
+    assert turn_end(tokenizer) == 2
+    assert Chat(tokenizer).end_ids == {0, 2}
+    assert Chat(tokenizer, [7]).end_ids == {0, 2, 7}
+
+
+def test_the_token_that_opens_a_turn_never_ends_one(tokenizer: PreTrainedTokenizerBase) -> None:
+    tokenizer.eos_token = "<|im_start|>"
+    assert Chat(tokenizer).end_ids == {2}
+
+
+def test_a_tokenizer_without_any_end_is_refused(tokenizer: PreTrainedTokenizerBase) -> None:
+    tokenizer.chat_template, tokenizer.eos_token = None, None
+    with pytest.raises(ModelError, match="no token ends a turn"):
+        Chat(tokenizer)
+
+
+def test_a_base_model_gets_a_plain_template_that_ends_turns_with_eos(tokenizer: PreTrainedTokenizerBase) -> None:
+    tokenizer.chat_template = None
+    assert render(tokenizer, [user("Hi"), assistant("Yes"), user("So?")]) == (
+        "User:\nHi\n\nAssistant:\nYes<|im_end|>\n\nUser:\nSo?\n\nAssistant:\n"
+    )
+    assert Chat(tokenizer).end_ids == {2}
+
+
+def test_text_has_no_control_tokens_and_stops_before_the_first_stop_string(chat: Chat) -> None:
+    assert chat.text((*ids(chat.tokenizer, "It is <b>5</b>."), 2)) == "It is <b>5</b>."
+    assert chat.text(ids(chat.tokenizer, "one<|im_start|> two")) == "one two"
+    assert chat.text(ids(chat.tokenizer, "one two three"), [" three", " two"]) == "one"
+    assert chat.text(()) == ""
+
+
+def odd(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[int, ...]:
+    """The text byte by byte: ids that the tokenizer itself would never choose."""
+    return tuple(id for byte in text for id in ids(tokenizer, byte))
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["chatml", "no template"])
+@pytest.mark.parametrize("ended", [False, True], ids=["cut off", "ended"])
+def test_a_continued_conversation_reads_as_the_template_and_keeps_the_sampled_ids(
+    tokenizer: PreTrainedTokenizerBase, plain: bool, ended: bool
+) -> None:
+    if plain:
+        tokenizer.chat_template = None
+    chat = Chat(tokenizer)
+    messages, prompt = [user("What is 12 + 30?")], chat.prompt([user("What is 12 + 30?")])
+    for reply in ("The answer is 42.", "Yes, I am sure: é."):
+        response = odd(tokenizer, reply) + ((2,) if ended else ())
+        assert ids(tokenizer, reply) != odd(tokenizer, reply)
+        longer = [*messages, assistant(chat.text(response)), user("Are you sure?")]
+        following = chat.extend(messages, prompt, response, chat.text(response), longer)
+        assert following is not None and following[: len(prompt) + len(response)] == prompt + response
+        assert tokenizer.decode(list(following)) == render(tokenizer, longer)
+        messages, prompt = longer, following
+
+
+def test_a_reply_cut_at_a_stop_string_keeps_its_ids_and_is_ended(chat: Chat) -> None:
+    response = ids(chat.tokenizer, "42 STOP")
+    talk = [user("Hi"), assistant("42"), user("So?")]
+    following = chat.extend(talk[:1], chat.prompt(talk[:1]), response, "42", talk)
+    assert following == (
+        *chat.prompt(talk[:1]),
+        *response,
+        *ids(chat.tokenizer, "<|im_end|>\n<|im_start|>user\nSo?<|im_end|>\n<|im_start|>assistant\n"),
+    )
+
+
+def test_a_template_that_trims_replies_is_continued_on_what_was_sampled(tokenizer: PreTrainedTokenizerBase) -> None:
+    tokenizer.chat_template = TRIMMING
+    chat, talk = Chat(tokenizer), [user("Hi"), assistant(" 42\n"), user("So?")]
+    response = (*ids(tokenizer, " 42\n"), 2)
+    following = chat.extend(talk[:1], chat.prompt(talk[:1]), response, " 42\n", talk)
+    assert following is not None
+    assert tokenizer.decode(list(following)) == render(tokenizer, talk).replace("42<|im_end|>", " 42\n<|im_end|>")
+
+
+def test_a_template_that_rewrites_history_is_not_continued(tokenizer: PreTrainedTokenizerBase) -> None:
+    tokenizer.chat_template = THOUGHTLESS
+    chat, thought = Chat(tokenizer), "<think>so</think>42"
+    talk = [user("Hi"), assistant(thought), user("So?")]
+    response = (*ids(tokenizer, thought), 2)
+    assert chat.extend(talk[:1], chat.prompt(talk[:1]), response, thought, talk) is None
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [user("Hi"), assistant("43"), user("So?")],
+        [user("Ho"), assistant("42"), user("So?")],
+        [user("Hi")],
+        [user("Hi"), user("42"), user("So?")],
+    ],
+    ids=["another reply", "another question", "no reply", "another speaker"],
+)
+def test_another_conversation_is_not_continued(chat: Chat, messages: list[Message]) -> None:
+    assert chat.extend([user("Hi")], chat.prompt([user("Hi")]), (*ids(chat.tokenizer, "42"), 2), "42", messages) is None
+
+
+def test_a_turn_ended_by_another_token_than_the_templates_is_not_continued(tokenizer: PreTrainedTokenizerBase) -> None:
+    chat, talk = Chat(tokenizer, [0]), [user("Hi"), assistant("42"), user("So?")]
+    assert chat.extend(talk[:1], chat.prompt(talk[:1]), (*ids(tokenizer, "42"), 0), "42", talk) is None
+
+
+def first_stop(
+    tokenizer: PreTrainedTokenizerBase, sampled: tuple[int, ...], stops: list[str]
+) -> tuple[int | None, str]:
+    watch = StopText(tokenizer, stops)
+    for count, id in enumerate(sampled, 1):
+        if watch.feed(id):
+            return count, watch.text
+    return None, watch.text
+
+
+@pytest.mark.parametrize("write", [ids, odd], ids=["its own ids", "byte by byte"])
+@pytest.mark.parametrize("stop", ["</answer>", "\n\n", "é", "→ 日本", "."])
+def test_a_stop_string_is_seen_with_the_very_id_that_completes_it(
+    tokenizer: PreTrainedTokenizerBase, stop: str, write: Callable[[PreTrainedTokenizerBase, str], tuple[int, ...]]
+) -> None:
+    before = "日 the answer " * 20
+    sampled = write(tokenizer, before + stop + " and more of it")
+    shortest = next(n for n in range(len(sampled)) if stop in tokenizer.decode(list(sampled[:n])))
+    assert first_stop(tokenizer, sampled, ["never", stop]) == (shortest, before)
+
+
+def test_control_tokens_do_not_push_a_stop_string_out_of_sight(tokenizer: PreTrainedTokenizerBase) -> None:
+    sampled = (*ids(tokenizer, "so <"), *[1] * 50, *ids(tokenizer, "/a> and"))
+    seen, text = first_stop(tokenizer, sampled, ["</a>"])
+    assert seen is not None and text == "so "
+
+
+def test_text_without_a_stop_string_is_whole(tokenizer: PreTrainedTokenizerBase) -> None:
+    assert first_stop(tokenizer, ids(tokenizer, "it is < /a> 日本"), ["</a>"]) == (None, "it is < /a> 日本")
+
+
+def test_the_cost_of_watching_does_not_grow_with_the_text(
+    tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded: list[int] = []
+    watch, decode = StopText(tokenizer, ["</answer>"]), tokenizer.decode
+
+    def counting(some: list[int], **options: Any) -> Any:
+        decoded.append(len(some))
+        return decode(some, **options)
+
+    monkeypatch.setattr(tokenizer, "decode", counting)
+    for id in ids(tokenizer, "the answer is not here " * 50):
+        watch.feed(id)
+    assert max(decoded) <= len("</answer>") + 4

@@ -1,0 +1,526 @@
+"""A config cannot lie: what is wrong is named, with its place and what would have been right."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from dataclasses import MISSING, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coterie.config import Config, ConfigError, Lora, dump, load, yamltree
+from coterie.config.crosscheck import cross_check
+from coterie.config.hints import HERE, hint_for
+from coterie.config.problems import Problems, Sources, dotted, undotted
+from coterie.config.registry import BUILTIN, find, options_of
+from coterie.config.schema import schema
+
+RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
+
+GOOD = """\
+policies:
+  thinker: {lr: 3e-4}
+  doer:
+    lora: {rank: 8}
+roles:
+  reasoner: thinker
+  actor: {policy: doer, max_tokens: 8}
+workflow: chain
+env:
+  name: rows
+  train: sums.jsonl
+reward: number
+algorithm:
+  name: grpo
+  peers: [task, role]
+steps: 20
+sampling:
+  max_tokens: 32
+"""
+
+PARTS = """\
+from __future__ import annotations
+from dataclasses import dataclass
+from typing import Annotated
+from pydantic import Field
+
+@dataclass(frozen=True)
+class Quiz:
+    level: Annotated[int, Field(ge=1, le=3)] = 1
+    pairs: tuple[tuple[int, float], ...] = ()
+    words: Annotated[tuple[str, ...], Field(min_length=1)] = ("a",)
+
+    def __post_init__(self):
+        if self.level == 2:
+            raise ValueError("level: two is unlucky")
+
+    def tasks(self, split): return []
+    def open(self, task): return None
+    async def score(self, episode): episode.reward = 1.0
+
+class Plain:
+    def __init__(self, size: int, shuffle: bool = True):
+        self.size = size
+
+def near(answer, truth, *, within: float = 0.5) -> float:
+    return float(abs(answer - truth) <= within)
+
+@dataclass(frozen=True)
+class Named:
+    name: str = "x"
+"""
+
+
+@pytest.fixture
+def good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A config file that loads, beside a user's own parts; commands are given in its folder."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "parts.py").write_text(PARTS)
+    (tmp_path / "good.yaml").write_text(GOOD)
+    return Path("good.yaml")
+
+
+def checked(path: Path, overrides: list[str]) -> Config:
+    config = load(path, overrides)
+    cross_check(config, config.workflow.made, config.algorithm.made)
+    return config
+
+
+def complaint(path: Path, *overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        checked(path, list(overrides))
+    return str(caught.value)
+
+
+MISTAKES_IN_THE_FILE = {
+    "unknown key": ("steps: 20", "step: 20", "step: unknown key; Config has steps,", "did you mean steps?", "line 16"),
+    "unknown option": ("  peers:", "  pers:", "algorithm.pers: unknown key; Grpo has peers", "mean peers?", "line 15"),
+    "unknown nested key": ("{rank: 8}", "{r: 8}", "policies.doer.lora.r: unknown key; Lora has rank, alpha, targets"),
+    "text for a number": (
+        "steps: 20",
+        "steps: '20'",
+        "steps: the text '20' is given where a whole number ≥ 1 is wanted",
+    ),
+    "fraction for a count": ("steps: 20", "steps: 2.5", "steps: 2.5 is given where a whole number ≥ 1 is wanted"),
+    "bool for a count": ("steps: 20", "steps: true", "steps: true is given where a whole number ≥ 1 is wanted"),
+    "no steps": ("steps: 20", "steps: 0", "steps: 0 is given where a whole number ≥ 1 is wanted", "line 16"),
+    "negative rate": ("lr: 3e-4", "lr: -3e-4", "policies.thinker.lr: -0.0003 is given where a number > 0", "line 2"),
+    "infinite rate": ("lr: 3e-4", "lr: 1e999", "policies.thinker.lr: inf is given where a number > 0 is wanted"),
+    "no number at all": ("lr: 3e-4", "lr: fast", "policies.thinker.lr: the text 'fast' is given where a number > 0"),
+    "null for a mapping": (
+        "{lr: 3e-4}",
+        "",
+        "policies.thinker: null is given where a mapping is wanted; Policy has model",
+    ),
+    "list for a mapping": ("{rank: 8}", "[8]", "policies.doer.lora: the list [8] is given where a mapping is wanted"),
+    "text for a list": ("[task, role]", "task", "algorithm.peers: the text 'task' is given where a list is wanted"),
+    "a wrong item": (
+        "[task, role]",
+        "[task, rol]",
+        "algorithm.peers.1: the text 'rol'",
+        "did you mean role?",
+        "line 15",
+    ),
+    "unknown part": (
+        "workflow: chain",
+        "workflow: chian",
+        "workflow.name: no workflow is called 'chian'",
+        "mean chain?",
+    ),
+    "part without a name": (
+        "  name: grpo\n",
+        "",
+        "algorithm: a mapping is given where a name, or a mapping with a name",
+    ),
+    "missing key": ("reward: number\n", "", "reward: missing; Config needs it (good.yaml)"),
+    "missing option": ("  train: sums.jsonl\n", "", "env.train: missing; Rows needs it (good.yaml, line 9)"),
+    "missing policy": ("{policy: doer, max", "{max", "roles.actor.policy: missing; Role needs it (good.yaml, line 7)"),
+    "key twice": ("reward: number", "steps: 9\nreward: number", "steps: written twice, on lines 12 and 17"),
+    "not YAML": ("steps: 20", "steps: [20", "good.yaml: not YAML on line 17"),
+    "a strange tag": ("steps: 20", "steps: !!python/name:os 20", "steps: the tag tag:yaml.org,2002:python/name:os"),
+    "option the reward has not": ("reward: number", "reward: {name: number, case: no}", "number has no options"),
+    "a field nobody fills": (
+        "workflow: chain",
+        "workflow: {name: chain, prompts: {actor: '{reasner}'}}",
+        "workflow.prompts.actor: unknown field {reasner}",
+        "line 8",
+    ),
+    "role without policy": (
+        "reasoner: thinker",
+        "reasoner: thinkr",
+        "roles.reasoner.policy: no policy is called 'thinkr'",
+        "did you mean thinker?",
+        "line 6",
+        "policies.thinker: no role plays it",
+        "line 2",
+    ),
+    "misspelt role": (
+        "  reasoner:",
+        "  reasonr:",
+        "roles: Chain has a role 'reasoner' that nobody plays; did you mean reasonr?",
+        "roles.reasonr: Chain has no such role; it has reasoner, actor",
+        "line 6",
+    ),
+    "idle policy": ("  doer:", "  idle: {}\n  doer:", "policies.idle: no role plays it", "line 3"),
+    "adapter without lora": (
+        "{lr: 3e-4}",
+        "{adapter: old, lora: null}",
+        "policies.thinker.adapter: an adapter is given, but",
+    ),
+    "foreign batch size": (
+        "steps: 20",
+        "data:\n  train_batch_size: 4",
+        "data.train_batch_size: unknown key; here it is tasks_per_step",
+        "line 17",
+    ),
+    "foreign rate": (
+        "steps: 20",
+        "actor_rollout_ref: {actor: {optim: {lr: 1e-6}}}",
+        "actor_rollout_ref.actor.optim.lr: unknown key; here it is policies.<name>.lr",
+    ),
+}
+
+MISTAKES_IN_OVERRIDES = {
+    "no value": ("steps", "override steps: an override looks like key=value"),
+    "not YAML": ("roles.actor.stop=[a", "roles.actor.stop: '[a' is not YAML"),
+    "inside a number": ("steps.count=3", "steps.count: steps is 20, which has no keys inside (override steps.count=3)"),
+    "unknown option": (
+        "algorithm.clp=3",
+        "algorithm.clp: unknown key; Grpo has clip",
+        "did you mean clip? (override algo",
+    ),
+    "unknown word": ("learning.schedule=cosin", "constant, linear or cosine is wanted; did you mean cosine?"),
+    "old option": ("algorithm.name=ppo", "algorithm.peers: unknown key; Ppo has", "good.yaml, line 15"),
+    "share over one": ("rollout.max_failed=2", "rollout.max_failed: 2 is given where a number ≥ 0 and ≤ 1 is wanted"),
+    "cold": ("sampling.temperature=-1", "sampling.temperature: -1 is given where a number ≥ 0 is wanted"),
+    "cold role": (
+        "roles.actor.temperature=-1",
+        "roles.actor.temperature: -1 is given where a number ≥ 0 or null is wanted",
+    ),
+    "top_p over one": ("eval.top_p=1.5", "eval.top_p: 1.5 is given where a number > 0 and ≤ 1 is wanted"),
+    "cut training": ("sampling.top_p=0.9", "sampling.top_p: training needs 1.0", "eval.top_p may cut"),
+    "cut training by rank": ("sampling.top_k=5", "sampling.top_k: training needs 0"),
+    "greedy role": ("roles.actor.temperature=0", "roles.actor.temperature: at 0 every episode says the same, so actor"),
+    "greedy team": ("sampling.temperature=0", "sampling.temperature: at 0 every episode says the same, so reasoner"),
+    "ends at once": ("sampling.stop=['']", "sampling.stop: an empty stop string would end every turn"),
+    "no room": ("engine.context=32", "sampling.max_tokens: 32 tokens for reasoner leave no room", "line 18"),
+    "endless warm-up": ("learning.warmup=20", "learning.warmup: 20 steps of warm-up in a run of steps=20 never reach"),
+    "cut greedy eval": ("eval.top_p=0.9", "eval.top_p: has no effect while eval.temperature is 0"),
+    "same again": ("eval.episodes_per_task=4", "eval.episodes_per_task: at eval.temperature=0 all 4 episodes"),
+    "group of one": ("episodes_per_task=1", "episodes_per_task: is 1, so every group has one member"),
+    "no effect": ("algorithm.kl_in=reward", "algorithm.kl_in: has no effect while algorithm.kl is 0"),
+    "a folder's name": ("name=a/b", "name: 'a/b' cannot be a folder's name"),
+    "no own reward": ("reward=native", "reward: Rows has none of its own"),
+    "scores itself": ("env=parts.py:Quiz", "reward: no effect, because Quiz scores itself; write reward: native"),
+    "no such file": ("env=part.py:Quiz", "env.name: there is no file part.py"),
+    "no such class": ("env=parts.py:Quizz", "env.name: parts.py has no Quizz; it has Quiz", "did you mean Quiz?"),
+    "not a class": ("env=parts.py:near", "env.name: parts.py:near is a function, but env wants a class"),
+    "not a function": ("reward=parts.py:Quiz", "reward.name: parts.py:Quiz is a type, but reward wants a function"),
+    "limit of an own part": (
+        "env={name: 'parts.py:Quiz', level: 4}",
+        "env.level: 4 is given where a whole number ≥ 1 and ≤ 3",
+    ),
+    "an own list's length": ("env={name: 'parts.py:Quiz', words: []}", "env.words: the list [] is given where"),
+    "an own complaint": ("env={name: 'parts.py:Quiz', level: 2}", "env.level: two is unlucky (override env="),
+    "an own pair": (
+        "env={name: 'parts.py:Quiz', pairs: [[1, x]]}",
+        "env.pairs.0: the list [1, 'x'] is given where a list of a whole number, a number is",
+    ),
+    "argument of an own class": (
+        "env={name: 'parts.py:Plain', size: x}",
+        "env.size: the text 'x' is given where a whole",
+    ),
+    "argument not given": ("env=parts.py:Plain", "env.size: missing; Plain needs it"),
+    "option of an own reward": (
+        "reward={name: 'parts.py:near', withn: 1}",
+        "reward.withn: unknown key; near has within",
+    ),
+    "a taken name": ("env=parts.py:Named", "env: Named calls an option `name`, which is taken"),
+    "foreign steps": ("trainer.total_epochs=3", "trainer.total_epochs: unknown key; here it is steps"),
+    "foreign interval": (
+        "algorithm.agent_iteration_interval=3",
+        "training one role at a time is not an option of this",
+    ),
+    "foreign group": ("num_generations=8", "num_generations: unknown key; here it is episodes_per_task"),
+    "foreign memory": ("gpu_memory_utilization=0.9", "gpu_memory_utilization: unknown key; there is nothing to set"),
+    "misplaced rate": ("learning.lr=1e-4", "learning.lr: unknown key; here it is policies.<name>.lr"),
+}
+
+
+def test_the_good_config_is_good(good: Path) -> None:
+    config = checked(good, [])
+    assert config.name == "good"
+    assert config.policies["thinker"].lr == 3e-4
+    assert config.policies["doer"].lora == Lora(rank=8)
+    assert config.roles["reasoner"].policy == "thinker"
+    assert config.workflow.made.roles == ("reasoner", "actor")
+
+
+@pytest.mark.parametrize("mistake", MISTAKES_IN_THE_FILE)
+def test_a_mistake_in_the_file_is_named_with_its_line(good: Path, mistake: str) -> None:
+    old, new, *fragments = MISTAKES_IN_THE_FILE[mistake]
+    assert old in GOOD
+    good.write_text(GOOD.replace(old, new))
+    said = complaint(good)
+    assert "good.yaml" in said
+    for fragment in fragments:
+        assert fragment in said
+
+
+@pytest.mark.parametrize("mistake", MISTAKES_IN_OVERRIDES)
+def test_a_mistake_in_an_override_quotes_the_override(good: Path, mistake: str) -> None:
+    override, *fragments = MISTAKES_IN_OVERRIDES[mistake]
+    said = complaint(good, override)
+    for fragment in fragments:
+        assert fragment in said
+
+
+def test_a_complaint_about_an_override_does_not_blame_the_file(good: Path) -> None:
+    assert complaint(good, "steps=0").endswith("(override steps=0)")
+
+
+def test_a_team_without_a_learner_is_a_mistake(good: Path) -> None:
+    said = complaint(good, "policies.thinker.frozen=true", "policies.doer.frozen=true")
+    assert "policies: every policy is frozen" in said
+
+
+def test_a_frozen_role_may_be_greedy(good: Path) -> None:
+    config = checked(good, ["policies.doer.frozen=true", "roles.actor.temperature=0"])
+    assert config.sampling_of("actor").temperature == 0
+
+
+def test_all_mistakes_are_told_at_once_one_a_line(good: Path) -> None:
+    said = complaint(good, "steps=0", "device=gpu", "algorithm.clp=1", "policies.doer.lora.rank=x")
+    assert [line.split(":")[0] for line in said.splitlines()] == [
+        "policies.doer.lora.rank",
+        "algorithm.clp",
+        "steps",
+        "device",
+    ]
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nothing\.yaml: there is no such file"):
+        load(tmp_path / "nothing.yaml")
+
+
+def test_a_file_that_is_a_list_is_no_config(good: Path) -> None:
+    good.write_text("- 1\n")
+    assert "a config is a mapping" in complaint(good)
+
+
+def test_an_empty_file_names_every_key_it_lacks(good: Path) -> None:
+    good.write_text("")
+    keys = [line.split(":")[0] for line in complaint(good).splitlines()]
+    assert keys == ["policies", "roles", "workflow", "env", "reward", "algorithm"]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("3e-6", 3e-6),
+        ("1E4", 1e4),
+        ("-1.5", -1.5),
+        (".5", 0.5),
+        ("7", 7),
+        ("true", True),
+        ("null", None),
+        ("", None),
+        ("no", "no"),
+        ("on", "on"),
+        ("2026-11-01", "2026-11-01"),
+        ("1_000", "1_000"),
+        ("'7'", "7"),
+        ("1:30", "1:30"),
+    ],
+)
+def test_scalars_read_as_people_mean_them(text: str, value: Any) -> None:
+    read = yamltree.read(f"key: {text}", Problems(Sources()))["key"]
+    assert (read, type(read)) == (value, type(value))
+
+
+@pytest.mark.parametrize(
+    "value", ["1e-4", "7", "true", "null", "", "~", "no", "a: b", "- x", "ä\n{q}", 1e-5, 1e22, 3, [], {}]
+)
+def test_what_is_written_reads_as_the_same(value: Any) -> None:
+    assert yamltree.read(yamltree.write({"key": value}), Problems(Sources())) == {"key": value}
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_every_recipe_passes_and_fits_the_schema(recipe: Path) -> None:
+    checked(recipe, [])
+    assert fits(schema(), yamltree.read(recipe.read_text(), Problems(Sources())))
+
+
+VARIANTS: list[list[str]] = [
+    [],
+    ["algorithm=ppo", "workflow={name: debate, roles: [reasoner, actor], rounds: 3}"],
+    ["policies.doer.lora=null", "roles.actor.stop=['\\n', 'no']", "log.wandb=1e5 sums", "seed=-3"],
+    ["env={name: 'parts.py:Quiz', level: 3, pairs: [[1, 2], [3, 4.5]]}", "reward=native"],
+    ["reward={name: 'parts.py:near', within: 1}", "env.limit=5"],
+    ["env={name: reasoning_gym, dataset: basic_arithmetic, params: {min_terms: 2}}", "reward=native"],
+]
+
+
+@pytest.mark.parametrize("overrides", VARIANTS)
+def test_a_dumped_config_loads_to_an_equal_one(good: Path, tmp_path: Path, overrides: list[str]) -> None:
+    config = load(good, overrides)
+    stored = tmp_path / "runs" / "x" / "config.yaml"
+    stored.parent.mkdir(parents=True)
+    stored.write_text(dump(config), encoding="utf-8")
+    assert load(stored) == config
+    assert dump(load(stored)) == dump(config)
+
+
+def test_an_own_part_is_found_from_wherever_the_config_is_stored(good: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    for name in ("elsewhere", "runs"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    config = load(Path("..") / good, ["env=parts.py:Quiz", "reward=native"])
+    stored = tmp_path / "runs" / "config.yaml"
+    stored.write_text(dump(config))
+    assert load(stored).env.name == f"{tmp_path / 'parts.py'}:Quiz"
+
+
+def test_a_path_from_here_is_kept_as_it_was_written(good: Path) -> None:
+    assert load(good, ["env=parts.py:Quiz", "reward=native"]).env.name == "parts.py:Quiz"
+
+
+def test_overrides_go_over_the_file_and_later_ones_over_earlier(good: Path) -> None:
+    overrides = ["steps=5", "steps=6", "policies.thinker.lr=1e-5", "algorithm.kl=0.1", "roles.reasoner.max_tokens=4"]
+    config = load(good, overrides)
+    assert (config.steps, config.policies["thinker"].lr, config.algorithm.made.kl) == (6, 1e-5, 0.1)
+    assert config.algorithm.made.peers == ("task", "role")
+    assert config.sampling_of("reasoner").max_tokens == 4
+
+
+def test_an_override_of_a_whole_part_replaces_its_options(good: Path) -> None:
+    config = load(good, ["algorithm=ppo", "policies.doer.lora=null", "policies.doer.lora.rank=4"])
+    assert config.algorithm.name == "ppo"
+    assert config.policies["doer"].lora == Lora(rank=4)
+
+
+def test_any_string_names_a_role(good: Path) -> None:
+    good.write_text(GOOD.replace("reasoner:", '"v1.5 β":').replace("chain", '{name: chain, roles: ["v1.5 β", actor]}'))
+    config = checked(good, ['roles."v1.5 β".max_tokens=3'])
+    assert config.roles["v1.5 β"].max_tokens == 3
+    assert 'roles."v1.5 β".max_tokens: 0 is given' in complaint(good, 'roles."v1.5 β".max_tokens=0')
+
+
+@pytest.mark.parametrize("path", [("a",), ("roles", "v1.5", "stop"), ("roles", "ä b")])
+def test_a_dotted_key_gives_its_path_back(path: tuple[str, ...]) -> None:
+    assert undotted(dotted(path)) == path
+
+
+def test_the_place_of_a_key_that_was_not_written_is_what_is_around_it(good: Path) -> None:
+    sources = load(good, ["sampling.top_k=0"]).sources
+    assert sources.place(("sampling", "max_tokens")) == "good.yaml, line 18"
+    assert sources.place(("sampling", "top_k")) == "override sampling.top_k=0"
+    assert sources.place(("sampling", "stop")) == "good.yaml, line 17"
+    assert sources.place(("eval", "every")) == "good.yaml"
+
+
+def test_where_a_key_was_written_does_not_make_configs_differ(good: Path) -> None:
+    assert load(good, ["steps=20"]) == load(good)
+    assert replace(load(good), steps=21) != load(good)
+
+
+def test_every_hint_names_an_option_that_exists() -> None:
+    known = keys(schema())
+    for kind, names in BUILTIN.items():
+        known |= {f"{kind}.{option}" for name in names for option in options_of(find(kind, name))}
+    for key in itertools.chain(*(hint.removesuffix(", of ppo").split(" and ") for hint in HERE.values())):
+        assert key in known, key
+
+
+def test_a_foreign_name_is_known_by_its_longest_ending() -> None:
+    assert hint_for(("actor_rollout_ref", "actor", "optim", "lr")) == "here it is policies.<name>.lr"
+    assert hint_for(("critic", "optim", "lr")) == "here it is algorithm.value_lr, of ppo"
+    assert hint_for(("rollout", "n")) == "here it is episodes_per_task"
+    assert hint_for(("n",)) is None
+
+
+def test_every_builtin_part_has_options_that_the_schema_lists() -> None:
+    listed = schema()["$defs"]
+    for kind, names in BUILTIN.items():
+        spelled = {form["properties"]["name"]["const"]: form for form in listed[kind]["oneOf"] if "const" in str(form)}
+        for name in names:
+            options = options_of(find(kind, name))
+            assert set(spelled[name]["properties"]) == {"name", *options}
+            required = {option for option, about in options.items() if about.default is MISSING}
+            assert set(spelled[name]["required"]) == {"name", *required}
+
+
+@pytest.mark.parametrize("overrides", VARIANTS)
+def test_what_loads_fits_the_schema(good: Path, overrides: list[str]) -> None:
+    assert fits(schema(), yamltree.read(dump(load(good, overrides)), Problems(Sources())))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("steps:", "step:"),
+        ("steps: 20", "steps: 0"),
+        ("rank: 8", "rank: x"),
+        ("peers", "pers"),
+        ("workflow: chain", ""),
+        ("workflow: chain", "workflow: chian"),
+        ("[task, role]", "[tusk]"),
+        ("max_tokens: 32", "max_tokens: -1"),
+    ],
+)
+def test_what_does_not_load_does_not_fit_the_schema(old: str, new: str) -> None:
+    assert fits(schema(), yamltree.read(GOOD, Problems(Sources())))
+    assert not fits(schema(), yamltree.read(GOOD.replace(old, new), Problems(Sources())))
+
+
+def keys(node: dict[str, Any], prefix: str = "") -> set[str]:
+    """Every dotted key of a schema; a name that the user chooses is `<name>`, a part has a `name`."""
+    found: set[str] = {prefix.removesuffix(".")}
+    for name, child in node.get("properties", {}).items():
+        found |= keys(child, f"{prefix}{name}.")
+    if isinstance(node.get("additionalProperties"), dict):
+        found |= keys(node["additionalProperties"], f"{prefix}<name>.")
+    for form in node.get("anyOf", []):
+        found |= keys(form, prefix)
+    return found | ({f"{prefix}name"} if "$ref" in node else set())
+
+
+TYPES = {"object": dict, "array": list, "string": str, "boolean": bool, "null": type(None)}
+
+
+def fits(node: dict[str, Any], data: Any, root: dict[str, Any] | None = None) -> bool:
+    """Whether data is valid under the part of JSON schema that ours uses."""
+    root = node if root is None else root
+    if "$ref" in node:
+        return fits(root["$defs"][node["$ref"].rsplit("/", 1)[1]], data, root)
+    rules = {
+        "type": lambda kind: fits_type(kind, data),
+        "enum": lambda values: data in values,
+        "const": lambda value: data == value,
+        "pattern": lambda pattern: isinstance(data, str) and re.search(pattern, data) is not None,
+        "minimum": lambda bound: data >= bound,
+        "maximum": lambda bound: data <= bound,
+        "exclusiveMinimum": lambda bound: data > bound,
+        "required": lambda names: all(name in data for name in names),
+        "properties": lambda known: all(fits(known[key], data[key], root) for key in data if key in known),
+        "additionalProperties": lambda rest: all(
+            rest is not False and (rest is True or fits(rest, data[key], root))
+            for key in data
+            if key not in node.get("properties", {})
+        ),
+        "items": lambda item: all(fits(item, each, root) for each in data),
+        "anyOf": lambda forms: any(fits(form, data, root) for form in forms),
+        "oneOf": lambda forms: sum(fits(form, data, root) for form in forms) == 1,
+    }
+    if "type" in node and not fits_type(node["type"], data):
+        return False
+    return all(rule(node[name]) for name, rule in rules.items() if name in node)
+
+
+def fits_type(kind: str, data: Any) -> bool:
+    if kind in ("number", "integer"):
+        return isinstance(data, int if kind == "integer" else (int, float)) and not isinstance(data, bool)
+    return isinstance(data, TYPES[kind])

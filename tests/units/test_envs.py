@@ -1,0 +1,204 @@
+"""Laws of where tasks come from and how they are scored."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pickle
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from coterie.envs.base import TaskEnv, graded
+from coterie.envs.gsm8k import Gsm8k
+from coterie.envs.reasoning_gym import ReasoningGym
+from coterie.envs.rows import Rows
+from coterie.types import Env, Episode, Task
+
+QUESTIONS = [
+    {"question": "Clips in all?", "answer": "48 + 24 = <<48+24=72>>72\n#### 72", "level": 1},
+    {"question": "Pay?", "answer": "It is\n#### 1,080", "level": 2},
+    {"question": "Left over?", "answer": "#### -5", "level": 3},
+]
+
+
+def jsonl(path: Path, rows: list[Any]) -> str:
+    path.write_text("\n".join(json.dumps(row) for row in rows) + "\n")
+    return str(path)
+
+
+def parquet(path: Path, rows: list[Any]) -> str:
+    path = path.with_suffix(".parquet")
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    return str(path)
+
+
+def score(env: Env, task: Task, answer: Any) -> Episode:
+    episode = Episode("e", task, 0, answer=answer)
+    asyncio.run(env.score(episode))
+    return episode
+
+
+def test_no_held_out_task_is_a_training_task() -> None:
+    """A small world, so that chance alone would mix them: sums of two digits from 0 to 9."""
+    params = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
+    env = ReasoningGym("chain_sum", params, size=100, test_size=50)
+    train = {task.prompt for task in env.tasks("train")}
+    test = [task.prompt for task in env.tasks("test")]
+    assert len(test) == len(set(test)) == 50
+    assert not train & set(test)
+
+
+def test_a_world_that_training_exhausts_has_no_test() -> None:
+    params = {"min_terms": 1, "max_terms": 1, "min_digits": 1, "max_digits": 1}
+    with pytest.raises(ValueError, match="chain_sum with 500 tasks has no other for the test"):
+        ReasoningGym("chain_sum", params, size=500, test_size=5).tasks("test")
+
+
+def test_a_seed_gives_the_same_tasks_and_its_neighbour_others() -> None:
+    def prompts(seed: int) -> list[str]:
+        return [task.prompt for task in ReasoningGym("chain_sum", size=50, seed=seed).tasks("train")]
+
+    assert prompts(0) == prompts(0)
+    assert len(set(prompts(0)) & set(prompts(1))) < 5
+
+
+def test_task_ids_are_unique_and_tasks_carry_their_metadata() -> None:
+    env = ReasoningGym("chain_sum", size=20, test_size=20, prompt="{expression} = ?")
+    tasks = [*env.tasks("train"), *env.tasks("test")]
+    assert len({task.id for task in tasks}) == 40
+    assert all(task.prompt == f"{task.meta['expression']} = ?" for task in tasks)
+    assert all(eval(task.meta["expression"]) == int(task.answer) for task in tasks)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: ReasoningGym("chain_sums"), r"dataset: unknown chain_sums; did you mean chain_sum\?"),
+        (lambda: ReasoningGym("chain_sum", {"max_term": 2}), r"params.max_term: unknown; did you mean max_terms\?"),
+        (lambda: ReasoningGym("chain_sum", {"size": 2}), r"params.size: unknown"),
+        (lambda: ReasoningGym("chain_sum", {"max_terms": 0}), r"params: chain_sum says: max_terms must be"),
+        (lambda: ReasoningGym("chain_sum", {"max_terms": "two"}), r"params: chain_sum says: "),
+        (lambda: ReasoningGym("chain_sum", prompt="{expresion}"), r"prompt: unknown field {expresion}"),
+    ],
+)
+def test_a_mistake_in_a_dataset_is_told_when_it_is_made(build: Callable[[], Env], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+def test_the_native_reward_is_the_datasets_own_scorer() -> None:
+    env = graded(ReasoningGym("prime_factorization", size=20, prompt="Split: {question}"), "native", {}, 30.0)
+    task = next(task for task in env.tasks("train") if len(task.meta["factors"]) > 1)
+    right = score(env, task, task.answer)
+    assert (right.reward, right.metrics) == (1.0, {"right": 1.0})
+    # Any factorisation earns part of the credit, so this is not a comparison of texts.
+    assert 0 < score(env, task, str(task.meta["number"])).reward < 1
+    assert score(env, task, "I cannot tell").reward == 0.0
+
+
+def test_another_reward_compares_with_the_answer() -> None:
+    env = graded(ReasoningGym("chain_sum", size=2), "number", {}, 1.0)
+    task = env.tasks("train")[0]
+    assert score(env, task, f"It is {task.answer}.").metrics == {"right": 1.0}
+    assert score(env, task, "?").metrics == {"right": 0.0}
+
+
+def test_a_reward_that_would_do_nothing_is_an_error() -> None:
+    class ScoresItself:
+        def tasks(self, split: str) -> list[Task]:
+            return [Task("1", "q", "a")]
+
+        def open(self, task: Task) -> None:
+            return None
+
+        async def score(self, episode: Episode) -> None:
+            episode.reward = 0.25
+
+    env = ScoresItself()
+    assert isinstance(env, Env)
+    assert graded(env, "native", {}, 1.0) is env
+    with pytest.raises(ValueError, match="reward exact: no effect, because ScoresItself scores itself"):
+        graded(env, "exact", {}, 1.0)
+    with pytest.raises(ValueError, match="reward native: Rows has none of its own"):
+        graded(Rows("x.jsonl"), "native", {}, 1.0)
+    with pytest.raises(ValueError, match="did you mean exact"):
+        graded(Rows("x.jsonl"), "exakt", {}, 1.0)
+
+
+@pytest.mark.parametrize("write", [jsonl, parquet])
+def test_a_users_rows_become_tasks(tmp_path: Path, write: Callable[[Path, list[Any]], str]) -> None:
+    rows = [{"problem": "1 + 1", "result": 2, "level": "easy"}, {"problem": "2 + 2", "result": 4, "level": "hard"}]
+    file = write(tmp_path / "sums.jsonl", rows)
+    env = graded(Rows(file, test=file, question="problem", answer="result", limit=1), "number", {}, 1.0)
+    assert env.tasks("train") == [Task("sums/1", "1 + 1", 2, {"level": "easy"})]
+    assert env.tasks("test") == env.tasks("train")
+    assert score(env, env.tasks("train")[0], "two, I mean 2").reward == 1.0
+    assert pickle.loads(pickle.dumps(env)) == env
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"question": "q", "answer": 1}\n\n{"question": "r"}', r"sums.jsonl, row 3: no field answer; it has question"),
+        ('{"question": "q", "answer": 1}\n{"question": ', r"sums.jsonl, row 2: not JSON"),
+        ("[1]", r"sums.jsonl, row 1: an object is needed, not \[1\]"),
+    ],
+)
+def test_a_bad_row_is_told_by_file_and_number(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "sums.jsonl"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        Rows(str(path)).tasks("train")
+
+
+def test_a_missing_or_foreign_file_is_told_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"nowhere.jsonl: no such file"):
+        Rows("nowhere.jsonl").tasks("train")
+    (tmp_path / "sums.csv").write_text("a,b")
+    with pytest.raises(ValueError, match=r"sums.csv: a .jsonl or .parquet file is needed"):
+        Rows(str(tmp_path / "sums.csv")).tasks("train")
+    with pytest.raises(ValueError, match=r"env.test: held-out tasks are asked for"):
+        Rows("nowhere.jsonl").tasks("test")
+
+
+@pytest.mark.parametrize("write", [jsonl, parquet])
+def test_gsm8k_keeps_the_marked_number(tmp_path: Path, write: Callable[[Path, list[Any]], str]) -> None:
+    env = Gsm8k(train=write(tmp_path / "train.jsonl", QUESTIONS))
+    tasks = env.tasks("train")
+    assert [task.answer for task in tasks] == ["72", "1080", "-5"]
+    assert tasks[0].prompt == "Clips in all?"
+    assert tasks[0].meta["solution"].startswith("48 + 24")
+
+
+def test_gsm8k_tells_of_a_row_without_a_marked_answer(tmp_path: Path) -> None:
+    rows = [*QUESTIONS, {"question": "q", "answer": "72"}]
+    with pytest.raises(ValueError, match=r"train.jsonl, row 4: the answer does not end in `#### number`"):
+        Gsm8k(train=jsonl(tmp_path / "train.jsonl", rows)).tasks("train")
+
+
+def test_gsm8k_without_a_file_or_the_hub_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ImportError, match=r"pip install coterie\[hub\]"):
+        Gsm8k().tasks("train")
+
+
+def test_every_gsm8k_solution_is_worth_its_answer() -> None:
+    folder = Path(os.environ.get("COTERIE_DATA", "")) / "gsm8k"
+    if not (folder / "train.jsonl").is_file():
+        pytest.skip("COTERIE_DATA names no folder with gsm8k")
+    env = graded(Gsm8k(str(folder / "train.jsonl"), str(folder / "test_200.jsonl")), "number", {}, 1.0)
+    assert isinstance(env, TaskEnv)
+    train, test = env.tasks("train"), env.tasks("test")
+    assert (len(train), len(test)) == (7473, 200)
+    assert all(asyncio.run(worth_of_solutions(env, [*train, *test])))
+
+
+async def worth_of_solutions(env: TaskEnv, tasks: list[Task]) -> list[float]:
+    return [await env.grade(task.meta["solution"], task.answer) for task in tasks]

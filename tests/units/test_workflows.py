@@ -1,0 +1,136 @@
+"""Laws of how roles talk."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from coterie.types import Message, Task, Turn, Workflow
+from coterie.workflows.chain import Chain
+from coterie.workflows.debate import Debate
+from coterie.workflows.majority import majority
+from coterie.workflows.single import Single
+from coterie.workflows.template import fill
+from coterie.workflows.vote import Vote
+from tests.scripted import Line, Scripted
+
+TASK = Task("t", "What is 2 + {2}?", "4")
+
+
+def play(workflow: Workflow, lines: dict[str, list[str]]) -> tuple[Any, Scripted]:
+    team = Scripted(lines)
+    return asyncio.run(workflow.run(TASK, team, None)), team
+
+
+@pytest.mark.parametrize("workflow", [Single(), Vote(), Chain(), Debate()], ids=lambda w: type(w).__name__)
+def test_a_workflow_asks_every_role_it_names_and_no_other(workflow: Workflow) -> None:
+    assert isinstance(workflow, Workflow)
+    _, team = play(workflow, {role: ["4"] * 9 for role in workflow.roles})
+    assert all(team[role].heard for role in workflow.roles)
+
+
+def test_a_lone_solver_hears_the_question_and_its_text_is_the_answer() -> None:
+    answer, team = play(Single(prompt="Q: {question}", system="Be brief."), {"solver": [" It is\n4 "]})
+    assert answer == " It is\n4 "
+    assert team.solver.heard == [
+        [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Q: What is 2 + {2}?"}]
+    ]
+
+
+def test_a_later_role_reads_what_earlier_ones_said() -> None:
+    chain = Chain(
+        roles=("reasoner", "critic", "actor"),
+        prompts={"critic": "{reasoner} Right?", "actor": "{question} {reasoner} {critic} So?"},
+        systems={"actor": "Answer."},
+    )
+    answer, team = play(chain, {"reasoner": ["{critic} adds"], "critic": ["yes"], "actor": ["4"]})
+    assert answer == "4"
+    assert team.critic.heard == [[{"role": "user", "content": "{critic} adds Right?"}]]
+    assert team.actor.heard[0][0] == {"role": "system", "content": "Answer."}
+    # What a role said is never read as a template.
+    assert team.actor.heard[0][1]["content"] == "What is 2 + {2}? {critic} adds yes So?"
+
+
+def test_a_chain_of_any_names_has_prompts_of_its_own() -> None:
+    chain = Chain(roles=("1st thinker", "über-prüfer", "actor"))
+    _, team = play(chain, {"1st thinker": ["two and two"], "über-prüfer": ["fine"], "actor": ["4"]})
+    asked = team.actor.heard[0][0]["content"]
+    assert "two and two" in asked and "fine" in asked and TASK.prompt in asked
+    assert "{1st thinker}" not in asked
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: Chain(prompts={"actor": "{reasonr}"}), r"prompts.actor: unknown field {reasonr}; .*{reasoner}"),
+        (lambda: Chain(prompts={"reasoner": "{actor}"}), r"prompts.reasoner: unknown field {actor}"),
+        (lambda: Chain(prompts={"writer": "x"}), r"prompts.writer: no such role; the chain is reasoner → actor"),
+        (lambda: Chain(systems={"writer": "x"}), r"systems.writer: no such role"),
+        (lambda: Chain(roles=("a", "a")), r"roles: each role once"),
+        (lambda: Chain(roles=("question", "a")), r"none is called question"),
+        (lambda: Single(prompt="{task}"), r"prompt: unknown field {task}; it may use {question}, and {{task}}"),
+        (lambda: Vote(prompt="{task}"), r"prompt: unknown field {task}"),
+        (lambda: Vote(voters=0), r"voters: at least 1"),
+        (lambda: Debate(prompt="{others}"), r"prompt: unknown field {others}"),
+        (lambda: Debate(revise="{other}"), r"revise: unknown field {other}"),
+        (lambda: Debate(roles=("a",)), r"roles: two or more"),
+        (lambda: Debate(rounds=0), r"rounds: at least 1"),
+    ],
+)
+def test_a_mistake_in_a_workflow_is_told_when_it_is_made(build: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+def test_latex_in_a_prompt_stays_as_it_is() -> None:
+    prompt = r"{question} Use \boxed{}, as in \boxed{\frac{1}{2}} or \boxed{{answer}}."
+    assert Single(prompt=prompt).prompt == prompt
+    assert fill(prompt, {"question": "Q"}) == r"Q Use \boxed{}, as in \boxed{\frac{1}{2}} or \boxed{answer}."
+
+
+def test_a_debater_goes_on_in_one_conversation_and_reads_only_the_others() -> None:
+    debate = Debate(roles=("ann", "bob"), rounds=3, revise="{others} Now?")
+    answer, team = play(debate, {"ann": ["4", "5", "6"], "bob": ["7", "8", "9"]})
+    assert answer == "6"
+    first, second, third = team.ann.heard
+    assert [m["content"] for m in third] == [TASK.prompt, "4", "bob said:\n7 Now?", "5", "bob said:\n8 Now?"]
+    assert [m["role"] for m in third] == ["user", "assistant", "user", "assistant", "user"]
+    assert third[: len(second)] == second and second[: len(first)] == first
+
+
+def test_debaters_of_one_round_speak_at_the_same_time() -> None:
+    """Each waits until all are there: one after the other would wait for ever."""
+
+    class Meets(Line):
+        async def say(self, messages: str | Sequence[Message], **sampling: Any) -> Turn:
+            await barrier.wait()
+            return await super().say(messages, **sampling)
+
+    team, barrier = Scripted({"ann": ["4"], "bob": ["4"]}, Meets), asyncio.Barrier(2)
+    debate = Debate(roles=("ann", "bob"), rounds=1)
+    assert asyncio.run(asyncio.wait_for(debate.run(TASK, team, None), 5)) == "4"
+
+
+def test_the_majority_answer_keeps_its_whole_text() -> None:
+    answer, team = play(Vote(voters=3), {"solver": ["9", r"So \boxed{4}.", "It is 4.0"]})
+    assert answer == r"So \boxed{4}."
+    assert len(team.solver.heard) == 3
+
+
+@pytest.mark.parametrize(
+    ("answers", "winner"),
+    [
+        (["4", "5"], "4"),
+        (["5", "4", "4.0"], "4"),
+        (["1,000", "1000", "10"], "1,000"),
+        (["Yes", "no", "yes "], "Yes"),
+        ([r"\boxed{\frac{3}{2}}", r"\boxed{\frac{1}{2}}", r"\boxed{\frac{1}{2} }"], r"\boxed{\frac{1}{2}}"),
+        ([r"\boxed{(1,2)}", r"\boxed{(3,2)}", r"\boxed{(3, 2)}"], r"\boxed{(3,2)}"),
+        (["", "4"], ""),
+    ],
+)
+def test_the_majority_is_counted_by_meaning_and_a_tie_goes_to_the_earliest(answers: list[str], winner: str) -> None:
+    assert majority(answers) == winner
