@@ -28,13 +28,15 @@ class SlotCache:
         return self.store.shape[4]
 
     def reserve(self, slots: int, capacity: int) -> None:
-        """Make room for so many rows of so many tokens; what is stored stays."""
+        """Make room for so many rows of so many tokens; what is stored stays.
+
+        Zeros, for a masked key still takes part: with weight 0, and 0 × NaN is NaN."""
         capacity = -(-capacity // STRIDE) * STRIDE
         if slots <= self.slots and capacity <= self.capacity:
             return
         old = self.store
         two, layers, had, heads, length, width = old.shape
-        self.store = old.new_empty(two, layers, max(slots, had), heads, max(capacity, length), width)
+        self.store = old.new_zeros(two, layers, max(slots, had), heads, max(capacity, length), width)
         self.store[:, :, :had, :, :length] = old
 
     def copy(self, source: int, target: int, length: int) -> None:

@@ -79,11 +79,11 @@ class NativeEngine:
 
     def _stopped(self, driver: asyncio.Task[None]) -> None:
         """If the driver failed, so did every request that waits on it."""
-        rows, self.waiting = self.waiting + self.seats.active(), []
-        if not rows:
-            return
-        self.clear()
         error = None if driver.cancelled() else driver.exception()
+        if error is None and not driver.cancelled():
+            return  # it ran out of work; whoever asked since has started another
+        rows, self.waiting = self.waiting + self.seats.active(), []
+        self.clear()
         for row in rows:
             if row.answered.done():
                 continue
