@@ -15,7 +15,7 @@ from coterie.config.crosscheck import cross_check
 from coterie.engines.hf import HfEngine
 from coterie.engines.native.engine import NativeEngine
 from coterie.engines.router import ClearableEngine, Router
-from coterie.envs.base import graded
+from coterie.envs.base import TaskEnv, graded
 from coterie.learners.torch import TorchLearner
 from coterie.log import RunLog
 from coterie.models.base import Base
@@ -29,11 +29,11 @@ from coterie.train import Run
 from coterie.types import Task
 
 
-def build(config: Config, folder: Path, console: bool = True) -> Run:
+def build(config: Config, folder: Path, console: bool = True, training: bool = True) -> Run:
     """Everything a run needs, with fresh weights; `checkpoint.restore` puts saved ones in."""
     algorithm: Algorithm = config.algorithm.made
     workflow = config.workflow.made
-    cross_check(config, workflow, algorithm)
+    cross_check(config, workflow, algorithm, training)
     env = graded(config.env.made, config.reward.name, config.reward.options, config.rollout.score_deadline)
     tasks = TaskStream(env.tasks("train"), config.tasks_per_step, config.seed)
     held_out = held_out_tasks(env.tasks("test"), config.eval.tasks)
@@ -46,12 +46,16 @@ def build(config: Config, folder: Path, console: bool = True) -> Run:
     chats = {name: base.chat for name, base in bases.items()}
     chats |= {base_policy(name): chat for name, chat in chats.items()}
     limits = config.rollout
-    collector = Collector(workflow, env, engine, chats, limits.concurrency, limits.deadline, limits.score_deadline)
+    # A grader's own deadline does not count how long an answer waits to be graded.
+    scoring = None if type(env).score is TaskEnv.score else limits.score_deadline
+    collector = Collector(workflow, env, engine, chats, limits.concurrency, limits.deadline, scoring)
     rng = random.Random(stable_hash(config.seed, "algorithm"))
     return Run(config, folder, algorithm, collector, engine, learners, tasks, held_out, log, rng)
 
 
 def held_out_tasks(tasks: Sequence[Task], count: int) -> list[Task]:
+    if not tasks:
+        raise ValueError("the environment has no held-out tasks")
     return [tasks[i] for i in range(min(count, len(tasks)))]
 
 

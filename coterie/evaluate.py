@@ -21,9 +21,13 @@ class Report:
 
 
 def evaluate(collector: Collector, tasks: Sequence[Task], repeats: int, seats: Mapping[str, Seat], seed: int) -> Report:
-    """Reward, pass@1, pass@k for k repeats, tokens an episode, and the metrics of each role."""
+    """Reward, pass@1, pass@k for k repeats, tokens an episode, and the metrics of each role.
+
+    A failed episode earns nothing: else a team that fails at all but one task would look perfect.
+    """
     episodes = collector.collect(tasks, repeats, seats, seed)
-    metrics = {"reward": 0.0} | summary(episodes)
+    metrics = summary(episodes)
+    metrics["reward"] = mean([episode.reward if episode.error is None else 0.0 for episode in episodes])
     right = _right_by_task(episodes)
     metrics["pass@1"] = mean([pass_at(len(r), sum(r), 1) for r in right])
     if repeats > 1:

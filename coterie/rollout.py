@@ -100,7 +100,7 @@ class Collector:
     chats: Mapping[str, Chat]  # by policy
     concurrency: int  # episodes at once
     deadline: float  # seconds an episode may take
-    score_deadline: float  # and its scoring
+    score_deadline: float | None  # and its scoring; None where the environment keeps one itself
 
     def collect(self, tasks: Sequence[Task], repeats: int, seats: Mapping[str, Seat], seed: int) -> list[Episode]:
         """Play every task `repeats` times. What is sampled depends on the seed, the task and the repeat alone."""
@@ -110,7 +110,12 @@ class Collector:
         self, tasks: Sequence[Task], repeats: int, seats: Mapping[str, Seat], seed: int
     ) -> list[Episode]:
         gate = asyncio.Semaphore(self.concurrency)
-        episodes = [Episode(f"{task.id}/{r}", task, r) for task in tasks for r in range(repeats)]
+        episodes: list[Episode] = []
+        played: Counter[str] = Counter()
+        for task in (task for task in tasks for _ in range(repeats)):
+            # Counted on, so that a task which comes twice in a step is not played with the same noise again.
+            episodes.append(Episode(f"{task.id}/{played[task.id]}", task, played[task.id]))
+            played[task.id] += 1
         await asyncio.gather(*(self._episode(episode, seats, seed, gate) for episode in episodes))
         return episodes
 

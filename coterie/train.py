@@ -97,7 +97,9 @@ def read(run: Run, played: list[Episode]) -> None:
         return
     for policy, batch in make_batches(played, judged=False).items():
         learner = run.learners[policy]
-        if run.algorithm.kl > 0 and not learner.frozen:
+        if learner.frozen:
+            continue  # its turns are environment: nobody judges them
+        if run.algorithm.kl > 0:
             hand_back(played, batch, learner.logprobs(batch, reference=True), "ref_logprobs")
         if run.algorithm.value_head:
             hand_back(played, batch, learner.values(batch), "values")

@@ -32,7 +32,7 @@ class Grpo(Algorithm):
     def credit(self, episodes: list[Episode]) -> Metrics:
         said = [(episode, turn) for episode in episodes for turn in episode.turns]
         keys = [group_key(episode, turn, self.peers) for episode, turn in said]
-        group = torch.tensor(number(keys))
+        group = torch.tensor(number(keys), dtype=torch.long)
         rewards = torch.tensor([self.reward(e, t) for e, t in said], dtype=torch.float64)
         advantages = standardised(rewards, group) if self.standardise else centred(rewards, group)
         constant = group_deviation(rewards, group) < 1e-9

@@ -48,18 +48,23 @@ class Ppo(Algorithm):
         return super().loss(scores, batch) + self.value_weight * values
 
     def _chain(self, episode: Episode) -> None:
-        """Advantages and returns of one episode. The team's reward comes once, at the very last token."""
-        turns = [turn for turn in episode.turns if turn.response_ids]
+        """Advantages and returns of one episode. The team's reward comes once, at the very last token.
+
+        Turns without values, those of frozen policies, are environment: what they earn comes with the token before.
+        """
+        turns = [turn for turn in episode.turns if turn.values is not None]
         if not turns:
             return
         values = torch.cat([turn.values for turn in turns if turn.values is not None]).double()
         rewards = -torch.cat([self.token_penalty(turn) for turn in turns]).double()
         gamma, lam = torch.full_like(rewards, self.gamma_token), torch.full_like(rewards, self.lam_token)
         end = -1
-        for turn in turns:
-            end += len(turn.response_ids)
-            rewards[end] += turn.reward
-            gamma[end], lam[end] = self.gamma_turn, self.lam_turn
+        for turn in episode.turns:
+            if turn.values is not None:
+                end += len(turn.response_ids)
+                gamma[end], lam[end] = self.gamma_turn, self.lam_turn
+            if end >= 0:
+                rewards[end] += turn.reward
         rewards[end] += episode.reward
         advantages, returns = gae(rewards, values, gamma, lam)
         sizes = [len(turn.response_ids) for turn in turns]

@@ -13,10 +13,11 @@ from coterie.types import Workflow
 Found = Iterator[tuple[Path, str]]
 
 
-def cross_check(config: Config, workflow: Workflow, algorithm: Any) -> None:
+def cross_check(config: Config, workflow: Workflow, algorithm: Any, training: bool = True) -> None:
     """Raise a ConfigError that lists every contradiction, or pass."""
     problems = Problems(config.sources)
-    for check in (_name, _players, _policies, _reward, _sampling, _room, _learning, _evaluation):
+    checks = (_name, _players, _adapters, _reward, _sampling, _room, _learning, _evaluation)
+    for check in (*checks, _anything_to_train) if training else checks:
         for path, message in check(config):
             problems.add(path, message)
     for path, message in _seats(config, workflow):
@@ -55,10 +56,13 @@ def _players(config: Config) -> Found:
         yield ("policies", name), "no role plays it; name it under roles, or leave it out"
 
 
-def _policies(config: Config) -> Found:
+def _adapters(config: Config) -> Found:
     for name, policy in config.policies.items():
         if policy.adapter is not None and policy.lora is None:
             yield ("policies", name, "adapter"), "an adapter is given, but lora is null; give lora, or leave it out"
+
+
+def _anything_to_train(config: Config) -> Found:
     if config.policies and all(policy.frozen for policy in config.policies.values()):
         yield ("policies",), "every policy is frozen, so there is nothing to train; `coterie eval` plays such a team"
 

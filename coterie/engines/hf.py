@@ -7,11 +7,19 @@ The same seed draws the same tokens as in the native engine: our noise is added 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
-from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedTokenizerBase,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 
 from coterie.chat import StopText
 from coterie.engines.native.sampler import Sampler, draw_key, keep_likely
@@ -40,18 +48,18 @@ class HfEngine:
         if room <= 0:
             return Sample((), (), "length", self.versions[policy])
         draw = _Draw(self.sampler, len(prompt_ids), seed, sampling)
-        ids = self._generate(self.policies[policy], prompt_ids, room, draw, sampling)
-        stop: Stop = "end" if ids and ids[-1] in self.base.chat.end_ids else "length" if len(ids) == room else "stop"
+        said = _AtStopText(self.base.tokenizer, sampling.stop)
+        ids = self._generate(self.policies[policy], prompt_ids, room, draw, said)
+        stop: Stop = "end" if ids[-1] in self.base.chat.end_ids else "stop" if said.reached else "length"
         return Sample(tuple(ids), tuple(draw.logprobs), stop, self.versions[policy])
 
     @torch.no_grad()
-    def _generate(self, adapter: str | None, prompt: Sequence[int], room: int, draw: _Draw, how: Sampling) -> list[int]:
-        ours = "coterie" if self.base.native else "sdpa"
+    def _generate(
+        self, adapter: str | None, prompt: Sequence[int], room: int, draw: _Draw, said: _AtStopText
+    ) -> list[int]:
         tokens = torch.tensor([list(prompt)], device=self.base.device)
-        stops = [_AtStopText(self.base.tokenizer, how.stop)] if how.stop else []
-        self.base.attention("sdpa")
         # A segment without end: `generate` feeds the whole prompt first and then one token at a time.
-        with self.base.routing.on([(0, 1 << 30, adapter)]):
+        with self.base.as_it_came(), _without_habits(self.base), self.base.routing.on([(0, 1 << 30, adapter)]):
             out = self.base.model.generate(  # type: ignore[operator]
                 input_ids=tokens,
                 attention_mask=torch.ones_like(tokens),
@@ -60,10 +68,19 @@ class HfEngine:
                 eos_token_id=sorted(self.base.chat.end_ids),
                 pad_token_id=min(self.base.chat.end_ids),
                 logits_processor=LogitsProcessorList([draw]),
-                stopping_criteria=StoppingCriteriaList(stops),
+                stopping_criteria=StoppingCriteriaList([said] if said.watch.stops else []),
             )
-        self.base.attention(ours)
         return out[0, len(prompt) :].tolist()
+
+
+@contextmanager
+def _without_habits(base: Base) -> Iterator[None]:
+    """What a model's generation config asks of `generate`, a repetition penalty say, would bend the distribution."""
+    habits, base.model.generation_config = base.model.generation_config, GenerationConfig()
+    try:
+        yield
+    finally:
+        base.model.generation_config = habits
 
 
 class _Draw(LogitsProcessor):
@@ -86,8 +103,10 @@ class _Draw(LogitsProcessor):
 
 
 class _AtStopText(StoppingCriteria):
-    def __init__(self, tokenizer: object, stops: Sequence[str]) -> None:
-        self.watch = StopText(tokenizer, stops)  # type: ignore[arg-type]
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, stops: Sequence[str]) -> None:
+        self.watch = StopText(tokenizer, stops)
+        self.reached = False
 
     def __call__(self, input_ids: Tensor, scores: Tensor, **_: object) -> Tensor:
-        return torch.tensor([self.watch.feed(int(input_ids[0, -1]))], device=input_ids.device)
+        self.reached = self.watch.feed(int(input_ids[0, -1]))
+        return torch.tensor([self.reached], device=input_ids.device)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from coterie.chat import Chat
-from coterie.models.attention import NAME, Layout, Packed, Span
+from coterie.models.attention import NAME, Layout, Packed
+from coterie.models.errors import ModelError
 from coterie.models.lora import Adapter, Routing, Segment, linear, route
+from coterie.models.probe import Kept, Noting, alike, alone, texts
 from coterie.models.store import load_end_ids, load_model, load_tokenizer
 
 
@@ -21,63 +26,101 @@ class Base:
         self.folder, self.device = folder, torch.device(device)
         self.tokenizer = load_tokenizer(folder)
         self.chat = Chat(self.tokenizer, load_end_ids(folder))
-        self.model = load_model(folder, dtype, "sdpa").requires_grad_(False)
-        nn.Module.to(self.model, self.device)
+        self.model, self.own_attention = _load(folder, dtype)
+        nn.Module.to(self.model.requires_grad_(False), self.device)
+        config = self.model.config.get_text_config()
+        self.softcap: float | None = getattr(config, "final_logit_softcapping", None)
+        self.logit_scale = _logit_scale(config)
+        # Models without learned or rotary positions name no longest text; their tokenizers may.
+        self.context: int = getattr(config, "max_position_embeddings", None) or self.tokenizer.model_max_length
+        self.width: int = config.hidden_size
+        self.vocabulary: int = config.vocab_size
+        rows = texts(self.vocabulary, self.device)
+        theirs = alone(self.model, rows)
         self.routing = Routing()
         self.layers = route(self.model, self.routing)
         self.trunk: nn.Module = self.model.base_model
         self.head: nn.Linear = self.model.get_output_embeddings()
-        config = self.model.config.get_text_config()
-        self.softcap: float | None = getattr(config, "final_logit_softcapping", None)
-        self.context: int = config.max_position_embeddings
-        self.width: int = config.hidden_size
-        self.vocabulary: int = config.vocab_size
         self.adapters: dict[str, Adapter] = {}
-        self.native = True
-        self.native = self._can_attend()
-        self.attention("coterie" if self.native else "sdpa")
+        self.kept = self._try_ours(rows, theirs)
+        if self.kept is None:
+            self._must_agree(rows, theirs)
 
-    def attention(self, name: str) -> None:
-        """Switch the model's attention: ours, or one of transformers' for its own `generate`."""
-        self.model.set_attn_implementation(NAME if name == "coterie" else name)
+    @property
+    def native(self) -> bool:
+        """Whether our attention drives this model."""
+        return self.kept is not None
+
+    @contextmanager
+    def as_it_came(self) -> Iterator[None]:
+        """The model's own attention inside the block, for its own `generate`."""
+        self.model.set_attn_implementation(self.own_attention)
+        try:
+            yield
+        finally:
+            if self.native:
+                self.model.set_attn_implementation(NAME)
 
     def hidden(self, tokens: Tensor, positions: Tensor, layout: Layout, segments: Sequence[Segment] = ()) -> Tensor:
         """Last hidden states of a flat stream of tokens: [T] → [T, width]."""
         if not self.native:
             return self._row_by_row(tokens, layout, segments)
+        return self._together(tokens, positions, layout, segments)
+
+    def _together(self, tokens: Tensor, positions: Tensor, layout: Layout, segments: Sequence[Segment] = ()) -> Tensor:
+        plain = {"use_cache": False, "output_hidden_states": False, "output_attentions": False}
         with self.routing.on(segments):
-            out = self.trunk(
-                input_ids=tokens[None], position_ids=positions[None], use_cache=False, layout=layout, **self._plain()
-            )
+            out = self.trunk(input_ids=tokens[None], position_ids=positions[None], layout=layout, **plain)
         return out.last_hidden_state[0]
 
     def _row_by_row(self, tokens: Tensor, layout: Layout, segments: Sequence[Segment]) -> Tensor:
         """For models that our attention cannot drive: each row alone, with the model's own."""
-        assert isinstance(layout, Packed) and not any(span.prefix for span in layout.spans)
-        with self.routing.on([(0, 1 << 30, adapter) for _, _, adapter in segments[:1]]):
+        assert isinstance(layout, Packed) and not any(span.prefix for span in layout.spans) and len(segments) <= 1
+        with self.routing.on([(0, 1 << 30, adapter) for _, _, adapter in segments]):
             rows = [tokens[None, span.start : span.start + span.length] for span in layout.spans]
             return torch.cat([self.trunk(input_ids=row, use_cache=False).last_hidden_state[0] for row in rows])
 
     def logits(self, hidden: Tensor) -> Tensor:
         logits = linear(hidden, self.head.weight, self.head.bias)
+        if self.logit_scale != 1:
+            logits = logits * self.logit_scale
         if self.softcap is not None:
             logits = torch.tanh(logits / self.softcap) * self.softcap
         return logits
 
-    def _plain(self) -> dict[str, bool]:
-        return {"output_hidden_states": False, "output_attentions": False}
+    @torch.no_grad()
+    def _try_ours(self, rows: list[Tensor], theirs: Tensor) -> Kept | None:
+        """Turns our attention on and says what it keeps; None, and off again, if it differs from the model's own."""
+        layout = Noting(rows)
+        positions = torch.cat([torch.arange(len(row), device=self.device) for row in rows])
+        try:
+            self.model.set_attn_implementation(NAME)
+            agreed = alike(self.logits(self._together(torch.cat(rows), positions, layout)), theirs)
+        except (TypeError, ValueError, AttributeError, IndexError, KeyError, RuntimeError):
+            agreed = False  # its attention speaks another language than ours
+        if agreed and layout.kept is not None:
+            return layout.kept
+        self.model.set_attn_implementation(self.own_attention)
+        return None
 
     @torch.no_grad()
-    def _can_attend(self) -> bool:
-        """Whether our attention gives what the model's own gives; asked once, of a short text."""
-        ids = torch.arange(4, 28, device=self.device) % self.vocabulary
-        theirs = self.trunk(input_ids=ids[None], use_cache=False).last_hidden_state[0]
-        try:
-            self.attention("coterie")
-            ours = self.hidden(
-                ids, torch.arange(len(ids), device=self.device), Packed([Span(0, len(ids))], self.device)
-            )
-        except (TypeError, ValueError, AttributeError, IndexError):  # its attention speaks another language than ours
-            return False
-        error = (ours - theirs).float().norm() / theirs.float().norm()
-        return bool(error < (1e-3 if theirs.dtype == torch.float32 else 5e-2))
+    def _must_agree(self, rows: list[Tensor], theirs: Tensor) -> None:
+        """Learning reads hidden states and takes the head's word for the rest."""
+        if not alike(self.logits(self._row_by_row(torch.cat(rows), Noting(rows).packed, ())), theirs):
+            kind = self.model.config.model_type
+            raise ModelError(f"{self.folder}: a {kind} computes its logits in a way that we do not know")
+
+
+def _load(folder: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, str]:
+    """The model, and the name of the best attention that transformers has for it."""
+    try:
+        return load_model(folder, dtype, "sdpa"), "sdpa"
+    except ValueError:  # transformers has none that is fused for this kind
+        return load_model(folder, dtype, "eager"), "eager"
+
+
+def _logit_scale(config: Any) -> float:
+    """What Granite and Cohere multiply their logits by."""
+    if getattr(config, "logits_scaling", None):
+        return 1 / float(config.logits_scaling)
+    return float(getattr(config, "logit_scale", None) or 1)

@@ -86,7 +86,8 @@ def route(model: nn.Module, routing: Routing) -> dict[str, RoutedLinear]:
     routed = {}
     head = model.get_output_embeddings()  # type: ignore[operator]
     for name, module in list(model.named_modules()):
-        if isinstance(module, nn.Linear) and module is not head:
+        # Exactly Linear: a router that inherits from it computes something else.
+        if type(module) is nn.Linear and module is not head:
             parent, _, leaf = name.rpartition(".")
             routed[name] = RoutedLinear(module, routing)
             setattr(model.get_submodule(parent), leaf, routed[name])
@@ -103,6 +104,12 @@ class Adapter:
 
     def attach(self, layers: dict[str, RoutedLinear], seed: int) -> Adapter:
         """Start as no change: random `down`, zero `up`."""
+        leaves = sorted({name.rpartition(".")[2] for name in layers})
+        unknown = [target for target in self.targets if target not in leaves]
+        if unknown:
+            raise ValueError(
+                f"lora.targets: no layer is called {', '.join(unknown)}; this model has {', '.join(leaves)}"
+            )
         draw = torch.Generator().manual_seed(seed)
         for name, layer in layers.items():
             if name.rpartition(".")[2] not in self.targets:
@@ -113,11 +120,6 @@ class Adapter:
             device = layer.weight.device
             pair = Pair(nn.Parameter(down.to(device)), nn.Parameter(up.to(device)), self.scale)
             self.pairs[name] = layer.pairs[self.name] = pair
-        if not self.pairs:
-            leaves = sorted({n.rpartition(".")[2] for n in layers})
-            raise ValueError(
-                f"lora.targets: no layer is called {', '.join(self.targets)}; this model has {', '.join(leaves)}"
-            )
         return self
 
     def parameters(self) -> dict[str, nn.Parameter]:

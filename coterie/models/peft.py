@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from peft import LoraConfig, TaskType
@@ -14,15 +15,16 @@ from safetensors.torch import load_file, save_file
 from coterie.models.lora import Adapter, RoutedLinear
 
 WEIGHTS = "adapter_model.safetensors"
-# Ways of peft that change what an adapter computes and that we do not have.
-UNKNOWN = (
-    "use_dora",
-    "modules_to_save",
-    "alora_invocation_tokens",
-    "rank_pattern",
-    "alpha_pattern",
-    "layers_to_transform",
-)
+# Settings of peft that leave an adapter plain LoRA. Any other one that is set, also one that peft has yet to
+# invent, is refused.
+READ = {"r", "lora_alpha", "use_rslora", "bias", "peft_type", "init_lora_weights"}
+WHERE = {"target_modules", "exclude_modules", "layers_pattern", "fan_in_fan_out"}  # the tensors' names tell
+IN_TRAINING = {"lora_dropout", "inference_mode", "eva_config", "loftq_config", "runtime_config", "ensure_weight_tying"}
+ABOUT = {"task_type", "base_model_name_or_path", "revision", "auto_mapping", "peft_version"}
+IDLE = {"megatron_core", "qalora_group_size"}  # set in every file, of use only with others that we refuse
+PLAIN = READ | WHERE | IN_TRAINING | ABOUT | IDLE
+# Other beginnings (PiSSA, OLoRA, CorDA, LoftQ) change the base's weights as well.
+BEGINNINGS = (True, False, None, "gaussian", "eva", "orthogonal")
 
 
 def save_adapter(adapter: Adapter, folder: Path, model: str) -> None:
@@ -46,11 +48,8 @@ def load_adapter(name: str, folder: Path, layers: Mapping[str, RoutedLinear]) ->
     if not (folder / "adapter_config.json").is_file():
         raise ValueError(f"{folder}: no adapter_config.json; a PEFT adapter folder holds one beside {WEIGHTS}")
     config = json.loads((folder / "adapter_config.json").read_text())
-    odd = [key for key in UNKNOWN if config.get(key)]
-    if config.get("peft_type") != "LORA" or config.get("bias", "none") != "none" or odd:
-        raise ValueError(
-            f"{folder}: only plain LoRA adapters load here; this one sets {', '.join(odd) or 'another type or biases'}"
-        )
+    if odd := _odd(config):
+        raise ValueError(f"{folder}: only plain LoRA adapters load here; this one sets {', '.join(odd)}")
     rank, alpha = config["r"], config["lora_alpha"]
     tensors = load_file(folder / WEIGHTS)
     tail = ".lora_A.weight"
@@ -63,6 +62,14 @@ def load_adapter(name: str, folder: Path, layers: Mapping[str, RoutedLinear]) ->
     adapter = Adapter(name, rank, alpha, targets, scale).attach({n: layers[n] for n in touched}, seed=0)
     fill(adapter, tensors, folder)
     return adapter
+
+
+def _odd(config: Mapping[str, Any]) -> list[str]:
+    """The settings by which an adapter is more than plain LoRA."""
+    odd = {key: value for key, value in config.items() if value and key not in PLAIN}
+    expected = {"peft_type": ("LORA",), "bias": ("none", None), "init_lora_weights": BEGINNINGS}
+    odd |= {key: config.get(key) for key, plain in expected.items() if config.get(key) not in plain}
+    return [f"{key}: {value}" for key, value in odd.items()]
 
 
 @torch.no_grad()

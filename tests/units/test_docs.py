@@ -11,7 +11,7 @@ import pytest
 
 from coterie.envs.base import graded
 from coterie.rewards.load import load
-from coterie.types import Env, Episode, Workflow
+from coterie.types import Env, Episode, Task, Turn, Workflow
 from tests.scripted import Scripted
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -25,7 +25,7 @@ def example(page: str, name: str, folder: Path) -> Any:
     return load(f"{file}:{name}")
 
 
-@pytest.mark.parametrize("page", ["adding-a-workflow.md", "adding-an-environment.md"])
+@pytest.mark.parametrize("page", ["adding-a-workflow.md", "adding-an-environment.md", "adding-an-algorithm.md"])
 def test_a_page_is_short(page: str) -> None:
     assert len((DOCS / page).read_text().splitlines()) <= 60
 
@@ -54,3 +54,17 @@ def test_the_environment_of_the_page_is_played_and_scored(tmp_path: Path) -> Non
     asyncio.run(env.score(episode))
     assert episode.reward == 1.0
     assert world.guesses <= 7
+
+
+def test_the_algorithm_of_the_page_compares_each_turn_with_the_others(tmp_path: Path) -> None:
+    rloo = example("adding-an-algorithm.md", "Rloo", tmp_path)()
+    task = Task("t", "?", "!")
+    episodes = [Episode(f"t/{i}", task, i, [a_turn()], reward=reward) for i, reward in enumerate([1.0, 0.0, 0.0])]
+    alone = Episode("u/0", Task("u", "?", "!"), 0, [a_turn()], reward=1.0)
+    rloo.credit([*episodes, alone])
+    advantages = [episode.turns[0].advantages.tolist() for episode in (*episodes, alone)]
+    assert advantages == [[1.0] * 2, [-0.5] * 2, [-0.5] * 2, [0.0] * 2]
+
+
+def a_turn() -> Turn:
+    return Turn("solver", "small", 0, 0, (1, 2), (3, 4), (-0.1, -0.2), 1.0, "hi", "end")

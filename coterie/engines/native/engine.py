@@ -29,12 +29,11 @@ class NativeEngine:
 
     def __init__(self, base: Base, policies: dict[str, str | None], rows: int = 64, context: int | None = None) -> None:
         """`policies` names the adapter each policy speaks with; None is the base itself."""
-        config = base.model.config.get_text_config()
-        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        assert base.kept is not None, f"{base.folder}: only the hf engine can drive this model"
         dtype = next(base.model.parameters()).dtype
         self.base, self.policies, self.rows = base, dict(policies), rows
         self.context = min(context or base.context, base.context)
-        cache = SlotCache(config.num_hidden_layers, config.num_key_value_heads, width, dtype, base.device)
+        cache = SlotCache(*base.kept, dtype, base.device)
         self.cache = cache
         self.sampler = Sampler(base.vocabulary, base.device)
         self.seats = Seats(cache, limit=2 * rows)
@@ -96,10 +95,11 @@ class NativeEngine:
         """Let waiting requests in and compute their prompts, all but the last token."""
         self.waiting = [row for row in self.waiting if not row.answered.done()]
         room = self.rows - self.seats.speaking
-        entering, self.waiting = self.waiting[:room], self.waiting[room:]
+        entering = self.waiting[:room]
         if not entering:
             return
         later = self.seats.enter(entering)
+        self.waiting = self.waiting[room:]  # not before they sit: who is in neither place would wait for ever
         behind = {row for row, _, _ in later}
         self._prefill([row for row in entering if row not in behind])
         while later:

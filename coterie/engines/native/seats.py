@@ -101,8 +101,7 @@ class Seats:
     def _sit(self, row: Row, source: Row | None, shared: int) -> bool:
         """Seat one row after the last speaking one; True if it took over the source's slot."""
         here = self.speaking
-        ends = source is not None and source.slot >= here and shared == source.computed
-        slot = source.slot if ends and source is not None else self._spare()
+        slot = source.slot if source is not None and self._ends(source, shared) else self._spare()
         taken = source is not None and slot == source.slot
         self._swap(slot, here)
         self.rows[here] = row
@@ -110,15 +109,20 @@ class Seats:
         self.speaking += 1
         return taken
 
+    def _ends(self, source: Row, shared: int) -> bool:
+        """Whether a finished row lives on as a whole in one that shares so much with it."""
+        return source.slot >= self.speaking and shared == source.computed
+
     def _spare(self) -> int:
         """A free slot, or that of the row which finished longest ago."""
         behind = range(self.speaking, len(self.rows))
         return min(behind, key=lambda slot: row.finished if (row := self.rows[slot]) is not None else 0)
 
     def _make_room(self, rows: list[Row]) -> None:
-        kept = [row for row in self.rows[self.speaking :] if row is not None]
-        going_on = sum(any(new.shares(row) == row.computed for new in rows) for row in kept)
-        wanted = self.speaking + len(rows) + len(kept) - going_on
+        kept = sum(row is not None for row in self.rows[self.speaking :])
+        beginnings = [self._longest_beginning(row) for row in rows]
+        going_on = {source for source, shared in beginnings if source is not None and self._ends(source, shared)}
+        wanted = self.speaking + len(rows) + kept - len(going_on)
         slots = max(len(self.rows), min(self.limit, wanted), self.speaking + len(rows))
         self.cache.reserve(slots, max(len(row.ids) for row in rows))
         self.rows += [None] * (slots - len(self.rows))

@@ -1,0 +1,70 @@
+"""Plays a few episodes as a run's first step would, without learning from them."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+
+from coterie.algorithms.grpo import Grpo
+from coterie.batch import make_batches
+from coterie.findings import DryRun, Gap
+from coterie.rl.groups import group_key
+from coterie.seeds import stable_hash
+from coterie.tasks import TaskStream
+from coterie.train import Run, read
+from coterie.types import Episode
+
+
+def dry_run(run: Run, tasks: int, repeats: int) -> DryRun:
+    """Play the first tasks of the run as its first step would, and judge them."""
+    seats, seed = run.seats(), stable_hash(run.config.seed, "train", 0)
+    chosen = TaskStream(run.tasks.tasks, tasks, run.config.seed).next()
+    started = time.perf_counter()
+    episodes = run.collector.collect(chosen, repeats, seats, seed)
+    run.engine.clear()
+    played = [episode for episode in episodes if episode.error is None]
+    read(run, played)
+    known = time.perf_counter()
+    gaps = compare(run, played)
+    compared = time.perf_counter()
+    # A backward pass costs about two forward ones.
+    seconds = known - started + 3 * (compared - known) * run.algorithm.epochs
+    larger = run.config.tasks_per_step * run.config.episodes_per_task / len(episodes)
+    return DryRun(
+        episodes,
+        {role: seat.policy for role, seat in seats.items()},
+        frozenset(policy for policy, learner in run.learners.items() if not learner.frozen),
+        run.algorithm.credit(played) if played else {},
+        group_sizes(run, played),
+        gaps,
+        dialogue(run, played),
+        larger * sum(len(turn.response_ids) for episode in episodes for turn in episode.turns),
+        larger * seconds,
+    )
+
+
+def compare(run: Run, played: Sequence[Episode]) -> dict[str, Gap]:
+    """The learner's log-probs of what was sampled beside the sampler's own, for each policy."""
+    gaps = {}
+    for policy, batch in make_batches(played, judged=False).items():
+        off = (run.learners[policy].logprobs(batch) - batch.logprobs)[batch.mask].abs()
+        gaps[policy] = Gap(float(off.mean()), float(off.max()))
+    return gaps
+
+
+def group_sizes(run: Run, played: Sequence[Episode]) -> list[int]:
+    if not isinstance(run.algorithm, Grpo):
+        return []
+    keys = [group_key(episode, turn, run.algorithm.peers) for episode in played for turn in episode.turns]
+    return list(Counter(keys).values())
+
+
+def dialogue(run: Run, played: Sequence[Episode]) -> dict[str, tuple[str, str, str]]:
+    """For each role of the first episode what it read and said, control tokens and all, and how it stopped."""
+    shown: dict[str, tuple[str, str, str]] = {}
+    for turn in played[0].turns if played else ():
+        tokenizer = run.collector.chats[turn.policy].tokenizer
+        read_ids, said_ids = list(turn.prompt_ids), list(turn.response_ids)
+        shown.setdefault(turn.role, (str(tokenizer.decode(read_ids)), str(tokenizer.decode(said_ids)), turn.stop))
+    return shown

@@ -1,0 +1,195 @@
+"""What the commands do; `cli` has their words."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import rich
+from rich.console import RenderableType
+from rich.text import Text
+
+from coterie import checkpoint, report
+from coterie.build import base_policy, build
+from coterie.check import dry_run
+from coterie.config import Config, ConfigError, load
+from coterie.config.problems import undotted
+from coterie.config.schema import schema
+from coterie.evaluate import Report, baselines, evaluate
+from coterie.files import write_atomic
+from coterie.findings import findings
+from coterie.models.errors import ModelError
+from coterie.rollout import Seat, TooManyFailures
+from coterie.seeds import stable_hash
+from coterie.train import Run, train
+
+# What a user can put right; the text says how. Anything else is a bug and keeps its traceback.
+USER_ERRORS = (ConfigError, ModelError, checkpoint.NoCheckpoint, TooManyFailures, FileExistsError)
+ON_RESUME = ("steps", "eval", "checkpoint", "log", "rollout")  # the rest would make it another run
+
+
+def start(config_file: Path, changes: Sequence[str], out: Path, examples: int) -> None:
+    """Train a new team."""
+    if _holds_run(config_file):
+        raise ConfigError(f"{config_file} is a run's folder; `coterie train --resume {config_file}` goes on with it")
+    config = load(config_file, changes)
+    folder = out / config.name
+    if _holds_run(folder):
+        raise FileExistsError(
+            f"{folder} already holds a run: `coterie train --resume {folder}` goes on with it; "
+            f"name={config.name}-2 gives this one a folder of its own"
+        )
+    _train(config, folder, examples, resuming=False)
+
+
+def go_on(folder: Path, changes: Sequence[str], examples: int) -> None:
+    """Train on from a run's latest checkpoint."""
+    for key, group in _changed(changes):
+        if group not in ON_RESUME:
+            allowed = ", ".join(group if group == "steps" else f"{group}.*" for group in ON_RESUME)
+            raise ConfigError(f"{key}: cannot change when a run is resumed; {allowed} can")
+    config = load(_config_of(folder), changes)
+    done = int(checkpoint.find(folder).name) if (folder / "latest").is_file() else 0
+    if done > config.steps:
+        raise ConfigError(f"steps: {folder} has done {done} steps already, and {config.steps} are asked for")
+    _train(config, folder, examples, resuming=True)
+
+
+def measure(what: Path, changes: Sequence[str], which: str | None, compare: bool, json_file: Path | None) -> None:
+    """Play the held-out tasks with a saved or an untrained team, and beside it with one agent."""
+    run = _team(what, changes, which)
+    name = f"team, step {run.step}" if what.is_dir() else "team, untrained"
+    team = _held_out(run)
+    reports = {name: team} | (_alone(run, team.metrics["tokens"]) if compare else {})
+    _show([report.evaluation(_amount(run), reports)])
+    if compare:
+        _show([report.who_is_alone(run.config, _last_role(run))])
+    _show([report.by_role(team.metrics), *report.first_failure(reports)])
+    if json_file is not None:
+        write_atomic(json_file, _as_json(what, run, reports))
+
+
+def check(config_file: Path, changes: Sequence[str], tasks: int, repeats: int | None) -> bool:
+    """Dry-run a config; whether training it can teach anything."""
+    config = load(config_file, changes)
+    with _loading():
+        run = build(config, config_file, console=False)
+    _show(report.plan(config))
+    with rich.get_console().status("playing a few tasks"):
+        dry = dry_run(run, tasks, repeats or min(config.episodes_per_task, 8))
+    found = findings(dry)
+    _show(report.dry_run(dry))
+    _show([report.problems(found)])
+    return all(finding.level != "error" for finding in found)
+
+
+def print_schema() -> None:
+    print(json.dumps(schema(), indent=2))
+
+
+def _holds_run(folder: Path) -> bool:
+    return (folder / "config.yaml").is_file()
+
+
+def _config_of(folder: Path) -> Path:
+    if not _holds_run(folder):
+        raise ConfigError(f"{folder} holds no run: there is no config.yaml in it")
+    return folder / "config.yaml"
+
+
+def _changed(changes: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Of each override its key and the first name in it."""
+    for change in changes:
+        key = change.partition("=")[0].strip()
+        yield key, (*undotted(key), "")[0]
+
+
+def _team(what: Path, changes: Sequence[str], which: str | None) -> Run:
+    """The team of a run's checkpoint, or the untrained one of a config."""
+    is_run = what.is_dir()
+    if which is not None and not is_run:
+        raise ConfigError(f"--checkpoint {which}: {what} is a config, whose team is untrained; name a run's folder")
+    for key, group in _changed(changes):
+        if is_run and group == "policies":
+            raise ConfigError(f"{key}: cannot change, because {what} has saved its policies as they are")
+    config = load(_config_of(what) if is_run else what, changes)
+    saved = checkpoint.find(what, which or "latest") if is_run else None
+    with _loading():
+        run = build(config, what, console=False, training=False)
+        if saved:
+            checkpoint.restore(run, saved)
+    return run
+
+
+@contextmanager
+def _loading() -> Iterator[None]:
+    with rich.get_console().status("loading the models"):
+        try:
+            yield
+        except (ValueError, ImportError) as error:  # how parts complain of their options, their files, their packages
+            raise ConfigError(str(error)) from error
+
+
+def _train(config: Config, folder: Path, examples: int, resuming: bool) -> None:
+    with _loading():
+        run = build(config, folder)
+    _show(report.plan(config))
+    before = _held_out(run) if examples else None  # fresh weights: a resumed run's are put in after this
+    if resuming:
+        checkpoint.resume(run)
+        _show([Text(f"  going on at step {run.step}\n")])
+    try:
+        train(run)
+    except KeyboardInterrupt:
+        _show([report.next_steps(folder, run.step, config.steps)])
+        raise
+    finally:
+        run.log.close()
+    if before is not None and not run.stopping:
+        after = _held_out(run)
+        _show(report.dialogues(before, after, examples))
+        _show([report.evaluation(_amount(run), {"untrained team": before, f"after {run.step} steps": after})])
+    _show([report.next_steps(folder, run.step, config.steps)])
+
+
+def _held_out(run: Run) -> Report:
+    """As the training loop measures it, so that the numbers are the same."""
+    seats, seed = run.seats(evaluating=True), stable_hash(run.config.seed, "eval")
+    with rich.get_console().status(f"playing {_amount(run)}"):
+        measured = evaluate(run.collector, run.held_out, run.config.eval.episodes_per_task, seats, seed)
+    run.engine.clear()
+    return measured
+
+
+def _alone(run: Run, team_tokens: float) -> dict[str, Report]:
+    """The last role's model without its adapter, with as many tokens as the whole team."""
+    last, seats = _last_role(run), run.seats(evaluating=True)
+    most = sum(seat.sampling.max_tokens for seat in seats.values())
+    seat = Seat(base_policy(seats[last].policy), replace(seats[last].sampling, max_tokens=most))
+    repeats, seed = run.config.eval.episodes_per_task, stable_hash(run.config.seed, "eval")
+    with rich.get_console().status(f"playing {_amount(run)} with one agent"):
+        return baselines(run.collector, run.held_out, repeats, seat, team_tokens, seed)
+
+
+def _last_role(run: Run) -> str:
+    return list(run.collector.workflow.roles)[-1]
+
+
+def _amount(run: Run) -> str:
+    repeats = run.config.eval.episodes_per_task
+    return f"{len(run.held_out)} held-out tasks" + (f" × {repeats} episodes" if repeats > 1 else "")
+
+
+def _as_json(what: Path, run: Run, reports: dict[str, Report]) -> str:
+    found = {name: one.metrics for name, one in reports.items()}
+    size = {"tasks": len(run.held_out), "episodes_per_task": run.config.eval.episodes_per_task}
+    return json.dumps({"of": str(what), "step": run.step, **size, "reports": found}, indent=2) + "\n"
+
+
+def _show(parts: Iterable[RenderableType]) -> None:
+    for part in parts:
+        # A command to copy must not be broken at the 80 columns of a pipe.
+        rich.get_console().print(part, soft_wrap=isinstance(part, Text))

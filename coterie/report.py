@@ -1,0 +1,175 @@
+"""What the commands print: the plan of a run, tables of measurements, dialogues before and after."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
+from pathlib import Path
+
+from rich import box
+from rich.console import RenderableType
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from coterie.config import Config, Policy
+from coterie.console import table, under
+from coterie.evaluate import Report
+from coterie.findings import DryRun, Finding, has_credit
+from coterie.rollout import mean
+from coterie.types import Episode, Metrics, Turn
+
+
+def plan(config: Config) -> Iterator[RenderableType]:
+    """Who plays which role on what, and how much is played."""
+    rows = [
+        {
+            "role": role,
+            "policy": seat.policy,
+            "model": config.policies[seat.policy].model,
+            "learns": how_it_learns(config.policies[seat.policy]),
+            "max tokens": config.sampling_of(role).max_tokens,
+        }
+        for role, seat in config.roles.items()
+    ]
+    amount = f"{config.steps} steps × {config.tasks_per_step} tasks × {config.episodes_per_task} episodes"
+    yield table(f"{config.name}: {amount}, {config.algorithm.name}", rows)
+    yield Text(f"  workflow {config.workflow.name} · env {config.env.name} · reward {config.reward.name}\n")
+
+
+def how_it_learns(policy: Policy) -> str:
+    if policy.frozen:
+        return "frozen"
+    return f"{f'LoRA of rank {policy.lora.rank}' if policy.lora else 'the whole model'}, lr {policy.lr:g}"
+
+
+def next_steps(folder: Path, step: int, steps: int) -> Text:
+    """Where the run stands, and the commands that go on from there."""
+    again = "" if step < steps else f" steps={2 * steps}"
+    commands = {
+        f"coterie eval {folder}": "how good the team is, beside one agent alone",
+        f"coterie train --resume {folder}{again}": "go on from here",
+    }
+    width = max(map(len, commands))
+    lines = [f"  {command:<{width}}   {purpose}" for command, purpose in commands.items()]
+    return Text("\n".join([f"{folder}: {step} of {steps} steps done", *lines]))
+
+
+def evaluation(title: str, reports: Mapping[str, Report]) -> Table:
+    """One row for each way of answering the same tasks."""
+    return table(title, [{"answered by": name, **_numbers(report.metrics)} for name, report in reports.items()])
+
+
+def _numbers(metrics: Metrics) -> dict[str, float]:
+    passes = {name: value for name, value in metrics.items() if name.startswith("pass@")}
+    return {"reward": metrics["reward"], **passes, "tokens": metrics["tokens"], "failed": int(metrics["failed"])}
+
+
+def who_is_alone(config: Config, role: str) -> Text:
+    """What the single agent is: for an adapter the untrained model, for a model that is trained whole itself."""
+    policy = config.policies[config.roles[role].policy]
+    name = f"{policy.model} without an adapter" if policy.lora else f"the policy {config.roles[role].policy}"
+    most = sum(config.sampling_of(role).max_tokens for role in config.roles)
+    paid = "the majority is of as many of its answers as the team's tokens pay for"
+    return Text(f"  the single agent is {name}, in at most {most} tokens; {paid}\n")
+
+
+def by_role(metrics: Metrics) -> Table:
+    """What each role earned, how much it said, and how often it was cut off."""
+    columns = {name: under(f"{name}/", metrics) for name in ("reward", "tokens", "cut")}
+    return table(
+        "", [{"role": role} | {name: column[role] for name, column in columns.items()} for role in columns["tokens"]]
+    )
+
+
+def first_failure(reports: Mapping[str, Report]) -> Iterator[RenderableType]:
+    """The traceback of the first episode that failed, if any did."""
+    failed = [(name, e) for name, one in reports.items() for e in one.episodes if e.error is not None]
+    for name, episode in failed[:1]:
+        yield Text(f"The first that failed, {episode.id} of {name}:\n{episode.error}")
+
+
+def dialogues(before: Report, after: Report, count: int) -> Iterator[RenderableType]:
+    """What the team said to the first few tasks, untrained and trained, side by side."""
+    pairs = [pair for pair in zip(before.episodes, after.episodes, strict=True) if pair[0].repeat == 0]
+    for early, late in pairs[:count]:
+        yield dialogue(early, late)
+
+
+def dialogue(before: Episode, after: Episode) -> Table:
+    task = before.task
+    title = task.prompt if task.answer is None else f"{task.prompt}\nanswer: {task.answer}"
+    shown = Table(title=Text(visible(title)), title_justify="left", box=box.SIMPLE_HEAD, expand=True)
+    for column in ("", "before", "after"):
+        shown.add_column(column, ratio=3 if column else 1)
+    for early, late in zip_longest(before.turns, after.turns):
+        shown.add_row(Text((early or late).role, "cyan"), _said(early), _said(late))
+    shown.add_row(Text("reward", "dim"), *[Text(_outcome(episode), "bold") for episode in (before, after)])
+    return shown
+
+
+def _said(turn: Turn | None) -> Text:
+    return Text("" if turn is None else visible(turn.text) + (" …" if turn.stop == "length" else ""))
+
+
+def visible(text: str) -> str:
+    """Text that a terminal can be trusted with: an untrained model may well say the code that clears the screen."""
+    return "".join(sign if sign.isprintable() or sign == "\n" else repr(sign)[1:-1] for sign in text)
+
+
+def _outcome(episode: Episode) -> str:
+    return f"{episode.reward:.2f}" if episode.error is None else f"failed: {episode.error_kind}"
+
+
+def dry_run(dry: DryRun) -> Iterator[RenderableType]:
+    """All that a dry run found out, from what the model read to how long a step takes."""
+    for role, (read, said, stop) in dry.dialogue.items():
+        yield Rule(f"{role} reads", align="left")
+        yield Text(visible(read))
+        yield Rule(f"{role} says (stop: {stop})", align="left")
+        yield Text(visible(said))
+    if dry.played:
+        yield Rule()
+        yield table(f"rewards of {len(dry.played)} episodes", [_spread(who, r) for who, r in dry.rewards.items()])
+        yield table("turns", [_turns(dry, role, turns) for role, turns in dry.turns.items()])
+        yield from _groups(dry)
+        gaps = [{"policy": p, "mean": f"{gap.mean:.1e}", "max": f"{gap.max:.1e}"} for p, gap in dry.gaps.items()]
+        yield table("sampler–learner gap", gaps)
+        yield Text(
+            f"  a step: {dry.tokens_per_step:,.0f} sampled tokens, at most about {dry.seconds_per_step:.2g} s here\n"
+        )
+
+
+def _spread(who: str, rewards: Sequence[float]) -> dict[str, str | float]:
+    zero = sum(reward == 0 for reward in rewards) / len(rewards)
+    numbers = {"min": min(rewards), "mean": mean(rewards), "max": max(rewards)}
+    return {"reward of": who, **{name: float(value) for name, value in numbers.items()}, "zero": f"{zero:.0%}"}
+
+
+def _turns(dry: DryRun, role: str, turns: Sequence[Turn]) -> dict[str, str | float]:
+    said = sum(len(turn.response_ids) for turn in turns)
+    everyone = sum(len(turn.response_ids) for some in dry.turns.values() for turn in some)
+    return {
+        "role": role,
+        "turns": len(turns),
+        "tokens": said / len(turns),
+        "of all": f"{said / max(everyone, 1):.0%}",
+        "cut": f"{mean([turn.stop == 'length' for turn in turns]):.0%}",
+        "empty": f"{mean([not turn.text.strip() for turn in turns]):.0%}",
+        "with credit": f"{mean([has_credit(turn) for turn in turns]):.0%}",
+    }
+
+
+def _groups(dry: DryRun) -> Iterator[RenderableType]:
+    if dry.group_sizes:
+        kinds = {kind: int(count) for kind, count in under("groups/", dry.credit).items()}
+        smallest, largest = min(dry.group_sizes), max(dry.group_sizes)
+        sizes = f"{smallest}" if smallest == largest else f"{smallest} to {largest}"
+        yield table("groups", [{"groups": len(dry.group_sizes), "turns in each": sizes, **kinds}])
+
+
+def problems(found: Sequence[Finding]) -> Text:
+    """The findings, worst first, under their count."""
+    count = f"{len(found) or 'no'} problem{'' if len(found) == 1 else 's'}"
+    ordered = sorted(found, key=lambda finding: finding.level != "error")
+    return Text("\n".join([count, *[f"  {finding.level}: {finding.text}" for finding in ordered]]))

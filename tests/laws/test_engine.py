@@ -1,0 +1,165 @@
+"""Laws of the native engine: it says what Hugging Face says, on any adapter, and goes on from what it has computed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from coterie.engines.native import engine as module
+from coterie.engines.native.engine import NativeEngine
+from coterie.engines.native.seats import SHARE
+from coterie.models.base import Base
+from coterie.models.lora import Adapter
+from coterie.types import Sample, Sampling
+from tests.oracle import POLICIES, Oracle, Request, ask, assert_same, random_adapter, random_ids
+
+GREEDY = Sampling(max_tokens=5, temperature=0)
+LENGTHS = (1, 2, 3, 7, 8, 9, 16, 31, 40, 63)  # around the sliding window of 8, the shortest shared start, a stride
+
+
+def assert_greedy(oracle: Oracle, prompts: Sequence[list[int]], samples: Sequence[Sample]) -> None:
+    """The tokens of `generate`, and the log-probs of a plain forward.
+
+    Where two tokens are as good as each other in float32, each side may take its own; rare enough for one row.
+    """
+    rows = list(zip(samples, oracle.greedy(prompts, GREEDY.max_tokens), strict=True))
+    different = [i for i, (sample, theirs) in enumerate(rows) if sample.ids != theirs]
+    for i in different:
+        ours, theirs = rows[i][0].ids, rows[i][1]
+        at = next(k for k, (one, other) in enumerate(zip(ours, theirs, strict=False)) if one != other)
+        tied = oracle.logprobs([prompts[i]] * 2, [ours[: at + 1], theirs[: at + 1]])
+        assert float(tied[0][-1]) == pytest.approx(float(tied[1][-1]), abs=1e-4)
+    assert len(different) <= 1
+    for sample, expected in zip(samples, oracle.logprobs(prompts, [s.ids for s in samples]), strict=True):
+        assert sample.logprobs == pytest.approx(expected.tolist(), abs=1e-4)
+
+
+@pytest.mark.parametrize("policies", [["plain"], ["a", "b", "c"]], ids=["no adapter", "adapters"])
+def test_greedy_is_what_hugging_face_generates_and_conversations_go_on_from_their_cache(
+    base: Base, policies: list[str], prefilled: list[int]
+) -> None:
+    engine, oracles = NativeEngine(base, POLICIES), {policy: Oracle(base, POLICIES[policy]) for policy in policies}
+    speakers = [policies[n // 5 % len(policies)] for n in range(50)]
+    prompts = [random_ids(LENGTHS[n // 5], seed=n) for n in range(50)]
+    todo = sum(len(prompt) - 1 for prompt in prompts)
+    for turn in range(3):
+        samples = ask(engine, [(policy, prompt, 0, GREEDY) for policy, prompt in zip(speakers, prompts, strict=True)])
+        for policy, oracle in oracles.items():
+            own = [i for i in range(50) if speakers[i] == policy]
+            assert_greedy(oracle, [prompts[i] for i in own], [samples[i] for i in own])
+        assert sum(prefilled) == todo
+        prefilled.clear()
+        said = [[*prompt, *sample.ids] for prompt, sample in zip(prompts, samples, strict=True)]
+        prompts = [[*ids, *random_ids(3 + turn + n // 15, seed=n)] for n, ids in enumerate(said)]
+        known = [len(ids) - 1 for ids in said]  # the last token was said but never read
+        todo = sum(len(p) - 1 - (k if k >= SHARE else 0) for p, k in zip(prompts, known, strict=True))
+
+
+def test_adapters_change_what_is_said(base: Base) -> None:
+    """Without this the laws about adapters would hold for an engine that ignores them."""
+    engine, prompt = NativeEngine(base, POLICIES), random_ids(30, seed=5)
+    answers = ask(engine, [(policy, prompt, 0, GREEDY) for policy in POLICIES])
+    assert len({answer.logprobs for answer in answers}) == len(POLICIES)
+
+
+def test_a_batch_of_mixed_adapters_gives_each_row_what_it_gets_alone(base: Base) -> None:
+    requests: list[Request] = [
+        (policy, random_ids(length, seed=length), seed, Sampling(6, temperature))
+        for seed, (policy, length, temperature) in enumerate(
+            (policy, length, temperature)
+            for temperature in (0.0, 1.0)
+            for length in (1, 40)
+            for policy in ("b", "plain", "c", "a")
+        )
+    ]
+    together = ask(NativeEngine(base, POLICIES), requests)
+    assert_same(together, [ask(NativeEngine(base, POLICIES), [request])[0] for request in requests])
+    for policy, adapter in POLICIES.items():
+        rows = [i for i, request in enumerate(requests) if request[0] == policy and request[3].temperature == 0]
+        expected = Oracle(base, adapter).greedy([requests[i][1] for i in rows], 6)
+        assert [together[i].ids for i in rows] == expected
+
+
+def test_a_long_prompt_is_computed_in_pieces_as_in_one(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
+    requests: list[Request] = [
+        ("ab"[n % 2], random_ids(length, seed=length), n, Sampling(8)) for n, length in enumerate((60, 3, 25, 7, 33))
+    ]
+    whole = ask(NativeEngine(base, POLICIES), requests)
+    monkeypatch.setattr(module, "PREFILL", 7)
+    assert_same(ask(NativeEngine(base, POLICIES), requests), whole)
+
+
+def test_rows_longer_than_the_sliding_window_agree_with_hugging_face(team_base: Callable[[str], Base]) -> None:
+    base = team_base("gemma3")
+    window = base.model.config.sliding_window
+    prompts = [random_ids(length, seed=length) for length in (window - 2, window, window + 1, 5 * window)]
+    answers = ask(NativeEngine(base, POLICIES), [("plain", p, 0, Sampling(3 * window, 0)) for p in prompts])
+    oracle = Oracle(base)
+    assert [answer.ids for answer in answers] == oracle.greedy(prompts, 3 * window)
+    oracle.model.config.sliding_window = 512
+    assert [answer.ids for answer in answers] != oracle.greedy(prompts, 3 * window)  # so the window matters
+
+
+@pytest.mark.parametrize("version", [0, 5])
+def test_after_load_nothing_computed_with_the_old_weights_is_used(
+    model_folder: Callable[[str], Path], prefilled: list[int], version: int
+) -> None:
+    """Whatever number the new weights have: a run that is restored may come back to an earlier one."""
+    base, policies = movable_base(model_folder), {"a": "a", "b": "b", "plain": None}
+    engine, prompt = NativeEngine(base, policies), random_ids(40, seed=9)
+    requests: list[Request] = [(policy, prompt, 1, Sampling(12)) for policy in policies]
+    before = ask(engine, requests)
+    move(base.adapters["a"])
+    engine.load("a", version)
+    prefilled.clear()
+    after = ask(engine, requests)
+    assert sum(prefilled) == len(prompt) - 1  # only the one that moved
+    assert [sample.version for sample in after] == [version, 0, 0]
+    assert_same(after, ask(NativeEngine(base, policies), requests))
+    assert after[0].ids != before[0].ids
+
+
+def test_a_row_that_spoke_while_weights_were_loaded_begins_no_other(model_folder: Callable[[str], Path]) -> None:
+    base = movable_base(model_folder)
+    engine, prompt = NativeEngine(base, {"a": "a"}), random_ids(40, seed=9)
+
+    async def load_meanwhile() -> Sample:
+        speaking = asyncio.create_task(engine.sample("a", prompt, 1, Sampling(12, temperature=0)))
+        while not engine.seats.speaking:
+            await asyncio.sleep(0)
+        move(base.adapters["a"])
+        engine.load("a", 1)
+        await speaking
+        return await engine.sample("a", prompt, 2, Sampling(12))
+
+    assert_same([asyncio.run(load_meanwhile())], ask(NativeEngine(base, {"a": "a"}), [("a", prompt, 2, Sampling(12))]))
+
+
+def movable_base(model_folder: Callable[[str], Path]) -> Base:
+    base = Base(model_folder("qwen3"))
+    for name in ("a", "b"):
+        random_adapter(base, name, 4, ("q_proj", "v_proj", "up_proj"), seed=ord(name))
+    return base
+
+
+@torch.no_grad()
+def move(adapter: Adapter) -> None:
+    """Other weights in the same tensors, as learning leaves them."""
+    for pair in adapter.pairs.values():
+        pair.up.mul_(-2)
+
+
+def test_a_row_keeps_what_it_had_when_the_cache_grows(base: Base) -> None:
+    engine, ids, beside = NativeEngine(base, POLICIES, rows=4), random_ids(10, seed=2), random_ids(30, seed=4)
+    capacities = []
+    for turn in range(3):
+        requests: list[Request] = [("b", ids, turn, Sampling(6)), ("c", beside, turn, Sampling(3))]
+        samples = ask(engine, requests)
+        assert_same(samples, ask(NativeEngine(base, POLICIES), requests))
+        capacities.append(engine.cache.capacity)
+        ids = [*ids, *samples[0].ids, *random_ids(45, seed=turn)]
+    assert capacities[-1] > capacities[0]

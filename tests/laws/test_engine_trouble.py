@@ -1,0 +1,74 @@
+"""Laws of what goes wrong in the engine: it stays with those it concerns, and nobody waits for ever."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from coterie.engines.native import engine as module
+from coterie.engines.native.cache import Decode, SlotCache
+from coterie.engines.native.engine import NativeEngine
+from coterie.models.base import Base
+from coterie.types import Sample, Sampling
+from tests.oracle import POLICIES, Request, ask, assert_same, random_ids
+
+
+@pytest.mark.parametrize("rows", [1, 2, 64])
+def test_a_request_that_nobody_waits_for_frees_its_row_and_changes_no_other(
+    team_base: Callable[[str], Base], rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, steps = team_base("llama"), []
+
+    class Counted(Decode):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            steps.append(len(self.slots))
+
+    monkeypatch.setattr(module, "Decode", Counted)
+    others: list[Request] = [("plain", random_ids(20 + n, n), n, Sampling(20)) for n in range(4)]
+    # Greedy, for it then goes round in circles until its room is used up; that takes far longer than we wait.
+    given_up: Request = ("a", random_ids(20, seed=0), 0, Sampling(480, temperature=0))
+
+    async def some_lose_patience(engine: NativeEngine) -> list[Sample | BaseException]:
+        impatient = [asyncio.wait_for(engine.sample(*given_up), 0.02), *(engine.sample(*other) for other in others)]
+        return await asyncio.gather(*impatient, return_exceptions=True)
+
+    engine = NativeEngine(base, POLICIES, rows=rows)
+    late, *samples = asyncio.run(some_lose_patience(engine))
+    assert isinstance(late, TimeoutError) and len(steps) < 300  # it would have taken 480
+    assert_same([s for s in samples if isinstance(s, Sample)], ask(NativeEngine(base, POLICIES), others))
+    assert engine.seats.speaking == 0 and not engine.waiting and engine.driver is not None and engine.driver.done()
+    # Its row, cut short, is a beginning like any other.
+    short: Request = (*given_up[:3], Sampling(20, temperature=0))
+    assert_same(ask(engine, [short]), ask(NativeEngine(base, POLICIES), [short]))
+
+
+class Broken(Exception):
+    pass
+
+
+@pytest.mark.parametrize("where", ["a step", "a prompt", "making room"])
+def test_a_failure_reaches_every_caller_and_the_engine_goes_on_after_it(
+    team_base: Callable[[str], Base], where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = team_base("qwen2")
+    requests: list[Request] = [("a", random_ids(20 + n, n), n, Sampling(6)) for n in range(5)]
+    engine = NativeEngine(base, POLICIES, rows=2)
+    expected = ask(engine, requests)
+
+    def fail(*_: Any) -> None:
+        raise Broken
+
+    async def outcomes() -> list[Any]:
+        asked = (asyncio.wait_for(engine.sample(*request), 5) for request in requests)
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    engine.clear()
+    with monkeypatch.context() as broken:
+        places = {"a step": (engine, "sampler"), "a prompt": (module, "Prefill"), "making room": (SlotCache, "reserve")}
+        broken.setattr(*places[where], fail)
+        assert [type(outcome) for outcome in asyncio.run(outcomes())] == [Broken] * 5
+    assert_same(ask(engine, requests), expected)

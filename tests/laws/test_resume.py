@@ -1,0 +1,204 @@
+"""Laws of going on: whatever instant a run stops at, it continues as the same run, to the bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from coterie import checkpoint
+from coterie.checkpoint import NoCheckpoint
+from coterie.train import Run, train
+from coterie.types import Episode
+from tests.killed import CTRL_C, MOMENTS
+from tests.naming import Naming
+from tests.runs import naming_config, resumed, started, trained, written
+
+Folder = Callable[[str], Path]
+ROOT = Path(__file__).parents[2]
+SHUFFLED = {"epochs": 2, "minibatches": 2}  # so that the algorithm's random stream matters
+ALGORITHMS: dict[str, dict[str, Any]] = {"grpo": {"name": "grpo", **SHUFFLED}, "ppo": {"name": "ppo", **SHUFFLED}}
+
+
+def config(model: Path, algorithm: str = "grpo", whole: bool = False, steps: int = 4, **changes: Any) -> dict[str, Any]:
+    tree = naming_config(model, steps=steps, algorithm=ALGORITHMS[algorithm], eval={"every": 2, "tasks": 3}, **changes)
+    if whole:
+        tree["policies"] = {name: {"model": str(model), "lr": 1e-3, "lora": None} for name in ("left", "right")}
+    return tree
+
+
+def metrics(folder: Path) -> list[dict[str, float]]:
+    """All that was measured, but for what a clock says."""
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [
+        {k: v for k, v in row.items() if k not in ("time", "tokens_per_second") and not k.startswith("seconds/")}
+        for row in rows
+    ]
+
+
+def episodes(folder: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in sorted((folder / "episodes").glob("*.jsonl"))}
+
+
+def assert_same_run(one: Run, other: Run) -> None:
+    """Weights, optimisers, random streams, measurements and every sampled token are equal, not nearly equal."""
+    assert one.step == other.step and one.best == other.best and one.tasks.drawn == other.tasks.drawn
+    assert one.rng.getstate() == other.rng.getstate()
+    for policy, learner in one.learners.items():
+        same = other.learners[policy]
+        assert learner.version == same.version > 0
+        for name, parameter in learner.parameters().items():
+            assert torch.equal(parameter, same.parameters()[name]), (policy, name)
+        torch.testing.assert_close(learner.state(), same.state(), rtol=0, atol=0)
+    assert metrics(one.folder) == metrics(other.folder)
+    assert episodes(one.folder) == episodes(other.folder)
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["lora", "whole"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_twice_two_steps_are_four_steps(algorithm: str, whole: bool, model_folder: Folder, tmp_path: Path) -> None:
+    tree = config(model_folder("llama"), algorithm, whole)
+    straight = trained(tree, tmp_path / "straight")
+    trained(tree | {"steps": 2}, tmp_path / "halves")
+    assert_same_run(resumed(tree, tmp_path / "halves"), straight)
+
+
+def test_the_learning_rate_of_a_resumed_run_is_where_it_was(model_folder: Folder, tmp_path: Path) -> None:
+    tree = config(model_folder("llama"), learning={"schedule": "cosine", "warmup": 1})
+    run = started(tree, tmp_path)
+    stop_after(run, 2)
+    train(run)
+    again = resumed(tree, tmp_path)
+    assert_same_run(again, trained(tree, tmp_path / "straight"))
+
+
+def stop_after(run: Run, steps: int) -> None:
+    """As if Ctrl-C came in the middle of the step."""
+    draw = run.tasks.next
+
+    def drawn() -> Any:
+        run.stopping = run.step + 1 == steps
+        return draw()
+
+    run.tasks.next = drawn  # type: ignore[method-assign]
+
+
+# Ended from outside
+
+
+@pytest.fixture(scope="module")
+def ended(model_folder: Folder, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs that were killed or interrupted, each in a folder named by the moment at which it was."""
+    root = tmp_path_factory.mktemp("ended")
+    for moment in MOMENTS:
+        written(config(model_folder("llama")), root / moment)
+    written(unsaved(model_folder("llama")), root / CTRL_C)
+    command = [sys.executable, "-m", "tests.killed", str(root)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    told = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, timeout=120, check=True)
+    assert json.loads(told.stdout) == dict.fromkeys(MOMENTS, -signal.SIGKILL) | {CTRL_C: 0}
+    return root
+
+
+@pytest.fixture(scope="module")
+def straight(model_folder: Folder, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return trained(config(model_folder("llama")), tmp_path_factory.mktemp("straight"))
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_killed_run_ends_as_if_it_had_not_been_killed(
+    moment: str, ended: Path, straight: Run, model_folder: Folder
+) -> None:
+    assert checkpoint.find(ended / moment).name == "000001"
+    run = resumed(config(model_folder("llama")), ended / moment)
+    assert_same_run(run, straight)
+    assert not list(run.folder.rglob(".tmp-*"))
+
+
+def unsaved(model: Path) -> dict[str, Any]:
+    """A long run that would not be saved for a long time."""
+    return config(model, steps=500, checkpoint={"every": 500, "best": False})
+
+
+def test_ctrl_c_saves_and_the_run_goes_on(ended: Path, model_folder: Folder, tmp_path: Path) -> None:
+    saved = int(checkpoint.find(ended / CTRL_C).name)
+    assert 1 <= saved < 500 and len(metrics(ended / CTRL_C)) == saved
+    tree = unsaved(model_folder("llama")) | {"steps": saved + 1}
+    assert_same_run(resumed(tree, ended / CTRL_C), trained(tree, tmp_path))
+
+
+class Impatient(Naming):
+    """A player who presses Ctrl-C twice."""
+
+    async def score(self, episode: Episode) -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_a_second_ctrl_c_ends_the_run_at_once_and_nothing_is_lost(model_folder: Folder, tmp_path: Path) -> None:
+    tree = config(model_folder("llama"), steps=2)
+    trained(tree | {"steps": 1}, tmp_path)
+    run = started(tree, tmp_path)
+    checkpoint.resume(run)
+    run.collector = replace(run.collector, env=Impatient({}))
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        train(run)
+    assert signal.getsignal(signal.SIGINT) is before
+    assert_same_run(resumed(tree, tmp_path), trained(tree, tmp_path / "straight"))
+
+
+# Checkpoints
+
+
+def test_the_last_checkpoints_and_the_best_are_kept(model_folder: Folder, tmp_path: Path) -> None:
+    tree = config(model_folder("llama"), steps=5, checkpoint={"every": 1, "keep": 2})
+    run = trained(tree | {"eval": {"every": 1, "tasks": 3}}, tmp_path)
+    there = {path.name for path in (tmp_path / "checkpoints").iterdir()}
+    best = checkpoint.find(tmp_path, "best").name
+    assert there == {"000004", "000005", best}
+    rewards = {f"{row['step']:06d}": row["eval/reward"] for row in metrics(tmp_path)}
+    assert rewards[best] == max(rewards.values()) == run.best
+
+
+def test_what_was_saved_after_the_point_of_going_on_is_forgotten(model_folder: Folder, tmp_path: Path) -> None:
+    tree = config(model_folder("llama"), steps=2)
+    trained(tree, tmp_path)
+    (tmp_path / "latest").write_text("000001")
+    run = started(tree, tmp_path)
+    checkpoint.resume(run)
+    assert run.step == 1 and len(metrics(tmp_path)) == 1 and list(episodes(tmp_path)) == ["000000.jsonl"]
+    assert not (tmp_path / "checkpoints" / "000002").exists()
+
+
+def test_a_checkpoint_that_is_not_there_is_named_beside_those_that_are(model_folder: Folder, tmp_path: Path) -> None:
+    trained(config(model_folder("llama"), steps=1), tmp_path)
+    assert checkpoint.find(tmp_path, "1") == checkpoint.find(tmp_path)
+    with pytest.raises(NoCheckpoint, match=r"no checkpoint '7'; there is 0000"):
+        checkpoint.find(tmp_path, "7")
+
+
+def test_the_same_run_under_another_concurrency_samples_the_same_tokens(model_folder: Folder, tmp_path: Path) -> None:
+    tree = naming_config(model_folder("llama"), steps=2)
+    tree["workflow"] |= {"rounds": 2}
+    for policy in tree["policies"].values():
+        policy["lr"] = 1e-3  # a batch of another size rounds otherwise, and fast learning would blow that up
+
+    def tokens(name: str, **changes: Any) -> list[Any]:
+        run = trained(tree | changes, tmp_path / name)
+        lines = [json.loads(line) for text in episodes(run.folder).values() for line in text.splitlines()]
+        return [(line["id"], [turn["response_ids"] for turn in line["turns"]]) for line in lines]
+
+    wide = tokens("wide")
+    assert len(wide) == 2 * 8
+    assert tokens("narrow", rollout={"concurrency": 3}) == wide
+    assert tokens("few rows", engine={"rows": 2}) == wide

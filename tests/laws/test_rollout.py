@@ -1,0 +1,200 @@
+"""Laws of playing: every turn is recorded as it was sampled, and a failure is data."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coterie.engines.native.engine import NativeEngine
+from coterie.envs.base import TaskEnv, graded
+from coterie.models.base import Base
+from coterie.rollout import Collector, Players, Seat, TooManyFailures, enough, summary
+from coterie.types import Episode, Sampling, Split, Task, Team
+from coterie.workflows.vote import Vote
+from tests.episodes import episode
+from tests.naming import Naming, OneByOne
+
+TASKS = [Task(f"task {i}", f"What is {i} + {i}?", None) for i in range(4)]
+SEATS = {role: Seat("policy", Sampling(max_tokens=6)) for role in ("left", "right")}
+ENV = Naming({"left": "e", "right": "a"})
+
+
+@pytest.fixture(scope="module")
+def llama(model_folder: Callable[[str], Path]) -> Base:
+    return Base(model_folder("llama"))
+
+
+@pytest.fixture
+def collector(llama: Base) -> Collector:
+    engine = NativeEngine(llama, {"policy": None})
+    return Collector(OneByOne(("left", "right"), rounds=2), ENV, engine, {"policy": llama.chat}, 64, 60.0, 60.0)
+
+
+def said(episodes: Sequence[Episode]) -> dict[str, list[tuple[str, tuple[int, ...]]]]:
+    return {e.id: [(t.role, t.response_ids) for t in e.turns] for e in episodes}
+
+
+def test_what_is_sampled_does_not_depend_on_concurrency_order_or_company(collector: Collector) -> None:
+    together = said(collector.collect(TASKS, 3, SEATS, seed=1))
+    assert len(together) == 12 and all(len(turns) == 4 for turns in together.values())
+    for concurrency in (1, 5):
+        assert said(replace(collector, concurrency=concurrency).collect(TASKS, 3, SEATS, seed=1)) == together
+    assert said(collector.collect(TASKS[::-1], 3, SEATS, seed=1)) == together
+    alone = said(collector.collect(TASKS[2:3], 1, SEATS, seed=1))
+    assert alone.items() <= together.items()
+    assert said(collector.collect(TASKS, 3, SEATS, seed=2)) != together
+
+
+def test_repeats_roles_and_rounds_each_have_noise_of_their_own(collector: Collector) -> None:
+    episodes = collector.collect(TASKS[:1], 6, SEATS, seed=1)
+    assert len({e.turns[0].response_ids for e in episodes}) > 3
+    assert len({t.response_ids for e in episodes for t in e.turns}) > 12
+
+
+def test_a_task_that_comes_twice_in_a_step_is_played_with_other_noise(collector: Collector) -> None:
+    episodes = collector.collect([TASKS[0], TASKS[0]], 2, SEATS, seed=1)
+    assert [e.repeat for e in episodes] == [0, 1, 2, 3]
+    assert len({e.turns[0].response_ids for e in episodes}) > 2
+
+
+def test_a_conversation_that_goes_on_keeps_the_ids_that_were_sampled(collector: Collector) -> None:
+    for played in collector.collect(TASKS, 2, SEATS, seed=3):
+        first, later = (t for t in played.turns if t.role == "left")
+        before = first.prompt_ids + first.response_ids
+        assert later.prompt_ids[: len(before)] == before and later.round == 1
+
+
+@dataclass(frozen=True)
+class AllAtOnce:
+    """Asks for a long, a short and a middling turn at the same time."""
+
+    roles: Sequence[str] = ("left", "right")
+
+    async def run(self, task: Task, team: Team, world: Any) -> list[str]:
+        lengths = {"left": 9, "right": 1}
+        turns = await asyncio.gather(
+            *(team[role].say(task.prompt, max_tokens=n) for role, n in lengths.items()),
+            team.left.say(task.prompt + " Really?", max_tokens=4),
+        )
+        return [turn.text for turn in turns]
+
+
+def test_turns_stay_in_the_order_in_which_they_were_asked_for(collector: Collector) -> None:
+    for played in replace(collector, workflow=AllAtOnce()).collect(TASKS, 2, SEATS, seed=1):
+        assert [(t.role, t.round) for t in played.turns] == [("left", 0), ("right", 0), ("left", 1)]
+        assert [t.text for t in played.turns] == played.answer
+        assert len(played.turns[1].response_ids) == 1
+
+
+def test_turns_that_one_role_is_asked_for_at_once_have_noise_of_their_own(collector: Collector) -> None:
+    voting = replace(collector, workflow=Vote(role="left", voters=5))
+    (played,) = voting.collect(TASKS[:1], 1, {"left": SEATS["left"]}, seed=1)
+    assert len({t.prompt_ids for t in played.turns}) == 1 and len({t.response_ids for t in played.turns}) > 3
+
+
+# Failures
+
+
+@dataclass(frozen=True)
+class Stumbles(OneByOne):
+    """Plays as told, but not on every task."""
+
+    mishaps: Mapping[str, Exception] | None = None
+
+    async def run(self, task: Task, team: Team, world: Any) -> str:
+        answer = await super().run(task, team, world)
+        if self.mishaps and task.id in self.mishaps:
+            raise self.mishaps[task.id]
+        return answer
+
+
+def test_a_failed_episode_is_data_with_its_traceback_and_the_others_go_on(collector: Collector) -> None:
+    mishaps = {"task 1": ValueError("no answer in the reply"), "task 2": KeyError("tool")}
+    clumsy = replace(collector, workflow=Stumbles(("left", "right"), 2, mishaps))
+    episodes = clumsy.collect(TASKS, 2, SEATS, seed=1)
+    assert [e.error_kind for e in episodes] == [None, None, *["ValueError"] * 2, *["KeyError"] * 2, None, None]
+    broken = episodes[2]
+    assert broken.error is not None
+    assert "no answer in the reply" in broken.error and "test_rollout.py" in broken.error
+    assert len(broken.turns) == 4  # what was said before it failed
+    assert said(episodes) == said(collector.collect(TASKS, 2, SEATS, seed=1))
+    metrics = summary(episodes)
+    assert (metrics["failed"], metrics["failed/ValueError"], metrics["failed/KeyError"]) == (4, 2, 2)
+    assert metrics["reward"] == pytest.approx(sum(e.reward for e in episodes if e.error is None) / 4)
+
+
+def test_too_many_failures_stop_the_run_with_the_first_cause() -> None:
+    episodes = [episode([], task=f"task {i}") for i in range(4)]
+    for played, kind in zip(episodes[1:3], ("ValueError", "TimeoutError"), strict=True):
+        played.error, played.error_kind = f"Traceback …\n{kind}: because", kind
+    assert enough(episodes, 0.5) == [episodes[0], episodes[3]]
+    with pytest.raises(TooManyFailures) as stopped:
+        enough(episodes, 0.49)
+    for words in ("2 of 4 episodes failed", "1 ValueError", "1 TimeoutError", "49%", "task 1/0", "ValueError: because"):
+        assert words in str(stopped.value)
+    assert enough(episodes[:1], 0.0) == episodes[:1]
+
+
+@dataclass(frozen=True)
+class NeverReturns(OneByOne):
+    """On one task it waits for ever, on another it never stops talking."""
+
+    async def run(self, task: Task, team: Team, world: Any) -> str:
+        if task.id == "task 1":
+            await asyncio.Event().wait()
+        while task.id == "task 2":
+            await team.left.say(task.prompt)
+        return await super().run(task, team, world)
+
+
+def test_a_workflow_that_never_returns_hits_its_deadline_alone(collector: Collector) -> None:
+    collector.collect(TASKS[:1], 1, SEATS, seed=0)  # what is only slow the first time must not count
+    endless = replace(collector, workflow=NeverReturns(("left", "right"), 2), deadline=2.0)
+    started = time.perf_counter()
+    episodes = endless.collect(TASKS, 1, SEATS, seed=1)
+    assert time.perf_counter() - started < 20
+    assert [e.error_kind for e in episodes] == [None, "TimeoutError", "TimeoutError", None]
+    assert len(episodes[2].turns) > 1
+    straight = said(collector.collect(TASKS, 1, SEATS, seed=1))  # and the engine is as good as before
+    assert all(said([e])[e.id] == straight[e.id] for e in (episodes[0], episodes[3]))
+
+
+@dataclass(frozen=True)
+class SlowScore(Naming):
+    async def score(self, episode: Episode) -> None:
+        if episode.task.id == "task 0":
+            await asyncio.sleep(3600)
+        await super().score(episode)
+
+
+def test_an_environment_whose_scoring_waits_for_ever_is_cut(collector: Collector) -> None:
+    waiting = replace(collector, env=SlowScore(ENV.letters), score_deadline=0.2)
+    assert [e.error_kind for e in waiting.collect(TASKS, 1, SEATS, seed=1)] == ["TimeoutError", None, None, None]
+
+
+@dataclass(frozen=True)
+class Questions(TaskEnv):
+    def tasks(self, split: Split) -> list[Task]:
+        return TASKS
+
+
+def test_a_grader_that_hangs_is_cut_and_costs_only_its_own_episodes(collector: Collector, tmp_path: Path) -> None:
+    (tmp_path / "grade.py").write_text("def grade(answer, truth):\n    while truth == 'hang': pass\n    return 1.0\n")
+    env = graded(Questions(), f"{tmp_path}/grade.py:grade", {}, deadline=1.0)
+    # More hang than there are processes to grade in, so that the good ones have to wait for them.
+    tasks = [Task(f"task {i}", "Go.", "hang" if i < 4 else "fine") for i in range(8)]
+    patient = replace(collector, workflow=OneByOne(("left",)), env=env, score_deadline=None)
+    episodes = patient.collect(tasks, 1, {"left": SEATS["left"]}, seed=1)
+    assert [e.error_kind for e in episodes] == ["GraderTimeout"] * 4 + [None] * 4
+    assert [e.reward for e in episodes[4:]] == [1.0] * 4
+
+
+def test_a_role_that_is_not_there_is_named_beside_those_that_are() -> None:
+    with pytest.raises(KeyError, match="no role is called 'solver'; this team has"):
+        Players([])["solver"]

@@ -1,0 +1,120 @@
+"""Laws of drawing a token: from the right distribution, with noise that knows nothing of the batch."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import TopKLogitsWarper, TopPLogitsWarper
+
+from coterie.engines.native import sampler as module
+from coterie.engines.native.sampler import Sampler, draw_key, keep_likely
+from coterie.seeds import stable_hash
+from coterie.types import Sampling
+from tests.oracle import distribution
+
+VOCABULARY = 50
+
+
+def keys(*draws: tuple[int, int]) -> Tensor:
+    return torch.tensor([draw_key(seed, position) for seed, position in draws], dtype=torch.int32)
+
+
+def random_logits(rows: int, vocabulary: int = VOCABULARY, seed: int = 0) -> Tensor:
+    return 2 * torch.randn(rows, vocabulary, generator=torch.Generator().manual_seed(seed))
+
+
+def test_noise_depends_on_seed_position_and_token_only() -> None:
+    draws = [(stable_hash("run", seed), position) for seed, position in product(range(4), range(4))]
+    together = Sampler(VOCABULARY).waits(keys(*draws))
+    backwards = Sampler(VOCABULARY).waits(keys(*draws[::-1])).flip(0)
+    wider = Sampler(3 * VOCABULARY).waits(keys(*draws))[:, :VOCABULARY]
+    alone = torch.cat([Sampler(VOCABULARY).waits(keys(draw)) for draw in draws])
+    assert torch.equal(together, backwards) and torch.equal(together, wider) and torch.equal(together, alone)
+    assert len(together.flatten().unique()) > 0.99 * together.numel()  # and on each of the three
+
+
+def test_noise_is_uniform_and_no_draw_tells_of_another() -> None:
+    """As uniform numbers: their mean, their spread, and the correlation of neighbours in each of the three."""
+    seeds, positions, vocabulary = 40, 40, 64
+    draws = list(product((stable_hash("noise", seed) for seed in range(seeds)), range(positions)))
+    noise = Sampler(vocabulary).waits(keys(*draws)).double().neg().exp().view(seeds, positions, vocabulary)
+    assert float(noise.min()) > 0 and float(noise.max()) < 1
+    centred, few = noise - 0.5, 4 / noise.numel() ** 0.5  # four standard deviations of a mean, up to its unit
+    assert abs(float(centred.mean())) < few * 0.289
+    assert abs(float(centred.square().mean()) - 1 / 12) < few * 0.075
+    for dimension in range(3):
+        neighbours = centred * centred.roll(1, dimension)
+        assert abs(float(neighbours.mean())) < few / 12
+
+
+@pytest.mark.parametrize("along", ["seeds", "positions"])
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_tokens_are_drawn_as_often_as_they_are_likely(along: str, temperature: float) -> None:
+    draws, logits = 20_000, random_logits(1, 12)
+    key = keys(*((stable_hash(n), 3) if along == "seeds" else (7, n) for n in range(draws)))
+    ids, _ = Sampler(12)(logits.expand(draws, -1), torch.full((draws,), temperature), key)
+    expected = draws * (logits[0] / temperature).softmax(-1)
+    chi_square = float(((ids.bincount(minlength=12) - expected) ** 2 / expected).sum())
+    assert chi_square < 31.3  # 11 degrees of freedom: exceeded once in a thousand seeds
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 1.7])
+def test_logprobs_are_those_of_the_tempered_distribution(temperature: float) -> None:
+    logits = random_logits(30)
+    ids, logprobs = Sampler(VOCABULARY)(
+        logits.clone(), torch.full((30,), temperature), keys(*((n, 0) for n in range(30)))
+    )
+    expected = (logits / temperature).log_softmax(-1).gather(1, ids[:, None])[:, 0]
+    torch.testing.assert_close(logprobs, expected, atol=1e-5, rtol=0)
+    assert not torch.equal(ids, logits.argmax(-1))
+
+
+def test_temperature_zero_takes_the_likeliest_and_reports_temperature_one() -> None:
+    """Also beside rows that are drawn, and for any seed."""
+    logits, temperature = random_logits(20), torch.tensor([0.0, 1.0] * 10)
+    ids, logprobs = Sampler(VOCABULARY)(logits.clone(), temperature, keys(*((n, n) for n in range(20))))
+    assert torch.equal(ids[::2], logits.argmax(-1)[::2])
+    expected = logits.log_softmax(-1).gather(1, ids[:, None])[:, 0]
+    torch.testing.assert_close(logprobs, expected, atol=1e-5, rtol=0)
+
+
+NARROW = [
+    Sampling(temperature=temperature, top_p=top_p, top_k=top_k)
+    for temperature, top_p, top_k in product([0.0, 0.6, 1.0, 2.0], [1.0, 0.9, 0.3, 1e-6], [0, 1, 5, 49, 400])
+]
+
+
+def test_what_is_cut_off_is_never_drawn_and_the_rest_sums_to_one() -> None:
+    logits = random_logits(len(NARROW))
+    temperature, top_p = (torch.tensor([getattr(how, name) for how in NARROW]) for name in ("temperature", "top_p"))
+    kept = keep_likely(logits.clone(), top_p, torch.tensor([how.top_k for how in NARROW]), temperature)
+    expected = torch.stack([distribution(row, how) for row, how in zip(logits, NARROW, strict=True)])
+    tempered = kept / torch.where(temperature == 0, 1.0, temperature)[:, None]
+    torch.testing.assert_close(tempered.softmax(-1), expected, atol=1e-6, rtol=0)
+    for seed in range(20):
+        ids, logprobs = Sampler(VOCABULARY)(kept.clone(), temperature, keys(*((seed, n) for n in range(len(NARROW)))))
+        torch.testing.assert_close(logprobs, expected.gather(1, ids[:, None])[:, 0].log(), atol=1e-5, rtol=0)
+
+
+def test_both_cuts_together_mean_what_they_mean_in_transformers() -> None:
+    logits = random_logits(40)
+    ours = keep_likely(logits, torch.full((40,), 0.8), torch.full((40,), 6), torch.full((40,), 0.7))
+    tempered = logits / 0.7
+    ids = torch.zeros(40, 1, dtype=torch.long)
+    theirs = TopPLogitsWarper(0.8)(ids, TopKLogitsWarper(6)(ids, tempered))
+    assert torch.equal(ours.isinf(), theirs.isinf())
+    alone = TopPLogitsWarper(0.8)(ids, tempered)
+    assert not torch.equal(alone.isinf(), theirs.isinf())  # so the order matters here
+
+
+def test_rows_too_many_for_one_piece_are_drawn_as_each_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits, temperature = random_logits(7), torch.tensor([1.0, 0.0, 0.5, 1.0, 2.0, 0.0, 1.0])
+    key = keys(*((n, 1) for n in range(7)))
+    whole = Sampler(VOCABULARY)(logits, temperature, key)
+    monkeypatch.setattr(module, "CHUNK", 3 * VOCABULARY)
+    pieces = Sampler(VOCABULARY)(logits, temperature, key)
+    assert torch.equal(whole[0], pieces[0])
+    torch.testing.assert_close(whole[1], pieces[1], atol=1e-6, rtol=0)

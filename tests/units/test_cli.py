@@ -1,0 +1,240 @@
+"""The command line teaches, trains, measures, resumes, and says plainly what a user can put right."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from coterie import __version__
+from coterie.cli import app
+from coterie.log import read_episodes
+from coterie.report import dialogue, visible
+from tests.episodes import episode, turn
+from tests.games import game
+
+ROOT = Path(__file__).parents[2]
+
+
+def coterie(*words: Any) -> Any:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def well(*words: Any) -> str:
+    result = coterie(*words)
+    assert result.exit_code == 0, result.output
+    return str(result.stdout)
+
+
+@pytest.fixture(scope="module")
+def tiny_model(model_folder: Callable[[str], Path]) -> Path:
+    return model_folder("llama")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> tuple[Path, str]:
+    """A run of two steps, and what the command printed."""
+    folder = tmp_path_factory.mktemp("trained")
+    printed = well("train", game(folder, tiny_model), "--out", folder, "--examples", 2)
+    return folder / "game", printed
+
+
+def metrics(run: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("command", ["train", "eval", "check", "schema"])
+def test_help_shows_each_command_at_work(command: str) -> None:
+    assert f"  {command} " in well("--help")
+    assert f"\n    coterie {command}" in well(command, "--help")
+
+
+def test_asking_for_help_does_not_wait_for_torch() -> None:
+    code = (
+        "import sys; from coterie.cli import app; app(['--help'], standalone_mode=False); print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout.endswith("False\n"), done.stdout + done.stderr
+
+
+def test_the_version_is_the_package_s() -> None:
+    assert well("--version") == f"coterie {__version__}\n"
+
+
+def test_the_schema_is_json() -> None:
+    assert "policies" in json.loads(well("schema"))["properties"]
+
+
+def test_training_leaves_a_run_and_says_what_it_will_do_and_what_comes_next(trained: tuple[Path, str]) -> None:
+    run, printed = trained
+    assert [row["step"] for row in metrics(run)] == [0, 1, 2]
+    assert (run / "latest").read_text() == "000002"
+    assert "2 steps × 3 tasks × 4 episodes, grpo" in printed and "LoRA of rank 2" in printed
+    assert f"coterie eval {run}" in printed and f"coterie train --resume {run} steps=4" in printed
+
+
+def test_examples_show_dialogues_and_scores_before_and_after(trained: tuple[Path, str]) -> None:
+    _, printed = trained
+    assert printed.count("answer: ") == 2
+    assert "What is 1 + 1?" in printed and "untrained team" in printed and "after 2 steps" in printed
+
+
+def test_evaluating_a_run_gives_the_number_that_training_gave(trained: tuple[Path, str], tmp_path: Path) -> None:
+    run, _ = trained
+    printed = well("eval", run, "--json", tmp_path / "numbers.json")
+    numbers = json.loads((tmp_path / "numbers.json").read_text())
+    team, single, majority = numbers["reports"].values()
+    assert next(iter(numbers["reports"])) == "team, step 2" and numbers["tasks"] == 5
+    assert {f"eval/{name}": value for name, value in team.items()}.items() <= metrics(run)[-1].items()
+    assert 6 < single["tokens"] <= 12  # as many as both roles together
+    assert single["failed"] == majority["failed"] == 0
+    for word in ("team, step 2", "single agent", "majority of 1", "pass@1", "reasoner", "actor", "cut"):
+        assert word in printed
+
+
+def test_options_of_eval_reach_the_config(trained: tuple[Path, str], tmp_path: Path) -> None:
+    where = tmp_path / "numbers.json"
+    options = ["--tasks", 2, "--episodes", 3, "--temperature", 1, "--checkpoint", 1, "--no-baselines", "--json", where]
+    printed = well("eval", trained[0], *options)
+    numbers = json.loads(where.read_text())
+    assert (numbers["step"], numbers["tasks"], numbers["episodes_per_task"]) == (1, 2, 3)
+    assert list(numbers["reports"]) == ["team, step 1"] and "pass@3" in printed
+
+
+def test_a_config_is_evaluated_as_an_untrained_team(tmp_path: Path, tiny_model: Path) -> None:
+    assert "team, untrained" in well("eval", game(tmp_path, tiny_model), "--no-baselines")
+    assert not (tmp_path / "game").exists()
+
+
+def test_a_whole_model_and_a_frozen_one_are_evaluated_too(tmp_path: Path, tiny_model: Path) -> None:
+    policies = {"thinker": {"model": str(tiny_model), "lora": None}, "doer": {"model": str(tiny_model), "frozen": True}}
+    assert "single agent" in well("eval", game(tmp_path, tiny_model, policies=policies), "--tasks", 1)
+
+
+def test_a_team_that_is_all_frozen_can_be_evaluated_but_not_trained(tmp_path: Path, tiny_model: Path) -> None:
+    changes = ["policies.thinker.frozen=true", "policies.doer.frozen=true"]
+    config = game(tmp_path, tiny_model)
+    assert "team, untrained" in well("eval", config, *changes, "--no-baselines")
+    assert "nothing to train" in coterie("train", config, *changes, "--out", tmp_path).stderr
+
+
+def test_resuming_goes_on_to_the_new_last_step(tmp_path: Path, tiny_model: Path) -> None:
+    well("train", game(tmp_path, tiny_model), "steps=1", "--out", tmp_path)
+    printed = well("train", "--resume", tmp_path / "game", "steps=2", "eval.tasks=3")
+    assert "going on at step 1" in printed
+    assert [row["step"] for row in metrics(tmp_path / "game")] == [0, 1, 2]
+    assert len(read_episodes(tmp_path / "game" / "episodes" / "000001.jsonl")) == 12
+
+
+def test_the_untrained_team_of_a_resumed_run_is_the_one_it_began_with(
+    trained: tuple[Path, str], tmp_path: Path, tiny_model: Path
+) -> None:
+    well("train", game(tmp_path, tiny_model), "steps=1", "--out", tmp_path)
+    printed = well("train", "--resume", tmp_path / "game", "steps=2", "--examples", 1)
+    row = next(line for line in trained[1].splitlines() if "untrained team" in line)
+    assert row in printed.splitlines()
+
+
+def plainly(result: Any) -> str:
+    """The text of a user's mistake: on stderr, without a traceback, with exit code 2."""
+    assert result.exit_code == 2 and isinstance(result.exception, SystemExit)
+    assert "Traceback" not in result.stderr
+    return str(result.stderr)
+
+
+NO_MODEL = "policies.doer.model=/there/is/none"
+MISTAKES = {
+    "no config": (["train"], "name a config, as in `coterie train recipes/demo.yaml`"),
+    "no such file": (["train", "nowhere.yaml"], "nowhere.yaml: there is no such file"),
+    "wrong type": (["train", "CONFIG", "steps=many"], "steps: the text 'many' is given"),
+    "contradiction": (["train", "CONFIG", "episodes_per_task=1"], "episodes_per_task: is 1"),
+    "no model": (["train", "CONFIG", "name=new", NO_MODEL], "/there/is/none"),
+    # Before any model loads: the missing one is not complained of.
+    "run exists": (["train", "CONFIG", NO_MODEL, "--out", "OUT"], "already holds a run: `coterie train --resume"),
+    "folder for config": (["train", "RUN"], "is a run's folder; `coterie train --resume"),
+    "no run": (["train", "--resume", "OUT"], "holds no run: there is no config.yaml in it"),
+    "another run": (["train", "--resume", "RUN", "policies.doer.lr=1"], "policies.doer.lr: cannot change when a run"),
+    "no override": (["train", "--resume", "RUN", "steps"], "an override looks like key=value"),
+    "going back": (["train", "--resume", "RUN", "steps=1"], "has done 2 steps already"),
+    "no checkpoint": (["eval", "RUN", "--checkpoint", "7"], "no checkpoint '7'; there is 000001, 000002"),
+    "checkpoint of config": (["eval", "CONFIG", "--checkpoint", "best"], "whose team is untrained"),
+    "other policies": (["eval", "RUN", "policies.doer.lora.rank=4"], "policies.doer.lora.rank: cannot change"),
+    "greedy repeats": (["eval", "RUN", "--episodes", "2"], "at eval.temperature=0 all 2 episodes"),
+    "eval of nothing": (["eval", "OUT"], "holds no run"),
+    "check of nothing": (["check", "nowhere.yaml"], "nowhere.yaml: there is no such file"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_told_plainly(mistake: str, trained: tuple[Path, str]) -> None:
+    run, words = trained[0], MISTAKES[mistake][0]
+    places = {"RUN": run, "OUT": run.parent, "CONFIG": run.parent / "game.yaml"}
+    result = coterie(*[places.get(word, word) for word in words])
+    assert MISTAKES[mistake][1] in plainly(result)
+
+
+def test_too_many_failures_stop_a_run_with_the_first_cause(tmp_path: Path, tiny_model: Path) -> None:
+    result = coterie("train", game(tmp_path, tiny_model), "env.broken=true", "--out", tmp_path)
+    assert result.exit_code == 2
+    assert "12 of 12 episodes failed" in result.stderr and "the scale is broken" in result.stderr
+
+
+def test_a_part_that_lacks_its_data_says_so_plainly(tmp_path: Path, tiny_model: Path) -> None:
+    config = game(tmp_path, tiny_model, env={"name": "rows", "train": "no.jsonl"}, reward="exact")
+    assert "no.jsonl: no such file" in plainly(coterie("check", config))
+
+
+def test_a_bug_keeps_its_traceback(tmp_path: Path, tiny_model: Path) -> None:
+    result = coterie("train", game(tmp_path, tiny_model), "env.buggy=true", "--out", tmp_path)
+    assert isinstance(result.exception, RuntimeError)
+
+
+def test_check_shows_prompts_and_passes_where_there_is_something_to_learn(tmp_path: Path, tiny_model: Path) -> None:
+    printed = well("check", game(tmp_path, tiny_model))
+    assert "<|im_start|>assistant" in printed and "actor reads" in printed
+    for word in ("rewards of 16 episodes", "singleton", "sampler–learner gap", "with credit", "problem"):
+        assert word in printed
+    assert not (tmp_path / "game").exists()
+
+
+def test_check_fails_where_training_would_teach_nothing(tmp_path: Path, tiny_model: Path) -> None:
+    config = game(tmp_path, tiny_model)
+    constant = coterie("check", config, "env.wins=false", "--tasks", 1)
+    assert constant.exit_code == 1 and "no reward reaches a trained token" in constant.stdout
+    broken = coterie("check", config, "env.broken=true", "--tasks", 1, "--episodes", 2)
+    assert broken.exit_code == 1 and "2 of 2 episodes failed" in broken.stdout
+
+
+def test_a_model_cannot_speak_to_the_terminal() -> None:
+    assert visible("a\x1b[2J\tb\n[red]é") == "a\\x1b[2J\\tb\n[red]é"
+
+
+def test_a_dialogue_of_unequal_length_shows_all_turns() -> None:
+    """An episode that failed early is beside one that was played to the end."""
+    lost = episode([turn("reasoner")])
+    lost.error, lost.error_kind = "…", "TimeoutError"
+    assert dialogue(lost, episode([turn("reasoner"), turn("actor")])).row_count == 3
+
+
+def test_ctrl_c_saves_the_run_and_says_how_to_go_on(tmp_path: Path, tiny_model: Path) -> None:
+    config = game(tmp_path, tiny_model, checkpoint={"every": 1000})
+    command = [sys.executable, "-m", "coterie.cli", "train", str(config), "steps=1000", "--out", str(tmp_path)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=tmp_path) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("step"):
+                break
+        process.send_signal(signal.SIGINT)
+        rest = process.stdout.read()
+    assert process.returncode == 0
+    done = int((tmp_path / "game" / "latest").read_text())
+    assert f"{done} of 1000 steps done" in rest and f"coterie train --resume {tmp_path / 'game'} " in rest
