@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import gc
 import json
 import statistics
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -70,9 +73,7 @@ def rollout(
             base.layers, seed
         )
     bench = Bench(base, NativeEngine(base, {"base": None} | {name: name for name in names}), max_tokens)
-    ragged: list[Talk] = [
-        [{"role": "user", "content": REQUESTS[i % 4].format(SUBJECTS[i // 4])}] for i in range(32)
-    ]
+    ragged: list[Talk] = [[{"role": "user", "content": REQUESTS[i % 4].format(SUBJECTS[i // 4])}] for i in range(32)]
     groups = [talk for talk in ragged[3::8] for _ in range(8)]
     results = {
         "32 ragged prompts": bench.compare(ragged, 0.0, repeats),
@@ -118,9 +119,7 @@ class Bench:
         self.base, self.engine, self.max_tokens = base, engine, max_tokens
         self.peer = load_model(base.folder, torch.float32, "sdpa")  # as it comes, without our linear layers
 
-    def compare(
-        self, talks: list[Talk], temperature: float, repeats: int, turns: int = 1
-    ) -> dict[str, list[Timing]]:
+    def compare(self, talks: list[Talk], temperature: float, repeats: int, turns: int = 1) -> dict[str, list[Timing]]:
         self._ours(talks[:2], temperature, turns, ["base"])  # warm up
         ours, peers = [], []
         for _ in range(repeats):
@@ -222,6 +221,9 @@ def peak_memory() -> Iterator[list[float]]:
     """The most resident memory inside the block over what was there before, in MB, read every 10 ms."""
     peak, done, page = [0.0], threading.Event(), 4096 / 1e6
     statm = Path("/proc/self/statm")
+    gc.collect()
+    if sys.platform == "linux":
+        ctypes.CDLL("libc.so.6").malloc_trim(0)  # what an earlier block freed is not this one's to use
     before = int(statm.read_text().split()[1]) if statm.exists() else 0
 
     def watch() -> None:

@@ -60,7 +60,7 @@ class Oracle:
         self.end_ids = sorted(base.chat.end_ids)
         self.sampler = Sampler(base.vocabulary)
         for layer, pair in base.adapters[adapter].pairs.items() if adapter else ():
-            self.model.get_submodule(layer).weight += pair.scale * pair.up.detach() @ pair.down.detach()
+            self.model.get_parameter(f"{layer}.weight").add_(pair.scale * pair.up.detach() @ pair.down.detach())
 
     def greedy(self, prompts: Sequence[list[int]], max_tokens: int) -> list[tuple[int, ...]]:
         """`generate`, prompts of one length at a time so that none is padded."""

@@ -106,10 +106,10 @@ class TorchLearner:
                 gap += float(off.abs().sum())
                 gap_max = max(gap_max, float(off.abs().max()))
                 moved -= float(off.sum())
-        norm = nn.utils.clip_grad_norm_(
-            [p for g in self.optimizer.param_groups for p in g["params"]], self.learning.clip_norm
-        )
+        trained = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        norm = nn.utils.clip_grad_norm_(trained, self.learning.clip_norm)
         self.optimizer.step()
+        torch.autograd.graph.increment_version(trained)  # the fused optimiser does not, and the engine keeps copies
         self.optimizer.zero_grad(set_to_none=True)
         self.version += 1
         count = int(batch.mask.sum())

@@ -28,15 +28,29 @@ class Routing:
 
     def __init__(self) -> None:
         self.segments: Sequence[Segment] = ()
+        self.masks: dict[tuple[tuple[str, int], ...], Tensor] = {}
 
     @contextmanager
     def on(self, segments: Sequence[Segment]) -> Iterator[None]:
         """Also around `backward`: gradient checkpointing runs the layers again there."""
-        before, self.segments = self.segments, [s for s in segments if s[2] is not None]
+        before = self.segments, self.masks
+        self.segments, self.masks = [s for s in segments if s[2] is not None], {}
         try:
             yield
         finally:
-            self.segments = before
+            self.segments, self.masks = before
+
+    def mask(self, ranks: tuple[tuple[str, int], ...], like: Tensor) -> Tensor:
+        """1 where a token runs on the adapter that a column belongs to: [T, Σ ranks]."""
+        if ranks not in self.masks:
+            mask, at = like.new_zeros(len(like), sum(rank for _, rank in ranks)), 0
+            for name, rank in ranks:
+                for start, end, adapter in self.segments:
+                    if adapter == name:
+                        mask[start:end, at : at + rank] = 1
+                at += rank
+            self.masks[ranks] = mask
+        return self.masks[ranks]
 
 
 THIN = 48  # rows
@@ -51,6 +65,23 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return (y if bias is None else y.add_(bias)).view(*x.shape[:-1], -1)
 
 
+class SideBySide:
+    """Copies of a layer's adapters in one matrix; made again when any of them has changed."""
+
+    def __init__(self) -> None:
+        self.made_of: tuple[object, ...] = ()
+        self.matrices: tuple[Tensor, Tensor] | None = None
+
+    def __call__(self, pairs: dict[str, Pair]) -> tuple[Tensor, Tensor, tuple[tuple[str, int], ...]]:
+        """down [Σ ranks, in], up [Σ ranks, out] with its scale, and whose columns these are."""
+        made_of = tuple((name, id(p), p.down._version, p.up._version) for name, p in pairs.items())
+        if self.matrices is None or made_of != self.made_of:
+            down = torch.cat([p.down for p in pairs.values()])
+            up = torch.cat([p.up.t() * p.scale for p in pairs.values()])
+            self.made_of, self.matrices = made_of, (down, up)
+        return *self.matrices, tuple((name, len(p.down)) for name, p in pairs.items())
+
+
 class RoutedLinear(nn.Module):
     """A frozen or trained linear layer plus the adapters that its tokens ask for."""
 
@@ -59,12 +90,28 @@ class RoutedLinear(nn.Module):
         self.weight, self.bias, self.routing = linear.weight, linear.bias, routing
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.pairs: dict[str, Pair] = {}
+        self.side_by_side = SideBySide()
 
     def forward(self, x: Tensor) -> Tensor:
         y = linear(x, self.weight, self.bias)
         if not self.routing.segments:
             return y
         flat, out = x.reshape(-1, self.in_features), y.reshape(-1, self.out_features)
+        if len(self.routing.segments) > 1 and len(flat) <= THIN and not torch.is_grad_enabled():
+            self._add_all(flat, out)
+        else:
+            out = self._add_each(flat, out)
+        return out.view(y.shape)
+
+    def _add_all(self, flat: Tensor, out: Tensor) -> None:
+        """Few tokens, several adapters: every token through all of them at once, and the others' part put out."""
+        used = {s[2]: self.pairs[s[2]] for s in self.routing.segments if s[2] in self.pairs}
+        if used:
+            down, up, ranks = self.side_by_side(used)
+            out.addmm_(linear(flat, down).mul_(self.routing.mask(ranks, flat)), up)
+
+    def _add_each(self, flat: Tensor, out: Tensor) -> Tensor:
+        """Each adapter on its own run of tokens."""
         parts, at = [], 0
         for start, end, adapter in self.routing.segments:
             pair = self.pairs.get(adapter) if adapter is not None else None
@@ -76,9 +123,7 @@ class RoutedLinear(nn.Module):
                 at = end
             else:
                 out[start:end].addmm_(low, pair.up.t(), alpha=pair.scale)
-        if parts:
-            out = torch.cat([p for p in (*parts, out[at:]) if len(p)])
-        return out.view(y.shape)
+        return torch.cat([p for p in (*parts, out[at:]) if len(p)]) if parts else out
 
 
 def route(model: nn.Module, routing: Routing) -> dict[str, RoutedLinear]:

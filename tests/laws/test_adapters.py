@@ -20,6 +20,7 @@ from tests.models import KINDS
 from tests.oracle import random_adapter, random_ids
 
 IDS = torch.tensor(random_ids(40, seed=1))
+RANDOM: dict[str, Any] = {"r": 6, "lora_alpha": 20, "init_lora_weights": False, "task_type": "CAUSAL_LM"}
 
 
 @pytest.fixture(params=list(KINDS))
@@ -70,9 +71,7 @@ def test_an_adapter_that_peft_made_gives_the_same_logits_here(
     fresh: Base, tmp_path: Path, options: dict[str, Any]
 ) -> None:
     torch.manual_seed(0)
-    config = peft.LoraConfig(
-        **{"r": 6, "lora_alpha": 20, "init_lora_weights": False, "task_type": "CAUSAL_LM"} | options
-    )
+    config = peft.LoraConfig(**RANDOM | options)
     made: Any = peft.get_peft_model(plain_model(fresh), config).eval()
     made.save_pretrained(tmp_path / "theirs")
     adapter = load_adapter("theirs", tmp_path / "theirs", fresh.layers)

@@ -17,10 +17,10 @@ from tests.oracle import POLICIES, ask, assert_same, random_ids
 
 
 def group_of_prompts() -> list[list[int]]:
-    """Groups with one prompt, prompts that begin alike, and prompts of their own."""
+    """A group with one prompt, prompts that begin alike, one that goes on from another's, and prompts of their own."""
     stem = random_ids(40, seed=1)
     alike = [[*stem[:length], *random_ids(tail, seed=length)] for length, tail in ((40, 0), (40, 5), (20, 9), (39, 1))]
-    return [*([stem] * 3), *alike, *(random_ids(length, seed=length) for length in (1, 30)), alike[2]]
+    return [*([stem] * 3), *alike, [*alike[2], 7], stem, *(random_ids(length, seed=length) for length in (1, 30))]
 
 
 def conversations(engine: NativeEngine, order: Sequence[int], wait: Callable[[int], int]) -> list[list[Sample]]:
@@ -30,7 +30,7 @@ def conversations(engine: NativeEngine, order: Sequence[int], wait: Callable[[in
     async def talk(n: int) -> list[Sample]:
         for _ in range(wait(n)):
             await asyncio.sleep(0)
-        policy, how = policies[n // 7], Sampling(5, temperature=1.0, top_k=0 if n % 2 else 50)
+        policy, how = policies[n // 8], Sampling(5, temperature=1.0, top_k=0 if n % 2 else 50)
         first = await engine.sample(policy, prompts[n], 7 * n, how)
         second = [*prompts[n], *first.ids, *random_ids(4, seed=n)]
         return [first, await engine.sample(policy, second, 7 * n + 1, how)]

@@ -43,6 +43,12 @@ LEFT_ALONE: dict[str, dict[str, Any]] = {
     "bloom": {"n_head": 4},  # positions are in its mask; names no longest text
     "gemma2": {"head_dim": 16, "sliding_window": 8},  # caps its attention scores
     "gpt_oss": {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2},  # attention may go nowhere
+    "falcon_h1": {
+        "mamba_d_ssm": 64,
+        "mamba_d_head": 16,
+        "mamba_n_heads": 4,
+        "mamba_d_state": 16,
+    },  # attends, but not only
     "falcon": {},  # takes our arguments and ignores them
     "lfm2": {"layer_types": ["conv", "full_attention"]},  # convolutions read across rows
     "deepseek_v3": {**DRIVEN["deepseek_v3"], "v_head_dim": 12},  # values narrower than keys
