@@ -14,7 +14,6 @@ setup: .venv/installed
 	touch $@
 
 demo: setup
-	rm -rf runs/demo
 	$(BIN)/coterie train recipes/demo.yaml seed=$(SEED) --examples 3
 
 test: setup

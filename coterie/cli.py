@@ -3,6 +3,7 @@ asking for help must not wait for torch."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -29,6 +30,7 @@ Changes = Annotated[
 
 
 def main() -> None:
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a log file shows each step as it ends
     app(prog_name="coterie")
 
 

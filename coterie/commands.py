@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain, count
 from pathlib import Path
 
 import rich
@@ -36,13 +37,7 @@ def start(config_file: Path, changes: Sequence[str], out: Path, examples: int) -
     if _holds_run(config_file):
         raise ConfigError(f"{config_file} is a run's folder; `coterie train --resume {config_file}` goes on with it")
     config = load(config_file, changes)
-    folder = out / config.name
-    if _holds_run(folder):
-        raise FileExistsError(
-            f"{folder} already holds a run: `coterie train --resume {folder}` goes on with it; "
-            f"name={config.name}-2 gives this one a folder of its own"
-        )
-    _train(config, folder, examples, resuming=False)
+    _train(config, _free(out / config.name), examples, resuming=False)
 
 
 def go_on(folder: Path, changes: Sequence[str], examples: int) -> None:
@@ -92,6 +87,12 @@ def print_schema() -> None:
 
 def _holds_run(folder: Path) -> bool:
     return (folder / "config.yaml").is_file()
+
+
+def _free(folder: Path) -> Path:
+    """The folder itself, or demo-2, demo-3 … where it holds a run already: nothing is overwritten."""
+    names = chain([folder], (folder.with_name(f"{folder.name}-{n}") for n in count(2)))
+    return next(path for path in names if not _holds_run(path))
 
 
 def _config_of(folder: Path) -> Path:

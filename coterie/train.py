@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import signal
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -126,6 +127,7 @@ def _finishing_on_interrupt(run: Run) -> Iterator[None]:
         if run.stopping:
             raise KeyboardInterrupt
         run.stopping = True
+        print("\nfinishing this step, then saving; Ctrl-C again stops at once", file=sys.stderr)
 
     before = signal.signal(signal.SIGINT, stop)
     try:

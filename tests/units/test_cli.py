@@ -157,8 +157,6 @@ MISTAKES = {
     "wrong type": (["train", "CONFIG", "steps=many"], "steps: the text 'many' is given"),
     "contradiction": (["train", "CONFIG", "episodes_per_task=1"], "episodes_per_task: is 1"),
     "no model": (["train", "CONFIG", "name=new", NO_MODEL], "/there/is/none"),
-    # Before any model loads: the missing one is not complained of.
-    "run exists": (["train", "CONFIG", NO_MODEL, "--out", "OUT"], "already holds a run: `coterie train --resume"),
     "folder for config": (["train", "RUN"], "is a run's folder; `coterie train --resume"),
     "no run": (["train", "--resume", "OUT"], "holds no run: there is no config.yaml in it"),
     "another run": (["train", "--resume", "RUN", "policies.doer.lr=1"], "policies.doer.lr: cannot change when a run"),
@@ -179,6 +177,14 @@ def test_a_mistake_is_told_plainly(mistake: str, trained: tuple[Path, str]) -> N
     places = {"RUN": run, "OUT": run.parent, "CONFIG": run.parent / "game.yaml"}
     result = coterie(*[places.get(word, word) for word in words])
     assert MISTAKES[mistake][1] in plainly(result)
+
+
+def test_a_second_run_gets_a_folder_of_its_own(tmp_path: Path, tiny_model: Path) -> None:
+    config = game(tmp_path, tiny_model)
+    for _ in range(2):
+        well("train", config, "steps=1", "--out", tmp_path)
+    steps = [len((tmp_path / name / "metrics.jsonl").read_text().splitlines()) for name in ("game", "game-2")]
+    assert steps == [2, 2]
 
 
 def test_too_many_failures_stop_a_run_with_the_first_cause(tmp_path: Path, tiny_model: Path) -> None:
