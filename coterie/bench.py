@@ -94,22 +94,18 @@ def rows(results: dict[str, dict[str, list[Timing]]]) -> list[dict[str, Any]]:
         lines.append(
             {
                 "workload": workload,
-                "ours": ours[0],
-                "tok/s": _median(ours[1], lambda t: t.tokens / t.seconds),
-                "peak MB": _median(ours[1], lambda t: t.megabytes),
-                "peer": peer[0],
-                "its tok/s": _median(peer[1], lambda t: t.tokens / t.seconds),
-                "its peak MB": _median(peer[1], lambda t: t.megabytes),
-                "times as fast": statistics.median(ratios),
-                "from": min(ratios),
-                "to": max(ratios),
+                "against": f"{ours[0]} / {peer[0]}",
+                "tok/s": f"{_median(ours[1], lambda t: t.tokens / t.seconds)} / "
+                f"{_median(peer[1], lambda t: t.tokens / t.seconds)}",
+                "peak MB": f"{_median(ours[1], lambda t: t.megabytes)} / {_median(peer[1], lambda t: t.megabytes)}",
+                "times as fast": f"{statistics.median(ratios):.2f} ({min(ratios):.2f}–{max(ratios):.2f})",
             }
         )
     return lines
 
 
-def _median(timings: list[Timing], number: Callable[[Timing], float]) -> float:
-    return round(statistics.median(number(t) for t in timings), 1)
+def _median(timings: list[Timing], number: Callable[[Timing], float]) -> int:
+    return round(statistics.median(number(t) for t in timings))
 
 
 class Bench:

@@ -152,7 +152,7 @@ class TorchLearner:
         if self.adapter is not None:
             fill(self.adapter, load_file(folder / WEIGHTS), folder)
         elif not self.frozen:
-            saved = load_model(folder, torch.float32, "sdpa").state_dict()
+            saved = load_model(folder, torch.float32, self.base.own_attention).state_dict()
             for name, parameter in self.base.model.named_parameters():
                 parameter.copy_(saved[name])
 

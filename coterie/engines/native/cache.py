@@ -14,55 +14,67 @@ STRIDE = 64  # capacity grows in steps of this many tokens
 
 
 class SlotCache:
-    """One tensor [2, layers, slots, heads, capacity, width], grown when a row needs it."""
+    """A tensor [keys and values, slots, heads, capacity, width] per layer, grown when a row needs it."""
 
     def __init__(self, layers: int, heads: int, width: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.store = torch.empty(2, layers, 0, heads, 0, width, dtype=dtype, device=device)
+        self.layers = [torch.empty(2, 0, heads, 0, width, dtype=dtype, device=device) for _ in range(layers)]
+
+    @property
+    def device(self) -> torch.device:
+        return self.layers[0].device
+
+    @property
+    def heads(self) -> int:
+        return self.layers[0].shape[2]
 
     @property
     def slots(self) -> int:
-        return self.store.shape[2]
+        return self.layers[0].shape[1]
 
     @property
     def capacity(self) -> int:
-        return self.store.shape[4]
+        return self.layers[0].shape[3]
 
     def reserve(self, slots: int, capacity: int) -> None:
         """Make room for so many rows of so many tokens; what is stored stays.
 
-        Zeros, for a masked key still takes part: with weight 0, and 0 × NaN is NaN."""
+        Layer by layer, so that two copies of the whole never exist. Zeros, for a masked key still takes part:
+        with weight 0, and 0 × NaN is NaN.
+        """
         capacity = -(-capacity // STRIDE) * STRIDE
         if slots <= self.slots and capacity <= self.capacity:
             return
-        old = self.store
-        two, layers, had, heads, length, width = old.shape
-        self.store = old.new_zeros(two, layers, max(slots, had), heads, max(capacity, length), width)
-        self.store[:, :, :had, :, :length] = old
+        for i, old in enumerate(self.layers):
+            two, had, heads, length, width = old.shape
+            self.layers[i] = old.new_zeros(two, max(slots, had), heads, max(capacity, length), width)
+            self.layers[i][:, :had, :, :length] = old
 
     def copy(self, source: int, target: int, length: int) -> None:
-        self.store[:, :, target, :, :length] = self.store[:, :, source, :, :length]
+        for layer in self.layers:
+            layer[:, target, :, :length] = layer[:, source, :, :length]
 
     def swap(self, a: int, b: int, length_a: int, length_b: int) -> None:
         """Exchange two rows; only their live lengths move."""
-        kept = self.store[:, :, a, :, :length_a].clone()
-        self.store[:, :, a, :, :length_b] = self.store[:, :, b, :, :length_b]
-        self.store[:, :, b, :, :length_a] = kept
+        for layer in self.layers:
+            kept = layer[:, a, :, :length_a].clone()
+            layer[:, a, :, :length_b] = layer[:, b, :, :length_b]
+            layer[:, b, :, :length_a] = kept
 
     def places(self, slots: Tensor, positions: Tensor) -> Tensor:
         """Where tokens stand in a layer that is seen as a list of vectors: [T] → [T·heads]."""
-        heads = torch.arange(self.store.shape[3], device=slots.device)
+        heads = torch.arange(self.heads, device=slots.device)
         return ((slots[:, None] * len(heads) + heads) * self.capacity + positions[:, None]).flatten()
 
     def write(self, layer: int, places: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Store k and v [heads, T, width]; gives the layer's keys and values [slots, heads, capacity, width]."""
         width = k.shape[-1]
-        keys, values = self.store[0, layer], self.store[1, layer]
+        keys, values = self.layers[layer]
         keys.view(-1, width).index_copy_(0, places, k.transpose(0, 1).reshape(-1, width))
         values.view(-1, width).index_copy_(0, places, v.transpose(0, 1).reshape(-1, width))
         return keys, values
 
     def clear(self) -> None:
-        self.store = self.store[:, :, :0, :, :0].clone()
+        self.layers = [layer[:, :0, :, :0].clone() for layer in self.layers]
 
 
 class Decode:
@@ -78,36 +90,29 @@ class Decode:
         self.span = int(lengths.max()) + 1
         self.masks: dict[int | None, Tensor] = {}
 
-    def _mask(self, window: int | None) -> Tensor:
+    def _mask(self, window: int | None, heads: int) -> Tensor:
         if window not in self.masks:
             at = torch.arange(self.span, device=self.slots.device).expand(len(self.slots), -1)
-            sees = allowed(self.lengths_by_slot[:, None], at, window)
-            dtype = self.cache.store.dtype
-            self.masks[window] = torch.zeros(sees.shape, dtype=dtype, device=sees.device).masked_fill_(
-                ~sees, -torch.inf
-            )
-        return self.masks[window]
+            sees = allowed(self.lengths_by_slot[:, None], at, window)[:, 0].repeat_interleave(heads, dim=0)
+            self.masks[window] = self.cache.layers[0].new_zeros(sees.shape).masked_fill_(~sees, -torch.inf)
+        return self.masks[window]  # [R·heads, 1, span], to be added to the scores
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None) -> Tensor:
-        rows, kv_heads = len(self.slots), k.shape[0]
-        keys, values = self.cache.write(layer, self.places, k, v)
+        rows, heads, width = len(self.slots), k.shape[0], k.shape[-1]
+        keys, values = (x[:rows, :, : self.span].flatten(0, 1) for x in self.cache.write(layer, self.places, k, v))
         # The query heads that share a key head stand as its queries: keys are read once, not once per head.
-        by_slot = q.transpose(0, 1)[self.back].view(rows, kv_heads, -1, q.shape[-1])
-        out = F.scaled_dot_product_attention(
-            by_slot,
-            keys[:rows, :, : self.span],
-            values[:rows, :, : self.span],
-            attn_mask=self._mask(window),
-            scale=scale,
-        )
-        return out.reshape(rows, q.shape[0], -1)[self.slots]
+        by_slot = q.transpose(0, 1).index_select(0, self.back).view(rows * heads, -1, width)
+        # Two plain products: SDPA takes a third longer for so few queries.
+        scores = torch.baddbmm(self._mask(window, heads), by_slot, keys.transpose(1, 2), alpha=scale)
+        out = torch.bmm(scores.softmax(dim=-1, dtype=torch.float32).to(values.dtype), values)
+        return out.view(rows, q.shape[0], width).index_select(0, self.slots)
 
 
 class Prefill:
     """Several new tokens for some slots, each after what its slot already holds."""
 
     def __init__(self, cache: SlotCache, slots: Sequence[int], starts: Sequence[int], counts: Sequence[int]) -> None:
-        device = cache.store.device
+        device = cache.device
         self.cache = cache
         self.rows = torch.tensor(slots, device=device)
         self.starts = torch.tensor(starts, device=device)

@@ -112,7 +112,7 @@ class NativeEngine:
 
     # Forwards
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def _prefill(self, rows: list[Row]) -> None:
         todo = [row for row in rows if row.computed < row.length - 1]
         while todo:
@@ -138,7 +138,7 @@ class NativeEngine:
         for row, end in zip(wave, ends, strict=True):
             row.computed = end
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def _step(self) -> bool:
         """One token for every speaking row; says whether any of them finished."""
         rows = sorted(self.seats.active(), key=lambda row: row.adapter or "")
