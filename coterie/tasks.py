@@ -20,6 +20,7 @@ class TaskStream:
         if not tasks:
             raise ValueError("the environment has no training tasks")
         self.tasks, self.count, self.seed, self.drawn = tasks, count, seed, 0
+        self.shuffled: tuple[int, list[int]] = (-1, [])  # an epoch and its order
 
     def next(self) -> list[Task]:
         chosen = [self._at(i) for i in range(self.drawn, self.drawn + self.count)]
@@ -31,6 +32,8 @@ class TaskStream:
         return self.tasks[self._order(epoch)[place]]
 
     def _order(self, epoch: int) -> list[int]:
-        order = list(range(len(self.tasks)))
-        random.Random(stable_hash(self.seed, "tasks", epoch)).shuffle(order)
-        return order
+        if self.shuffled[0] != epoch:
+            order = list(range(len(self.tasks)))
+            random.Random(stable_hash(self.seed, "tasks", epoch)).shuffle(order)
+            self.shuffled = epoch, order
+        return self.shuffled[1]
