@@ -9,6 +9,8 @@ from torch import Tensor
 
 from coterie.types import Batch, Episode, Turn
 
+_JUDGED = ("advantages", "returns", "values", "ref_logprobs")
+
 
 def join(turns: Sequence[Turn]) -> list[list[Turn]]:
     """Join turns that extend each other, so that a conversation is one row.
@@ -36,7 +38,7 @@ def make_batches(episodes: Sequence[Episode], judged: bool = True) -> dict[str, 
     rows: dict[str, list[tuple[int, list[Turn]]]] = {}
     number: dict[int, int] = {}  # id(turn) → its number over the whole step
     for e, episode in enumerate(episodes):
-        turns = [t for t in episode.turns if t.response_ids and not (judged and t.advantages is None)]
+        turns = [t for t in _said(episode) if not (judged and t.advantages is None)]
         for turn in turns:
             number[id(turn)] = len(number)
         for row in join(turns):
@@ -44,9 +46,14 @@ def make_batches(episodes: Sequence[Episode], judged: bool = True) -> dict[str, 
     return {policy: _pack(some, number, roles) for policy, some in sorted(rows.items())}
 
 
+def _said(episode: Episode) -> list[Turn]:
+    """The turns that were sampled in this very episode."""
+    return [turn for turn in episode.turns if turn.response_ids and not turn.given]
+
+
 def hand_back(episodes: Sequence[Episode], batch: Batch, numbers: Tensor, field: str) -> None:
     """Write numbers [T], computed on a batch of `make_batches(episodes, judged=False)`, to the turns they are of."""
-    turns = [turn for episode in episodes for turn in episode.turns if turn.response_ids]
+    turns = [turn for episode in episodes for turn in _said(episode)]
     which, sizes = torch.unique_consecutive(batch.turn[batch.mask], return_counts=True)
     for turn, part in zip(which.tolist(), numbers[batch.mask].split(sizes.tolist()), strict=True):
         setattr(turns[turn], field, part)
@@ -62,7 +69,7 @@ def _pack(rows: list[tuple[int, list[Turn]]], number: dict[int, int], roles: tup
     for r, (episode, turns) in enumerate(rows):
         tokens = torch.tensor(turns[-1].prompt_ids + turns[-1].response_ids)
         length = len(tokens)
-        row = {name: torch.zeros(length) for name in ("logprobs", "advantages", "returns", "values", "ref_logprobs")}
+        row = {name: torch.zeros(length) for name in ("logprobs", "old_logprobs", "words", *_JUDGED)}
         mask, temperature = torch.zeros(length, dtype=torch.bool), torch.ones(length)
         turn_at, role_at = torch.zeros(length, dtype=torch.long), torch.zeros(length, dtype=torch.long)
         for turn in turns:
@@ -70,7 +77,9 @@ def _pack(rows: list[tuple[int, list[Turn]]], number: dict[int, int], roles: tup
             mask[own], temperature[own] = True, turn.temperature or 1.0
             turn_at[own], role_at[own] = number[id(turn)], roles.index(turn.role)
             row["logprobs"][own] = torch.tensor(turn.logprobs)
-            for name in ("advantages", "returns", "values", "ref_logprobs"):
+            row["old_logprobs"][own] = row["logprobs"][own] if turn.old_logprobs is None else turn.old_logprobs
+            row["words"][own] = len(turn.text.split())
+            for name in _JUDGED:
                 if (given := getattr(turn, name)) is not None:
                     row[name][own] = given
         add(tokens=tokens, positions=torch.arange(length), row=torch.full((length,), r), mask=mask, **row)

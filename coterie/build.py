@@ -10,12 +10,14 @@ from pathlib import Path
 import torch
 
 from coterie.algorithms.base import Algorithm
-from coterie.config import Config, Policy, dump
+from coterie.algorithms.ppo import Ppo
+from coterie.config import Config, CriticConfig, Policy, dump
 from coterie.config.crosscheck import cross_check
 from coterie.engines.hf import HfEngine
 from coterie.engines.native.engine import NativeEngine
 from coterie.engines.router import ClearableEngine, Router
 from coterie.envs.base import TaskEnv, graded
+from coterie.learners.critics import Critics, Judge
 from coterie.learners.torch import TorchLearner
 from coterie.log import RunLog
 from coterie.models.base import Base
@@ -40,7 +42,8 @@ def build(config: Config, folder: Path, console: bool = True, training: bool = T
     log = RunLog(folder, dump(config), config.steps, config.log.wandb, console)
 
     device = pick_device(config.device)
-    bases = load_bases(config, device)
+    shared: Shared = {}
+    bases = load_bases(config, device, shared)
     engine = build_engine(config, bases)
     learners = {name: build_learner(config, name, bases[name], algorithm) for name in config.policies}
     chats = {name: base.chat for name, base in bases.items()}
@@ -50,7 +53,10 @@ def build(config: Config, folder: Path, console: bool = True, training: bool = T
     scoring = None if type(env).score is TaskEnv.score else limits.score_deadline
     collector = Collector(workflow, env, engine, chats, limits.concurrency, limits.deadline, scoring)
     rng = random.Random(stable_hash(config.seed, "algorithm"))
-    return Run(config, folder, algorithm, collector, engine, learners, tasks, held_out, log, rng)
+    critic = build_critics(config, algorithm, device, shared)
+    return Run(
+        config, folder, algorithm, collector, engine, learners, tasks, held_out, log, rng, config.credit.made, critic
+    )
 
 
 def held_out_tasks(tasks: Sequence[Task], count: int) -> list[Task]:
@@ -65,18 +71,21 @@ def pick_device(wanted: str) -> torch.device:
     return torch.device(wanted)
 
 
-def load_bases(config: Config, device: torch.device) -> dict[str, Base]:
-    """The base of every policy. Adapters on one model share it; a model that is trained whole is its policy's own."""
-    shared: dict[tuple[Path, str | None], Base] = {}
-    bases = {}
-    for name, policy in config.policies.items():
-        key = (resolve(policy.model), None if policy.lora else name)
-        if key not in shared:
-            # Weights that are trained are kept in full precision; autocast makes them fast on CUDA.
-            half = device.type == "cuda" and policy.lora is not None
-            shared[key] = Base(key[0], device, torch.bfloat16 if half else torch.float32)
-        bases[name] = shared[key]
-    return bases
+Shared = dict[tuple[Path, str | None], Base]
+
+
+def load_bases(config: Config, device: torch.device, shared: Shared) -> dict[str, Base]:
+    """The base of every policy."""
+    return {name: load_base(p.model, p.lora is None, name, device, shared) for name, p in config.policies.items()}
+
+
+def load_base(model: str, whole: bool, owner: str, device: torch.device, shared: Shared) -> Base:
+    """Adapters on one model share it; a model that is trained whole is its owner's own."""
+    key = (resolve(model), owner if whole else None)
+    if key not in shared:
+        # Weights that are trained are kept in full precision; autocast makes them fast on CUDA.
+        shared[key] = Base(key[0], device, torch.bfloat16 if device.type == "cuda" and not whole else torch.float32)
+    return shared[key]
 
 
 def base_policy(policy: str) -> str:
@@ -113,7 +122,7 @@ def build_learner(config: Config, name: str, base: Base, algorithm: Algorithm) -
         config.learning,
         config.steps,
         frozen=policy.frozen,
-        value_lr=algorithm.value_lr if algorithm.value_head else None,  # type: ignore[attr-defined]
+        value_lr=algorithm.value_lr if isinstance(algorithm, Ppo) and not critics_of(config, algorithm) else None,
         reference=Base(base.folder, base.device) if whole_reference else None,
     )
 
@@ -126,3 +135,29 @@ def build_adapter(config: Config, name: str, policy: Policy, base: Base) -> Adap
     lora = policy.lora
     seed = stable_hash(config.seed, "adapter", name)
     return Adapter(name, lora.rank, lora.alpha, lora.targets).attach(base.layers, seed)
+
+
+def critics_of(config: Config, algorithm: Algorithm) -> dict[str, CriticConfig]:
+    """Those of the config; where the algorithm wants a central one and is given none, one on the team's own model."""
+    if config.critics or not algorithm.central:
+        return config.critics
+    first = next(iter(config.policies.values()))
+    return {"team": CriticConfig(sees="joint", model=first.model)}
+
+
+def build_critics(config: Config, algorithm: Algorithm, device: torch.device, shared: Shared) -> Critics | None:
+    if not isinstance(algorithm, Ppo):
+        return None
+    judges = {}
+    for name, critic in critics_of(config, algorithm).items():
+        owner = f"critic {name}"
+        base = load_base(critic.model, critic.lora is None, owner, device, shared)
+        adapter = None
+        if critic.lora is not None:
+            seed = stable_hash(config.seed, "critic", name)
+            adapter = Adapter(owner, critic.lora.rank, critic.lora.alpha, critic.lora.targets).attach(base.layers, seed)
+        learner = TorchLearner(
+            owner, base, adapter, critic.lr, config.learning, config.steps, value_lr=algorithm.value_lr, speaks=False
+        )
+        judges[name] = Judge(learner, frozenset(critic.roles or config.roles), critic.sees)
+    return Critics(judges, algorithm.value_loss, algorithm.value_fits) if judges else None

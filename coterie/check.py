@@ -10,21 +10,19 @@ from coterie.algorithms.grpo import Grpo
 from coterie.batch import make_batches
 from coterie.findings import DryRun, Gap
 from coterie.rl.groups import group_key
-from coterie.seeds import stable_hash
 from coterie.tasks import TaskStream
-from coterie.train import Run, read
+from coterie.train import Run, judge, play
 from coterie.types import Episode
 
 
 def dry_run(run: Run, tasks: int, repeats: int) -> DryRun:
     """Play the first tasks of the run as its first step would, and judge them."""
-    seats, seed = run.seats(), stable_hash(run.config.seed, "train", 0)
     chosen = TaskStream(run.tasks.tasks, tasks, run.config.seed).next()
     started = time.perf_counter()
-    episodes = run.collector.collect(chosen, repeats, seats, seed)
+    episodes, otherwise = play(run, chosen, repeats)
     run.engine.clear()
     played = [episode for episode in episodes if episode.error is None]
-    read(run, played)
+    metrics = judge(run, played, otherwise) if played else {}
     known = time.perf_counter()
     gaps = compare(run, played)
     compared = time.perf_counter()
@@ -33,9 +31,9 @@ def dry_run(run: Run, tasks: int, repeats: int) -> DryRun:
     larger = run.config.tasks_per_step * run.config.episodes_per_task / len(episodes)
     return DryRun(
         episodes,
-        {role: seat.policy for role, seat in seats.items()},
+        {role: seat.policy for role, seat in run.seats().items()},
         frozenset(policy for policy, learner in run.learners.items() if not learner.frozen),
-        run.algorithm.credit(played) if played else {},
+        metrics,
         group_sizes(run, played),
         gaps,
         dialogue(run, played),

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from coterie.train import Run
 
 
+CRITIC = "critic"
+
+
 class NoCheckpoint(FileNotFoundError):
     """A run's folder without the checkpoint that was asked for."""
 
@@ -26,6 +29,9 @@ def save(run: Run, best: bool = False) -> Path:
         with atomic_folder(folder) as beside:
             for policy, learner in run.learners.items():
                 learner.save(policy_folder(beside, policy))
+            if run.critic is not None:
+                (beside / CRITIC).mkdir()
+                run.critic.save(beside / CRITIC)
             torch.save(_state(run), beside / "state.pt")
     write_atomic(run.folder / ("best" if best else "latest"), folder.name)
     _prune(run)
@@ -47,12 +53,16 @@ def restore(run: Run, folder: Path) -> None:
     """Put a run back to where the checkpoint was taken."""
     state = torch.load(folder / "state.pt", weights_only=True)
     run.step, run.best, run.tasks.drawn = state["step"], state["best"], state["drawn"]
+    run.memory.clear()
+    run.memory.update(state["memory"])
     version, internal, gauss = state["rng"]
     run.rng.setstate((version, tuple(internal), gauss))
     for policy, learner in run.learners.items():
         learner.load(policy_folder(folder, policy))
         learner.restore(state["learners"][policy])
         run.engine.load(policy, learner.version)
+    if run.critic is not None:
+        run.critic.load(folder / CRITIC)
 
 
 def resume(run: Run) -> None:
@@ -75,6 +85,7 @@ def _state(run: Run) -> dict[str, object]:
         "step": run.step,
         "best": run.best,
         "drawn": run.tasks.drawn,
+        "memory": run.memory,
         "rng": (version, list(internal), gauss),
         "learners": {policy: learner.state() for policy, learner in run.learners.items()},
     }

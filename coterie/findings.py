@@ -55,7 +55,7 @@ class DryRun:
         earned: dict[str, list[float]] = {"team": [episode.reward for episode in self.played]}
         for episode in self.played:
             for turn in episode.turns:
-                earned.setdefault(f"· {turn.role}", []).append(episode.reward + turn.reward)
+                earned.setdefault(f"· {turn.role}", []).append(episode.reward + (turn.reward or 0.0))
         return earned
 
 

@@ -210,7 +210,7 @@ def _episode(row: dict[str, Any]) -> Episode:
 
 
 def _turn(row: dict[str, Any]) -> Turn:
-    exact = {name: tuple(row[name]) for name in ("prompt_ids", "response_ids", "logprobs")}
-    credit = ("ref_logprobs", "values", "advantages", "returns")
+    exact = {name: tuple(row[name]) for name in ("prompt_ids", "response_ids", "logprobs", "seen")}
+    credit = ("old_logprobs", "ref_logprobs", "entropy", "values", "advantages", "returns")
     judged = {name: torch.tensor(row[name]) for name in credit if row[name] is not None}
     return Turn(**row | exact | judged)

@@ -11,7 +11,9 @@ from typing import Any
 
 from coterie.chat import Chat
 from coterie.seeds import stable_hash
-from coterie.types import Engine, Env, Episode, Message, Metrics, Sampling, Task, Turn, Workflow
+from coterie.types import Engine, Env, Episode, Fork, Message, Metrics, Sampling, Task, Turn, Workflow
+
+Given = Mapping[tuple[str, int], Turn | str]
 
 
 class TooManyFailures(RuntimeError):
@@ -29,9 +31,12 @@ class Seat:
 class Speaker:
     """One role at work on one episode; it remembers what it read and said."""
 
-    def __init__(self, role: str, seat: Seat, chat: Chat, engine: Engine, seed: int, turns: list[Turn | None]) -> None:
+    def __init__(
+        self, role: str, seat: Seat, chat: Chat, engine: Engine, seed: int, turns: list[Turn | None], given: Given
+    ) -> None:
         self.role, self.seat, self.chat, self.engine, self.seed = role, seat, chat, engine, seed
         self.turns = turns  # the whole episode's, in the order in which they were asked for
+        self.given = given
         self.spoken: list[tuple[list[Message], Turn]] = []
         self.asked = 0
 
@@ -42,13 +47,25 @@ class Speaker:
         """
         read: list[Message] = [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
         place, nth = len(self.turns), self.asked
+        seen = tuple(i for i, turn in enumerate(self.turns) if turn is not None)
         self.turns.append(None)
         self.asked += 1
-        drawn = replace(self.seat.sampling, **sampling)
         prompt = self._prompt(read)
-        seed = stable_hash(self.seed, self.role, nth)
-        sample = await self.engine.sample(self.seat.policy, prompt, seed, drawn)
-        turn = Turn(
+        given = self.given.get((self.role, nth))
+        if given is None:
+            turn = await self._sampled(prompt, nth, replace(self.seat.sampling, **sampling))
+        else:
+            await asyncio.sleep(0)  # as a turn that is sampled, so that roles side by side stay in order
+            turn = self._repeated(prompt, nth, given)
+        turn.seen = seen
+        self.turns[place] = turn
+        if turn.response_ids:
+            self.spoken.append((read, turn))
+        return turn
+
+    async def _sampled(self, prompt: tuple[int, ...], nth: int, drawn: Sampling) -> Turn:
+        sample = await self.engine.sample(self.seat.policy, prompt, stable_hash(self.seed, self.role, nth), drawn)
+        return Turn(
             role=self.role,
             policy=self.seat.policy,
             version=sample.version,
@@ -60,9 +77,16 @@ class Speaker:
             text=self.chat.text(sample.ids, drawn.stop),
             stop=sample.stop,
         )
-        self.turns[place] = turn
-        self.spoken.append((read, turn))
-        return turn
+
+    def _repeated(self, prompt: tuple[int, ...], nth: int, given: Turn | str) -> Turn:
+        if isinstance(given, str):
+            return Turn(self.role, self.seat.policy, 0, nth, prompt, (), (), 1.0, given, "end", given=True)
+        if given.prompt_ids != prompt:
+            raise ValueError(
+                f"{self.role}'s turn {nth} read something else when its episode was played again: a workflow may only "
+                "depend on its task and on what was said"
+            )
+        return replace(given, given=True)
 
     def _prompt(self, messages: list[Message]) -> tuple[int, ...]:
         for read, turn in reversed(self.spoken):
@@ -116,30 +140,60 @@ class Collector:
             # Counted on, so that a task which comes twice in a step is not played with the same noise again.
             episodes.append(Episode(f"{task.id}/{played[task.id]}", task, played[task.id]))
             played[task.id] += 1
-        await asyncio.gather(*(self._episode(episode, seats, seed, gate) for episode in episodes))
+        seeds = [stable_hash(seed, episode.task.id, episode.repeat) for episode in episodes]
+        await asyncio.gather(*(self._episode(e, seats, s, gate, {}) for e, s in zip(episodes, seeds, strict=True)))
         return episodes
 
-    async def _episode(self, episode: Episode, seats: Mapping[str, Seat], seed: int, gate: asyncio.Semaphore) -> None:
+    def fork(self, forks: Sequence[Fork], seats: Mapping[str, Seat], seed: int) -> list[Episode]:
+        """Play episodes again in part. With draw 0 what is not given meets the noise that its origin met."""
+        return asyncio.run(self._fork(forks, seats, seed)) if forks else []
+
+    async def _fork(self, forks: Sequence[Fork], seats: Mapping[str, Seat], seed: int) -> list[Episode]:
+        gate = asyncio.Semaphore(self.concurrency)
+        episodes, playing = [], []
+        for fork in forks:
+            origin = fork.origin
+            episode = Episode(fork.id, origin.task, origin.repeat, origin=origin.id, fork=fork.purpose)
+            noise = stable_hash(seed, origin.task.id, origin.repeat)
+            noise = stable_hash(noise, fork.id) if fork.draw else noise
+            episodes.append(episode)
+            playing.append(self._episode(episode, seats, noise, gate, fork.given))
+        await asyncio.gather(*playing)
+        return episodes
+
+    async def _episode(
+        self, episode: Episode, seats: Mapping[str, Seat], seed: int, gate: asyncio.Semaphore, given: Given
+    ) -> None:
         try:
             async with gate:
                 async with asyncio.timeout(self.deadline):
-                    await self._play(episode, seats, stable_hash(seed, episode.task.id, episode.repeat))
+                    await self._play(episode, seats, seed, given)
             # Not under the gate: how long a grader takes must not decide which episodes are sampled together.
             async with asyncio.timeout(self.score_deadline):
                 await self.env.score(episode)
         except Exception as error:  # the one place: whatever a workflow or a grader does wrong is the episode's
             episode.error, episode.error_kind = traceback.format_exc(), type(error).__name__
 
-    async def _play(self, episode: Episode, seats: Mapping[str, Seat], seed: int) -> None:
+    async def _play(self, episode: Episode, seats: Mapping[str, Seat], seed: int, given: Given) -> None:
         turns: list[Turn | None] = []
         speakers = [
-            Speaker(role, seat, self.chats[seat.policy], self.engine, seed, turns) for role, seat in seats.items()
+            Speaker(role, seat, self.chats[seat.policy], self.engine, seed, turns, given)
+            for role, seat in seats.items()
         ]
         world = self.env.open(episode.task)
         try:
             episode.answer = await self.workflow.run(episode.task, Players(speakers), world)
         finally:
-            episode.turns = [turn for turn in turns if turn is not None]
+            episode.turns = _complete(turns)
+
+
+def _complete(turns: Sequence[Turn | None]) -> list[Turn]:
+    """Without the turns that were never finished; those that were seen are numbered anew."""
+    place = {old: new for new, old in enumerate(i for i, turn in enumerate(turns) if turn is not None)}
+    for turn in turns:
+        if turn is not None:
+            turn.seen = tuple(place[i] for i in turn.seen)
+    return [turn for turn in turns if turn is not None]
 
 
 def enough(episodes: list[Episode], max_failed: float) -> list[Episode]:
@@ -167,7 +221,7 @@ def summary(episodes: Sequence[Episode]) -> Metrics:
         metrics[name] = mean([episode.metrics[name] for episode in played if name in episode.metrics])
     for role in dict.fromkeys(turn.role for episode in played for turn in episode.turns):
         pairs = [(episode, turn) for episode in played for turn in episode.turns if turn.role == role]
-        metrics[f"reward/{role}"] = mean([episode.reward + turn.reward for episode, turn in pairs])
+        metrics[f"reward/{role}"] = mean([episode.reward + (turn.reward or 0.0) for episode, turn in pairs])
         metrics[f"tokens/{role}"] = mean([len(turn.response_ids) for _, turn in pairs])
         metrics[f"cut/{role}"] = mean([turn.stop == "length" for _, turn in pairs])
     return metrics

@@ -11,11 +11,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from coterie import checkpoint
-from coterie.algorithms.base import Algorithm
+from coterie.algorithms.base import Algorithm, fresh
 from coterie.batch import hand_back, make_batches
 from coterie.config import Config
+from coterie.credit.base import Credit
 from coterie.engines.router import Router
 from coterie.evaluate import evaluate
 from coterie.learners.torch import TorchLearner
@@ -23,7 +25,7 @@ from coterie.log import RunLog, StepLog
 from coterie.rollout import Collector, Seat, enough, summary
 from coterie.seeds import stable_hash
 from coterie.tasks import TaskStream
-from coterie.types import Episode, Task
+from coterie.types import Critic, Episode, Metrics, Task
 
 
 @dataclass
@@ -40,6 +42,9 @@ class Run:
     held_out: list[Task]
     log: RunLog
     rng: random.Random
+    credit: Credit
+    critic: Critic | None = None
+    memory: dict[str, Any] = field(default_factory=dict)  # what the algorithm remembers from step to step
     step: int = 0
     best: float | None = None  # the best evaluation so far
     stopping: bool = field(default=False, repr=False)
@@ -71,39 +76,68 @@ def train(run: Run) -> None:
 
 def learn(run: Run, log: StepLog) -> None:
     """One step: play, judge, update, and let the engine speak with the new weights."""
-    config, algorithm = run.config, run.algorithm
+    algorithm = run.algorithm
     started = time.perf_counter()
     with log.phase("rollout"):
-        seed = stable_hash(config.seed, "train", run.step)
-        episodes = run.collector.collect(run.tasks.next(), config.episodes_per_task, run.seats(), seed)
+        episodes, otherwise = play(run, run.tasks.next(), run.config.episodes_per_task)
         run.engine.clear()  # the update wants the memory, and every step starts alike
-    spoken = sum(len(turn.response_ids) for episode in episodes for turn in episode.turns)
+    spoken = sum(len(turn.response_ids) for e in episodes for turn in e.turns if not turn.given)
     log.add(summary(episodes) | {"tokens_per_second": spoken / (time.perf_counter() - started)})
     log.episodes(episodes)
-    played = enough(episodes, config.rollout.max_failed)
+    played = enough(episodes, run.config.rollout.max_failed)
     with log.phase("credit"):
-        read(run, played)
-        log.add(algorithm.credit(played))
+        log.add(judge(run, played, otherwise))
     with log.phase("update"):
         for learner in run.learners.values():
             learner.begin(run.step)
-        log.add(algorithm.update(run.learners, make_batches(played), run.rng))
+        if algorithm.updates(run.step):
+            log.add(algorithm.update(run.learners, make_batches(played), run.rng, run.step))
+        if run.critic is not None:
+            log.add(run.critic.fit(played, run.step))
         for policy, learner in run.learners.items():
             run.engine.load(policy, learner.version)
 
 
+def play(run: Run, tasks: list[Task], repeats: int) -> tuple[list[Episode], dict[str, Episode]]:
+    """The episodes to learn from, and what would have happened otherwise."""
+    seed, seats, collector = stable_hash(run.config.seed, "train", run.step), run.seats(), run.collector
+    episodes = collector.collect(tasks, repeats, seats, seed)
+    while forks := run.algorithm.forks(episodes):
+        episodes += collector.fork(forks, seats, seed)
+    otherwise = collector.fork(run.credit.forks(episodes), seats, seed)
+    return episodes, {episode.id: episode for episode in enough(otherwise, run.config.rollout.max_failed)}
+
+
+def judge(run: Run, played: list[Episode], otherwise: dict[str, Episode]) -> Metrics:
+    """What every turn was worth."""
+    algorithm = run.algorithm
+    read(run, played)
+    metrics = run.credit.assign(played, otherwise, once=algorithm.chain == "team")
+    metrics |= algorithm.credit(played, run.memory)
+    return metrics | fresh(played, run.learners, algorithm, run.step)
+
+
 def read(run: Run, played: list[Episode]) -> None:
-    """Reference log-probs and values of what was said, where the algorithm asks for them."""
-    if not (run.algorithm.kl > 0 or run.algorithm.value_head):
-        return
-    for policy, batch in make_batches(played, judged=False).items():
-        learner = run.learners[policy]
-        if learner.frozen:
-            continue  # its turns are environment: nobody judges them
-        if run.algorithm.kl > 0:
-            hand_back(played, batch, learner.logprobs(batch, reference=True), "ref_logprobs")
-        if run.algorithm.value_head:
-            hand_back(played, batch, learner.values(batch), "values")
+    """What learners and critics think of what was said, before any update of the step, where it is asked for."""
+    algorithm = run.algorithm
+    on_trunk = algorithm.value_head and run.critic is None
+    if algorithm.kl > 0 or algorithm.reads_old or algorithm.reads_entropy or on_trunk:
+        for policy, batch in make_batches(played, judged=False).items():
+            learner = run.learners[policy]
+            if learner.frozen:
+                continue  # its turns are environment: nobody judges them
+            if algorithm.kl > 0:
+                hand_back(played, batch, learner.logprobs(batch, reference=True), "ref_logprobs")
+            if algorithm.reads_old or algorithm.reads_entropy or on_trunk:
+                thought = learner.scores(batch)
+                if algorithm.reads_old:
+                    hand_back(played, batch, thought.logprobs, "old_logprobs")
+                if algorithm.reads_entropy:
+                    hand_back(played, batch, thought.entropy, "entropy")
+                if on_trunk and thought.values is not None:
+                    hand_back(played, batch, thought.values, "values")
+    if run.critic is not None:
+        run.critic.read(played)
 
 
 def measure(run: Run, log: StepLog) -> None:

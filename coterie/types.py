@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any, Literal, Protocol, TypedDict, runtime_checkable
 
 import torch
@@ -69,9 +70,14 @@ class Turn:
     temperature: float
     text: str
     stop: Stop
+    seen: tuple[int, ...] = ()  # the turns of its episode that had been said when this one was asked for
+    given: bool = False  # said in another episode or by nobody, and only put here: nothing to learn from
 
-    reward: float = 0.0  # this turn's own, on top of the team's
+    reward: float | None = None  # this turn's own, on top of the team's
+    earned: float | None = None  # what credit makes of all rewards: this turn's part
+    old_logprobs: Tensor | None = None  # [L], the learner's own before any update of the step
     ref_logprobs: Tensor | None = None  # [L], of the reference policy
+    entropy: Tensor | None = None  # [L]
     values: Tensor | None = None  # [L]
     advantages: Tensor | None = None  # [L]
     returns: Tensor | None = None  # [L]
@@ -91,6 +97,22 @@ class Episode:
     metrics: dict[str, float] = field(default_factory=dict)
     error: str | None = None  # the traceback, when the episode failed
     error_kind: str | None = None  # its exception class, to count failures by
+    origin: str | None = None  # of a fork: the episode that it begins like
+    fork: str | None = None  # and what it is for
+
+
+@dataclass(frozen=True)
+class Fork:
+    """An episode to play again in part: some turns are given, the rest is said anew."""
+
+    origin: Episode
+    purpose: str
+    given: Mapping[tuple[str, int], Turn | str]  # by role and its nth turn: a turn as it was, or other words
+    draw: int = 0  # which noise; 0 is the origin's own
+
+    @property
+    def id(self) -> str:
+        return f"{self.origin.id}/{self.purpose}.{self.draw}"
 
 
 @dataclass
@@ -105,12 +127,14 @@ class Batch:
     positions: Tensor
     row: Tensor  # which row a token is in, ascending
     mask: Tensor  # True where the token was sampled by this policy
-    logprobs: Tensor
+    logprobs: Tensor  # the sampler's
+    old_logprobs: Tensor  # the learner's own before any update of the step, where they were read; else the sampler's
     advantages: Tensor
     returns: Tensor
     values: Tensor
     ref_logprobs: Tensor
     temperature: Tensor
+    words: Tensor  # in the turn's text
     turn: Tensor  # a number per turn, the same over a whole step
     episode: Tensor  # a number per episode
     role: Tensor  # index into `roles`
@@ -141,7 +165,7 @@ class Batch:
 
 @dataclass
 class Scores:
-    """What the learner's own forward says of the sampled tokens, with gradients; each is [N]."""
+    """What the learner's own forward says of the sampled tokens; each is [N]. A critic has values alone."""
 
     logprobs: Tensor
     entropy: Tensor
@@ -166,15 +190,31 @@ class Learner(Protocol):
     """The weights of one policy and the only place with gradients."""
 
     frozen: bool
+    version: int
 
     def logprobs(self, batch: Batch, reference: bool = False) -> Tensor:
         """Of the sampled tokens, [T]; of the reference policy if asked."""
 
-    def values(self, batch: Batch) -> Tensor:
-        """What the value head expects before each sampled token, [T]."""
+    def scores(self, batch: Batch) -> Scores:
+        """All that one forward says of the sampled tokens, without gradients; each [T]."""
 
     def fit(self, batch: Batch, weights: Tensor, loss: Loss) -> Metrics:
         """One optimiser step on Σ weights·loss."""
+
+
+class Critic(Protocol):
+    """Says what turns are worth, and learns it."""
+
+    def read(self, episodes: Sequence[Episode]) -> None:
+        """Write `turn.values`, or what this critic knows instead, before any update of the step."""
+
+    def fit(self, episodes: Sequence[Episode], step: int) -> Metrics:
+        """Learn from what was earned."""
+
+    def save(self, folder: Path) -> None:
+        """All that a resumed run needs, into a folder of its own."""
+
+    def load(self, folder: Path) -> None: ...
 
 
 class Agent(Protocol):

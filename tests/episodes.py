@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from coterie.types import Episode, Task, Turn
+from coterie.algorithms.base import Algorithm
+from coterie.credit.team import Team
+from coterie.types import Episode, Metrics, Task, Turn
 
 
 def turn(
@@ -24,6 +26,12 @@ def turn(
 
 def episode(turns: Sequence[Turn], reward: float = 0.0, task: str = "task", repeat: int = 0) -> Episode:
     return Episode(f"{task}/{repeat}", Task(task, "", None), repeat, list(turns), reward=reward)
+
+
+def credited(algorithm: Algorithm, episodes: list[Episode]) -> Metrics:
+    """The team's rewards shared as by default, then judged by the algorithm."""
+    Team().assign(episodes, {}, once=algorithm.chain == "team")
+    return algorithm.credit(episodes, {})
 
 
 def random_episodes(

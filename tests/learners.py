@@ -58,7 +58,8 @@ def random_batch(made: TorchLearner, seed: int = 0, count: int = 6) -> Batch:
         return torch.where(batch.mask, column + by * torch.randn(len(batch), generator=draw), 0.0)
 
     true = made.logprobs(batch)
-    batch.logprobs, batch.ref_logprobs = near(true, 0.2), near(true, 0.5)
+    batch.logprobs = batch.old_logprobs = near(true, 0.2)
+    batch.ref_logprobs = near(true, 0.5)
     batch.advantages, batch.returns, batch.values = (near(torch.zeros(len(batch)), 1.0) for _ in range(3))
     return batch
 

@@ -3,95 +3,145 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from coterie.rl.losses import KlEstimator, Reduce, clipped_policy_loss, kl, token_weights
-from coterie.types import Batch, Episode, Learner, Metrics, Scores, Turn
+from coterie.rl.losses import KlEstimator, Level, Normalize, Reduce, clipped_policy_loss, kl, log_ratio, token_weights
+from coterie.types import Batch, Episode, Fork, Learner, Metrics, Scores, Turn
 
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
+CountFromZero = Annotated[int, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Algorithm:
     """Policy gradients with PPO's clip. The fields are the options in the config."""
 
-    clip: Positive = 0.2  # how far a token's probability ratio may fall below 1
+    clip: Positive = 0.2  # how far a probability ratio may fall below 1
     clip_high: Positive | None = None  # and rise above it; as `clip` where not given
     dual_clip: Annotated[float, Field(gt=1)] | None = None  # bounds the loss of bad tokens that became likely
+    level: Level = "token"  # what a ratio is of: a token, or a whole turn
+    normalize: Normalize = "sum"  # how a turn's log-ratio is made of its tokens': their sum, or per token or word
     epochs: Count = 1  # passes over a step's turns
     minibatches: Count = 1  # optimiser steps in a pass
     reduce: Reduce = "token"
+    reduce_length: Count | None = None  # the fixed length of `reduce: fixed`
     kl: NotNegative = 0.0  # weight of the distance to the reference, the base without its adapter
     kl_estimator: KlEstimator = "k3"  # in the loss; in the reward it is k1
     kl_in: Literal["loss", "reward"] = "loss"
     entropy: NotNegative = 0.0
+    stop_kl: Positive | None = None  # a policy that has moved this far in a step takes no further optimiser step
+    truncate: Positive | None = None  # weigh tokens by learner over sampler probability, up to this
+    max_stale: CountFromZero | None = None  # leave out turns of a policy more updates old than this
+    rotate: Count | None = None  # train one policy at a time, each for so many steps
+    rotate_turns: Count | None = None  # train one round of turns at a time, each for so many steps
 
-    value_head: ClassVar[bool] = False  # whether a policy needs one on its trunk
+    value_head: ClassVar[bool] = False  # whether turns need values; then it is a Ppo
+    central: ClassVar[bool] = False  # whether these are of the joint context
+    chain: ClassVar[Literal["team", "role"]] = "role"  # along which turns reward flows back
+    reads_entropy: ClassVar[bool] = False
 
     def problems(self, config: Any) -> Iterator[tuple[str, str]]:
         """Options that contradict each other or have no effect, as (dotted key, what is wrong)."""
-        if self.kl == 0 and (self.kl_estimator, self.kl_in) != ("k3", "loss"):
-            key = "kl_in" if self.kl_in != "loss" else "kl_estimator"
-            yield f"algorithm.{key}", "has no effect while algorithm.kl is 0"
-        if self.kl > 0 and self.kl_in == "reward" and self.kl_estimator != "k3":
-            yield "algorithm.kl_estimator", "has no effect with kl_in: reward, which always takes k1"
-        if self.epochs == self.minibatches == 1 and self.dual_clip is not None:
-            yield "algorithm.dual_clip", "has no effect with one epoch and one minibatch: every ratio is 1"
-        if self.epochs == self.minibatches == 1 and (self.clip_high is not None or self.clip != 0.2):
-            key = "clip_high" if self.clip_high is not None else "clip"
-            yield f"algorithm.{key}", "has no effect with one epoch and one minibatch: every ratio is 1"
+        yield from without_effect(self, config)
+
+    @property
+    def once(self) -> bool:
+        """Whether a policy takes one optimiser step a step; then what it thought before is what it thinks in it."""
+        return self.epochs == self.minibatches == 1
+
+    @property
+    def reads_old(self) -> bool:
+        """Whether the learner's own log-probs have to be taken before the update."""
+        return not self.once
+
+    def updates(self, step: int) -> bool:
+        """Whether policies learn at this step; critics always do."""
+        return True
 
     def seats(self, step: int, roles: Mapping[str, str]) -> Mapping[str, str]:
         """Which policy plays which role at this step."""
         return roles
 
-    def credit(self, episodes: list[Episode]) -> Metrics:
-        """Write `turn.advantages` (and `turn.returns` where there is a critic)."""
+    def forks(self, episodes: list[Episode]) -> list[Fork]:
+        """More to learn from: episodes begun like those played. Asked again with what came of it, until none."""
+        return []
+
+    def credit(self, episodes: list[Episode], memory: dict[str, Any]) -> Metrics:
+        """Write `turn.advantages` (and `turn.returns` where there is a critic) from what turns earned.
+
+        `memory` is kept from step to step and in checkpoints.
+        """
         raise NotImplementedError
 
     def loss(self, scores: Scores, batch: Batch) -> Tensor:
         """One number per sampled token."""
         high = self.clip if self.clip_high is None else self.clip_high
-        loss = clipped_policy_loss(scores.logprobs, batch.logprobs, batch.advantages, self.clip, high, self.dual_clip)
+        old = self.old(scores, batch)
+        ratio = log_ratio(scores.logprobs, old, batch.turn, self.level, self.normalize, batch.words).exp()
+        loss = clipped_policy_loss(ratio, batch.advantages, self.clip, high, self.dual_clip)
+        if self.truncate is not None:
+            loss = loss * (old - batch.logprobs).exp().clamp(max=self.truncate)
         if self.kl > 0 and self.kl_in == "loss":
             loss = loss + self.kl * kl(scores.logprobs, batch.ref_logprobs, self.kl_estimator)
         if self.entropy > 0:
             loss = loss - self.entropy * scores.entropy
         return loss
 
-    def update(self, learners: Mapping[str, Learner], batches: Mapping[str, Batch], rng: random.Random) -> Metrics:
+    def old(self, scores: Scores, batch: Batch) -> Tensor:
+        """What the learner thought before any update of the step. With one optimiser step that is what it thinks now:
+        so the sampler's rounding, which changes with its batching, never reaches the weights."""
+        return batch.old_logprobs if self.reads_old else scores.logprobs.detach()
+
+    def update(
+        self, learners: Mapping[str, Learner], batches: Mapping[str, Batch], rng: random.Random, step: int
+    ) -> Metrics:
         """Train every policy on its own batch, one after the other."""
         metrics: Metrics = {}
-        for policy, batch in batches.items():
-            if not learners[policy].frozen and bool(batch.mask.any()):
-                metrics |= {f"{policy}/{k}": v for k, v in self.train(learners[policy], batch, rng).items()}
+        for policy in self.in_turn(learners, batches, step):
+            trained = self.train(learners[policy], batches[policy], rng)
+            metrics |= {f"{policy}/{name}": value for name, value in trained.items()}
         return metrics
+
+    def in_turn(self, learners: Mapping[str, Learner], batches: Mapping[str, Batch], step: int) -> list[str]:
+        """The policies that train at this step: all that learn and have something to learn from, or the one whose
+        turn it is."""
+        learning = [policy for policy in learners if not learners[policy].frozen]
+        if self.rotate is not None:
+            learning = [learning[step // self.rotate % len(learning)]]
+        return [policy for policy in learning if policy in batches and bool(batches[policy].mask.any())]
 
     def train(self, learner: Learner, batch: Batch, rng: random.Random) -> Metrics:
         """A policy's optimiser steps on one batch; the first one's gap is that of sampler and learner."""
         history: list[Metrics] = []
+        for mini in self._minibatches(batch, rng):
+            history.append(learner.fit(mini, self.weights(mini), self.loss))
+            if self.stop_kl is not None and history[-1]["kl_step"] > self.stop_kl:
+                break
+        mean = {key: sum(m[key] for m in history) / len(history) for key in history[0]}
+        return mean | {"gap": history[0]["gap"], "gap_max": history[0]["gap_max"], "fits": float(len(history))}
+
+    def _minibatches(self, batch: Batch, rng: random.Random) -> Iterator[Batch]:
         for _ in range(self.epochs):
             rows = list(range(batch.rows))
             if self.minibatches > 1:
                 rng.shuffle(rows)
             for part in range(min(self.minibatches, batch.rows)):
-                mini = batch.take(rows[part :: self.minibatches])
-                history.append(learner.fit(mini, self.weights(mini), self.loss))
-        mean = {key: sum(m[key] for m in history) / len(history) for key in history[0]}
-        return mean | {"gap": history[0]["gap"], "gap_max": history[0]["gap_max"]}
+                yield batch.take(rows[part :: self.minibatches])
 
     def weights(self, batch: Batch) -> Tensor:
         """What each token counts, decided over the whole minibatch before it is cut: [T]."""
         weights = torch.zeros(len(batch))
-        weights[batch.mask] = token_weights(batch.turn[batch.mask], batch.episode[batch.mask], self.reduce)
+        said = batch.mask
+        weights[said] = token_weights(batch.turn[said], batch.episode[said], self.reduce, self.reduce_length)
         return weights
 
     def token_penalty(self, turn: Turn) -> Tensor:
@@ -99,3 +149,42 @@ class Algorithm:
         if self.kl == 0 or self.kl_in == "loss" or turn.ref_logprobs is None:
             return torch.zeros(len(turn.response_ids))
         return self.kl * kl(torch.tensor(turn.logprobs), turn.ref_logprobs, "k1")
+
+
+def fresh(episodes: Sequence[Episode], learners: Mapping[str, Learner], algorithm: Algorithm, step: int) -> Metrics:
+    """Leave out turns that are too stale, or not of the round that trains now: they lose their advantages."""
+    judged = [turn for episode in episodes for turn in episode.turns if turn.advantages is not None]
+    if not judged:
+        return {}
+    ages = [learners[turn.policy].version - turn.version for turn in judged]
+    rounds = max(turn.round for turn in judged) + 1
+    stale = 0
+    for turn, age in zip(judged, ages, strict=True):
+        if algorithm.max_stale is not None and age > algorithm.max_stale:
+            stale += 1
+            turn.advantages = None
+        elif algorithm.rotate_turns is not None and turn.round != step // algorithm.rotate_turns % rounds:
+            turn.advantages = None
+    return {"stale": float(stale), "age": sum(ages) / len(ages)}
+
+
+def without_effect(algorithm: Algorithm, config: Any) -> Iterator[tuple[str, str]]:
+    """Options that nothing would come of."""
+    it = algorithm
+    if it.kl == 0 and (it.kl_estimator, it.kl_in) != ("k3", "loss"):
+        key = "kl_in" if it.kl_in != "loss" else "kl_estimator"
+        yield f"algorithm.{key}", "has no effect while algorithm.kl is 0"
+    if it.kl > 0 and it.kl_in == "reward" and it.kl_estimator != "k3":
+        yield "algorithm.kl_estimator", "has no effect with kl_in: reward, which always takes k1"
+    set_by_hand = {f.name for f in fields(it) if getattr(it, f.name) != f.default}
+    if it.once:
+        for key in ("dual_clip", "clip_high", "clip", "stop_kl"):
+            if key in set_by_hand:
+                yield f"algorithm.{key}", "has no effect with one epoch and one minibatch: every ratio is 1"
+    if it.level == "token" and "normalize" in set_by_hand:
+        yield "algorithm.normalize", "has no effect with level: token, where every token has its own ratio"
+    if (it.reduce == "fixed") != (it.reduce_length is not None):
+        yield "algorithm.reduce_length", "goes with reduce: fixed, which divides by it, and with nothing else"
+    trained = [name for name, policy in config.policies.items() if not policy.frozen]
+    if it.rotate is not None and len(trained) < 2:
+        yield "algorithm.rotate", f"has no effect: {len(trained)} policy trains, so there is nobody to take turns with"

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
-from coterie.algorithms.base import Algorithm, NotNegative, Positive
+from coterie.algorithms.base import Algorithm, Count, CountFromZero, NotNegative, Positive, Share
 from coterie.rl.advantages import gae, whitened
-from coterie.rl.losses import clipped_value_loss
+from coterie.rl.losses import value_loss
 from coterie.types import Batch, Episode, Metrics, Scores, Turn
-
-Share = Annotated[float, Field(ge=0, le=1)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,11 +26,18 @@ class Ppo(Algorithm):
     whiten: Literal["policy", "role", "batch"] | None = "policy"
     value_weight: Positive = 0.5
     value_clip: Positive | None = None
+    value_huber: Positive | None = None  # an error beyond this counts linearly
     value_lr: NotNegative = 1e-3  # of the value head; the trunk moves at the policy's rate
+    value_fits: Count = 1  # optimiser steps a step of critics that are not on a policy's trunk
+    warmup: CountFromZero = 0  # steps in which only critics learn
 
     value_head: ClassVar[bool] = True
+    chain: ClassVar[Literal["team", "role"]] = "team"
 
-    def credit(self, episodes: list[Episode]) -> Metrics:
+    def updates(self, step: int) -> bool:
+        return step >= self.warmup
+
+    def credit(self, episodes: list[Episode], memory: dict[str, Any]) -> Metrics:
         for episode in episodes:
             self._chain(episode)
         turns = [turn for episode in episodes for turn in episode.turns]
@@ -43,12 +47,16 @@ class Ppo(Algorithm):
         return metrics
 
     def loss(self, scores: Scores, batch: Batch) -> Tensor:
-        assert scores.values is not None, "Ppo needs a value head"
-        values = clipped_value_loss(scores.values, batch.values, batch.returns, self.value_clip)
-        return super().loss(scores, batch) + self.value_weight * values
+        loss = super().loss(scores, batch)
+        return loss if scores.values is None else loss + self.value_weight * self.value_loss(scores, batch)
+
+    def value_loss(self, scores: Scores, batch: Batch) -> Tensor:
+        """How wrong the values are, on a policy's trunk or of a critic: one number per token."""
+        assert scores.values is not None
+        return value_loss(scores.values, batch.values, batch.returns, self.value_clip, self.value_huber)
 
     def _chain(self, episode: Episode) -> None:
-        """Advantages and returns of one episode. The team's reward comes once, at the very last token.
+        """Advantages and returns of one episode.
 
         Turns without values, those of frozen policies, are environment: what they earn comes with the token before.
         """
@@ -64,8 +72,8 @@ class Ppo(Algorithm):
                 end += len(turn.response_ids)
                 gamma[end], lam[end] = self.gamma_turn, self.lam_turn
             if end >= 0:
-                rewards[end] += turn.reward
-        rewards[end] += episode.reward
+                assert turn.earned is not None, "credit.assign comes before algorithm.credit"
+                rewards[end] += turn.earned
         advantages, returns = gae(rewards, values, gamma, lam)
         sizes = [len(turn.response_ids) for turn in turns]
         for turn, a, r in zip(turns, advantages.split(sizes), returns.split(sizes), strict=True):

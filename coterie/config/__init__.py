@@ -2,12 +2,13 @@
 
 from coterie.config.config import Config, dump, load
 from coterie.config.problems import ConfigError
-from coterie.config.settings import EngineConfig, Learning, Lora, Policy, Role, Rollout
+from coterie.config.settings import CriticConfig, EngineConfig, Learning, Lora, Policy, Role, Rollout
 from coterie.config.strict import Part
 
 __all__ = [
     "Config",
     "ConfigError",
+    "CriticConfig",
     "EngineConfig",
     "Learning",
     "Lora",

@@ -14,6 +14,7 @@ from coterie.config.settings import (
     Checkpoints,
     Count,
     CountFromZero,
+    CriticConfig,
     EngineConfig,
     Evaluation,
     Learning,
@@ -26,14 +27,15 @@ from coterie.config.settings import (
     TopP,
 )
 from coterie.config.strict import Limits, Part, Reader
+from coterie.credit.team import Team
 from coterie.types import Sampling
 
 __all__ = [
-    "PARTS", "Checkpoints", "Config", "ConfigError", "EngineConfig", "Evaluation", "Learning", "Logging", "Lora",
-    "Part", "Policy", "Role", "Rollout", "dump", "load",
+    "PARTS", "Checkpoints", "Config", "ConfigError", "CriticConfig", "EngineConfig", "Evaluation", "Learning",
+    "Logging", "Lora", "Part", "Policy", "Role", "Rollout", "dump", "load",
 ]  # fmt: skip
 
-PARTS: tuple[Kind, ...] = ("workflow", "env", "reward", "algorithm")
+PARTS: tuple[Kind, ...] = ("workflow", "env", "reward", "algorithm", "credit")
 SAMPLING = Limits(max_tokens=Count, temperature=NotNegative, top_p=TopP, top_k=CountFromZero)
 
 
@@ -47,6 +49,8 @@ class Config:
     env: Part
     reward: Part
     algorithm: Part
+    credit: Part = field(default_factory=lambda: Part("team", {}, Team()))
+    critics: dict[str, CriticConfig] = field(default_factory=dict)
     name: str = "run"  # `load` takes the file's
     seed: int = 0
     steps: Count = 100

@@ -22,7 +22,11 @@ def cross_check(config: Config, workflow: Workflow, algorithm: Any, training: bo
             problems.add(path, message)
     for path, message in _seats(config, workflow):
         problems.add(path, message)
-    for key, message in algorithm.problems(config):
+    for key, message in (
+        *algorithm.problems(config),
+        *_critics(config, algorithm),
+        *config.credit.made.problems(config),
+    ):
         problems.add(undotted(key), message)
     problems.raise_any()
 
@@ -54,6 +58,26 @@ def _players(config: Config) -> Found:
     played = {role.policy for role in config.roles.values()}
     for name in [name for name in config.policies if name not in played]:
         yield ("policies", name), "no role plays it; name it under roles, or leave it out"
+
+
+def _critics(config: Config, algorithm: Any) -> Iterator[tuple[str, str]]:
+    """Where turns need values, every role that learns has one critic, or all have a head on their policy's trunk."""
+    if config.critics and not algorithm.value_head:
+        yield "critics", f"have no effect: {type(algorithm).__name__} asks for no values"
+        return
+    judged: dict[str, str] = {}
+    for name, critic in config.critics.items():
+        for role in critic.roles or config.roles:
+            if role not in config.roles:
+                yield f"critics.{name}.roles", f"nobody is called {role!r}{did_you_mean(role, config.roles)}"
+            elif role in judged:
+                yield f"critics.{name}.roles", f"{role} is already judged by {judged[role]}"
+            judged[role] = name
+        if algorithm.central and critic.sees == "own":
+            yield f"critics.{name}.sees", f"{type(algorithm).__name__} needs critics that see the joint context: joint"
+    alone = [role for role in config.roles if _is_trained(config, role) and role not in judged]
+    if config.critics and alone:
+        yield "critics", f"nobody judges {', '.join(alone)}"
 
 
 def _adapters(config: Config) -> Found:

@@ -15,10 +15,11 @@ from zlib import crc32
 
 from coterie.config.problems import ConfigError, did_you_mean
 
-Kind = Literal["algorithm", "workflow", "env", "reward"]
+Kind = Literal["algorithm", "credit", "workflow", "env", "reward"]
 
 BUILTIN: dict[Kind, dict[str, str]] = {
     "algorithm": {"grpo": "coterie.algorithms.grpo:Grpo", "ppo": "coterie.algorithms.ppo:Ppo"},
+    "credit": {"team": "coterie.credit.team:Team", "own": "coterie.credit.own:Own"},
     "workflow": {
         "single": "coterie.workflows.single:Single",
         "chain": "coterie.workflows.chain:Chain",

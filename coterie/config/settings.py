@@ -38,6 +38,17 @@ class Policy:
 
 
 @dataclass(frozen=True)
+class CriticConfig:
+    """A model that says what turns of some roles are worth; without any, a head on the policy's trunk says it."""
+
+    roles: tuple[str, ...] = ()  # none named: all
+    sees: Literal["own", "joint"] = "own"  # what the role read, or the task and all that was said
+    model: str = "demo"
+    lora: Lora | None = field(default_factory=Lora)
+    lr: Positive = 1e-4  # of the trunk; the head's is algorithm.value_lr
+
+
+@dataclass(frozen=True)
 class Role:
     """Who plays a seat in the team; `solver: small` is short for `solver: {policy: small}`."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from coterie.config import Learning
 from coterie.learners.packing import Stream, streams
 from coterie.models.base import Base
-from coterie.models.lora import Adapter, Segment
+from coterie.models.lora import Adapter
 from coterie.models.peft import WEIGHTS, fill, save_adapter
 from coterie.models.store import load_model
 from coterie.types import Batch, Loss, Metrics, Scores
@@ -37,11 +38,13 @@ class TorchLearner:
         frozen: bool = False,
         value_lr: float | None = None,
         reference: Base | None = None,
+        speaks: bool = True,
     ) -> None:
-        """`value_lr` None means no value head. A whole model (no adapter) has a frozen copy as its reference."""
+        """`value_lr` None means no value head. A whole model (no adapter) has a frozen copy as its reference.
+        Who does not speak is a critic: of it only values are asked, and no logits are computed."""
         self.policy, self.base, self.adapter, self.frozen = policy, base, adapter, frozen
         self.lr, self.learning, self.steps, self.reference = lr, learning, steps, reference
-        self.version = 0
+        self.version, self.speaks = 0, speaks
         self.head: nn.Linear | None = None
         groups: list[dict[str, Any]] = []
         if not frozen:
@@ -71,57 +74,63 @@ class TorchLearner:
     @torch.no_grad()
     def logprobs(self, batch: Batch, reference: bool = False) -> Tensor:
         base = self.base if not reference or self.reference is None else self.reference
-        name = None if reference or self.adapter is None else self.adapter.name
+        name = None if reference else self._name
         out = torch.zeros(len(batch))
         for stream in self._streams(batch):
-            hidden = self._hidden(base, stream, name)[stream.source]
             tokens, temperature = batch.tokens[stream.index], batch.temperature[stream.index]
-            out[stream.index] = chosen_logprobs(base, hidden, tokens, temperature)[0].cpu()
+            with self._precision():
+                hidden = self._hidden(base, stream, name)[stream.source]
+                out[stream.index] = chosen_logprobs(base, hidden, tokens, temperature)[0].cpu()
         return out
 
     @torch.no_grad()
-    def values(self, batch: Batch) -> Tensor:
-        out = torch.zeros(len(batch))
+    def scores(self, batch: Batch) -> Scores:
+        out = Scores(*(torch.zeros(len(batch)) for _ in range(3)))
         for stream in self._streams(batch):
-            hidden = self._hidden(self.base, stream, self._name)[stream.source]
-            out[stream.index] = self._value(hidden).cpu()
+            with self._precision():
+                part = self._score(stream, batch.each(lambda column, at=stream.index: column[at]))  # type: ignore[misc]
+            for name, column in vars(out).items():
+                if (numbers := getattr(part, name)) is not None:
+                    column[stream.index] = numbers.cpu()
         return out
 
     def fit(self, batch: Batch, weights: Tensor, loss: Loss) -> Metrics:
         assert self.optimizer is not None, f"{self.policy} is frozen"
         self.optimizer.zero_grad(set_to_none=True)
-        total, entropy, gap, gap_max, moved = 0.0, 0.0, 0.0, 0.0, 0.0
+        sums: defaultdict[str, float] = defaultdict(float)
+        gap_max = 0.0
         for stream in self._streams(batch):
             part = batch.each(lambda column, at=stream.index: column[at].to(self.base.device))  # type: ignore[misc]
-            with self.base.routing.on(self._segments(stream)), self._precision():
-                hidden = self._hidden(self.base, stream, self._name)[stream.source]
-                logprobs, spread = chosen_logprobs(self.base, hidden, part.tokens, part.temperature)
-                values = self._value(hidden) if self.head is not None else None
-                cost = (loss(Scores(logprobs, spread, values), part) * weights[stream.index].to(hidden.device)).sum()
+            # Around `backward` too: gradient checkpointing runs the layers again there.
+            with self.base.routing.on([(0, len(stream.tokens), self._name)]), self._precision():
+                scores = self._score(stream, part)
+                cost = (loss(scores, part) * weights[stream.index].to(self.base.device)).sum()
                 cost.backward()
-            with torch.no_grad():
-                off = logprobs - part.logprobs
-                total += float(cost)
-                entropy += float(spread.sum())
-                gap += float(off.abs().sum())
+            sums["loss"] += float(cost.detach())
+            if self.speaks:
+                off = (scores.logprobs - part.logprobs).detach()
+                sums["entropy"] += float(scores.entropy.detach().sum())
+                sums["gap"] += float(off.abs().sum())
+                sums["kl_step"] -= float((scores.logprobs.detach() - part.old_logprobs).sum())
                 gap_max = max(gap_max, float(off.abs().max()))
-                moved -= float(off.sum())
+        norm = self._descend()
+        count = int(batch.mask.sum())
+        metrics = {"loss": sums["loss"], "grad_norm": norm, "lr": self.optimizer.param_groups[0]["lr"]}
+        if self.speaks:
+            # kl_step: from the policy before this step's updates, seen just before this one
+            metrics |= {name: sums[name] / count for name in ("entropy", "gap", "kl_step")} | {"gap_max": gap_max}
+        return metrics
+
+    def _descend(self) -> float:
+        """One optimiser step; says how long the gradient was before it was clipped."""
+        assert self.optimizer is not None
         trained = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         norm = nn.utils.clip_grad_norm_(trained, self.learning.clip_norm)
         self.optimizer.step()
         torch.autograd.graph.increment_version(trained)  # the fused optimiser does not, and the engine keeps copies
         self.optimizer.zero_grad(set_to_none=True)
         self.version += 1
-        count = int(batch.mask.sum())
-        return {
-            "loss": total,
-            "grad_norm": float(norm),
-            "entropy": entropy / count,
-            "gap": gap / count,
-            "gap_max": gap_max,
-            "kl_step": moved / count,  # from the sampler's policy, before this optimiser step
-            "lr": self.optimizer.param_groups[0]["lr"],
-        }
+        return float(norm)
 
     def state(self) -> dict[str, Any]:
         """What resuming needs beside the weights."""
@@ -160,9 +169,6 @@ class TorchLearner:
     def _name(self) -> str | None:
         return self.adapter.name if self.adapter else None
 
-    def _segments(self, stream: Stream) -> list[Segment]:
-        return [(0, len(stream.tokens), self._name)]
-
     def _precision(self) -> torch.autocast:
         return torch.autocast(self.base.device.type, torch.bfloat16, enabled=self.base.device.type == "cuda")
 
@@ -172,9 +178,13 @@ class TorchLearner:
     def _hidden(self, base: Base, stream: Stream, adapter: str | None) -> Tensor:
         return base.hidden(stream.tokens, stream.positions, stream.layout, [(0, len(stream.tokens), adapter)])
 
-    def _value(self, hidden: Tensor) -> Tensor:
-        assert self.head is not None, f"{self.policy} has no value head"
-        return self.head(hidden.float())[:, 0]
+    def _score(self, stream: Stream, part: Batch) -> Scores:
+        """The sampled tokens of one stream; `part` is the batch cut to them."""
+        hidden = self._hidden(self.base, stream, self._name)[stream.source]
+        values = self.head(hidden.float())[:, 0] if self.head is not None else None
+        if not self.speaks:
+            return Scores(hidden.new_zeros(0), hidden.new_zeros(0), values)
+        return Scores(*chosen_logprobs(self.base, hidden, part.tokens, part.temperature), values)
 
 
 def chosen_logprobs(base: Base, hidden: Tensor, tokens: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,18 +7,34 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Reduce = Literal["token", "turn", "turn_sum", "episode"]
+Reduce = Literal["token", "turn", "turn_sum", "episode", "fixed"]
+Level = Literal["token", "turn"]
+Normalize = Literal["sum", "token", "word"]
 KlEstimator = Literal["k1", "k2", "k3"]
 
 
-def clipped_policy_loss(
-    logprobs: Tensor, old: Tensor, advantages: Tensor, low: float, high: float, dual: float | None = None
-) -> Tensor:
-    """PPO's loss: no gain from moving a token's probability further than the clip allows.
+def log_ratio(logprobs: Tensor, old: Tensor, turn: Tensor, level: Level, normalize: Normalize, words: Tensor) -> Tensor:
+    """How much likelier each token has become, or, at the level of turns, the turn it is in: [N] → [N].
 
-    `dual` bounds the loss where a bad token has become much likelier: −A·ratio grows without end there.
+    A turn's log-ratio is the sum of its tokens', or that sum per token (GSPO), or per word of its text.
     """
-    ratio = (logprobs - old).exp()
+    moved = logprobs - old
+    if level == "token":
+        return moved
+    _, index, size = torch.unique(turn, return_inverse=True, return_counts=True)
+    total = torch.zeros(len(size), dtype=moved.dtype, device=moved.device).index_add(0, index, moved)[index]
+    if normalize == "token":
+        return total / size[index]
+    return total / words.clamp(min=1) if normalize == "word" else total
+
+
+def clipped_policy_loss(
+    ratio: Tensor, advantages: Tensor, low: float, high: float, dual: float | None = None
+) -> Tensor:
+    """PPO's loss: no gain from moving a probability ratio further than the clip allows.
+
+    `dual` bounds the loss where something bad has become much likelier: −A·ratio grows without end there.
+    """
     loss = -torch.min(ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages)
     if dual is not None:
         loss = torch.where(advantages < 0, torch.min(loss, -dual * advantages), loss)
@@ -38,25 +54,36 @@ def kl(logprobs: Tensor, reference: Tensor, estimator: KlEstimator) -> Tensor:
     return log_ratio.exp() - 1 - log_ratio
 
 
-def clipped_value_loss(values: Tensor, old: Tensor, returns: Tensor, clip: float | None) -> Tensor:
-    """Half the squared error; with a clip, of the worse of the value and the value held near the old one."""
-    error = (values - returns) ** 2
+def value_loss(
+    values: Tensor, old: Tensor, returns: Tensor, clip: float | None = None, huber: float | None = None
+) -> Tensor:
+    """Half the squared error, or Huber's, which grows linearly beyond `huber`; with a clip, of the worse of the
+    value and the value held near the old one."""
+    error = _error(values - returns, huber)
     if clip is not None:
         held = old + (values - old).clamp(-clip, clip)
-        error = torch.max(error, (held - returns) ** 2)
-    return 0.5 * error
+        error = torch.max(error, _error(held - returns, huber))
+    return error
 
 
-def token_weights(turn: Tensor, episode: Tensor, reduce: Reduce) -> Tensor:
+def _error(off: Tensor, huber: float | None) -> Tensor:
+    if huber is None:
+        return 0.5 * off**2
+    size = off.abs()
+    return torch.where(size <= huber, 0.5 * off**2, huber * (size - 0.5 * huber))
+
+
+def token_weights(turn: Tensor, episode: Tensor, reduce: Reduce, length: int | None = None) -> Tensor:
     """What each sampled token counts, so that Σ weight·loss is the declared mean: [N] → [N].
 
     token      mean over tokens                      every token one vote
     turn       mean over turns of their token means  every turn one vote
     turn_sum   mean over turns of their token sums   long turns weigh more
     episode    mean over episodes of token means     every episode one vote
+    fixed      mean over turns of token sums over `length`, the same for every turn
     """
     if reduce == "token":
         return torch.full((len(turn),), 1.0 / max(len(turn), 1))
     _, index, size = torch.unique(episode if reduce == "episode" else turn, return_inverse=True, return_counts=True)
-    each = torch.ones(len(size)) if reduce == "turn_sum" else 1.0 / size
-    return (each / max(len(size), 1))[index]
+    each = {"turn_sum": torch.ones(len(size)), "fixed": torch.full((len(size),), 1.0 / (length or 1))}
+    return (each[reduce] if reduce in each else 1.0 / size)[index] / max(len(size), 1)

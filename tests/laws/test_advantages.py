@@ -12,7 +12,7 @@ from torch import Tensor
 from coterie.algorithms.ppo import Ppo
 from coterie.rl.advantages import centred, gae, group_deviation, group_mean, standardised, whitened
 from coterie.types import Episode
-from tests.episodes import episode, turn
+from tests.episodes import credited, episode, turn
 
 SEEDS = range(5)
 
@@ -169,7 +169,7 @@ PLAIN = Ppo(gamma_token=0.97, gamma_turn=0.7, lam_token=0.9, lam_turn=0.6, white
 @pytest.mark.parametrize("seed", SEEDS)
 def test_ppo_chains_tokens_over_the_turns_of_the_whole_team(seed: int) -> None:
     played = valued_episode(seed)
-    PLAIN.credit([played])
+    credited(PLAIN, [played])
     advantages = torch.cat([t.advantages for t in played.turns if t.advantages is not None])
     returns = torch.cat([t.returns for t in played.turns if t.returns is not None])
     values = torch.cat([t.values for t in played.turns if t.values is not None])
@@ -182,7 +182,7 @@ def test_without_values_or_discounts_every_token_of_ppo_gets_what_is_still_to_co
     played = valued_episode(0)
     for spoken in played.turns:
         spoken.values = torch.zeros(len(spoken.response_ids))
-    Ppo(lam_turn=1.0, whiten=None).credit([played])
+    credited(Ppo(lam_turn=1.0, whiten=None), [played])
     for k, spoken in enumerate(played.turns):
         to_come = played.reward + sum(later.reward for later in played.turns[k:])
         assert spoken.advantages is not None
@@ -192,7 +192,7 @@ def test_without_values_or_discounts_every_token_of_ppo_gets_what_is_still_to_co
 def test_leaving_the_reference_costs_ppo_at_the_very_token_where_the_kl_is_in_the_reward() -> None:
     spoken = turn(response=(3, 4, 5), logprobs=(-1.0, -1.0, -1.0))
     spoken.values, spoken.ref_logprobs = torch.zeros(3), torch.tensor([-1.0, -3.0, -0.5])
-    Ppo(kl=0.1, kl_in="reward", whiten=None).credit([episode([spoken], reward=1.0)])
+    credited(Ppo(kl=0.1, kl_in="reward", whiten=None), [episode([spoken], reward=1.0)])
     assert spoken.advantages is not None
     # k1 is 0, 2 and −0.5; each token answers for itself and for those after it.
     assert spoken.advantages.tolist() == pytest.approx([1 - 0.15, 1 - 0.15, 1 + 0.05])
@@ -204,7 +204,7 @@ def test_ppo_whitens_over_the_declared_scope(scope: str) -> None:
     for played in episodes:
         for spoken in played.turns:
             spoken.policy = "one" if spoken.role == "a" else "two"
-    replace(PLAIN, whiten=scope).credit(episodes)  # type: ignore[arg-type]
+    credited(replace(PLAIN, whiten=scope), episodes)  # type: ignore[arg-type]
     members: dict[str, list[Tensor]] = {}
     for spoken in (t for played in episodes for t in played.turns):
         name = {"policy": spoken.policy, "role": spoken.role, "batch": "all"}[scope]
@@ -218,8 +218,8 @@ def test_ppo_whitens_over_the_declared_scope(scope: str) -> None:
 
 def test_permuting_episodes_changes_no_advantage_of_ppo() -> None:
     straight, shuffled = ([valued_episode(seed) for seed in range(4)] for _ in range(2))
-    Ppo().credit(straight)
-    Ppo().credit([shuffled[i] for i in (2, 0, 3, 1)])
+    credited(Ppo(), straight)
+    credited(Ppo(), [shuffled[i] for i in (2, 0, 3, 1)])
     for one, other in zip(straight, shuffled, strict=True):
         for a, b in zip(one.turns, other.turns, strict=True):
             torch.testing.assert_close(a.advantages, b.advantages, atol=1e-5, rtol=1e-5)
@@ -231,8 +231,8 @@ def test_ppo_passes_over_turns_that_nobody_values_and_keeps_what_they_earned() -
     frozen.values = None
     without = valued_episode(1)
     without.turns[1].reward += without.turns.pop(2).reward
-    PLAIN.credit([played])
-    PLAIN.credit([without])
+    credited(PLAIN, [played])
+    credited(PLAIN, [without])
     assert frozen.advantages is None
     for one, other in zip([t for t in played.turns if t is not frozen], without.turns, strict=True):
         torch.testing.assert_close(one.advantages, other.advantages)

@@ -10,7 +10,7 @@ import torch
 from coterie.algorithms.grpo import Grpo
 from coterie.rl.groups import Peer, group_key, number
 from coterie.types import Episode, Turn
-from tests.episodes import episode, random_episodes, turn
+from tests.episodes import credited, episode, random_episodes, turn
 
 
 def advantage(spoken: Turn) -> float:
@@ -25,22 +25,22 @@ def pair(*rewards: float, task: str = "task", role: str = "solver") -> list[Epis
 
 def test_a_win_and_a_loss_on_each_of_two_tasks_give_the_known_values() -> None:
     episodes = pair(1, 0, task="x") + pair(1, 0, task="y")
-    Grpo().credit(episodes)
+    credited(Grpo(), episodes)
     assert [advantage(e.turns[0]) for e in episodes] == pytest.approx([0.70711, -0.70711] * 2, abs=1e-5)
-    Grpo(standardise=False).credit(episodes)
+    credited(Grpo(standardise=False), episodes)
     assert [advantage(e.turns[0]) for e in episodes] == [0.5, -0.5] * 2
 
 
 def test_a_turn_is_worth_the_team_s_reward_and_its_own() -> None:
     episodes = pair(1, 1)
     episodes[0].turns[0].reward = 2.0
-    Grpo(standardise=False).credit(episodes)
+    credited(Grpo(standardise=False), episodes)
     assert [advantage(e.turns[0]) for e in episodes] == [1.0, -1.0]
 
 
 def test_a_lone_agent_gets_no_group_credit() -> None:
     episodes = [episode([turn("one"), turn("two")], 1.0), *pair(0.0, task="other")]
-    metrics = Grpo().credit(episodes)
+    metrics = credited(Grpo(), episodes)
     assert [advantage(t) for e in episodes for t in e.turns] == [0.0] * 3
     assert metrics["groups/singleton"] == 3
 
@@ -84,7 +84,7 @@ def test_turns_are_compared_when_all_declared_peers_agree(peers: tuple[Peer, ...
         )
         for t in (1, 2, 1)
     ]
-    assert Grpo(peers=peers).credit(episodes)["groups"] == KEYS[peers]
+    assert credited(Grpo(peers=peers), episodes)["groups"] == KEYS[peers]
 
 
 @pytest.mark.parametrize("peers", [("task", "role"), ("batch", "role"), ("task",), ("role", "turn")])
@@ -94,8 +94,8 @@ def test_permuting_rows_episodes_or_roles_changes_no_advantage(peers: tuple[Peer
     mixed = order.sample(shuffled, len(shuffled))
     for played in mixed:
         order.shuffle(played.turns)
-    Grpo(peers=peers).credit(straight)
-    Grpo(peers=peers).credit(mixed)
+    credited(Grpo(peers=peers), straight)
+    credited(Grpo(peers=peers), mixed)
     for one, other in zip(straight, shuffled, strict=True):
         by_round = {t.round: t.advantages for t in other.turns}
         for spoken in one.turns:
@@ -106,7 +106,7 @@ def test_the_advantages_of_every_group_sum_to_zero() -> None:
     episodes = random_episodes(5, count=12)
     for played in episodes:
         played.turns = [t for t in played.turns if t.response_ids]
-    Grpo().credit(episodes)
+    credited(Grpo(), episodes)
     sums: dict[tuple[str, str], float] = {}
     for played in episodes:
         for spoken in played.turns:
@@ -117,11 +117,11 @@ def test_the_advantages_of_every_group_sum_to_zero() -> None:
 
 def test_constant_groups_are_left_out_where_asked_and_only_they() -> None:
     episodes = pair(1, 1, task="flat") + pair(1, 0, task="steep")
-    metrics = Grpo(drop_constant=True).credit(episodes)
+    metrics = credited(Grpo(drop_constant=True), episodes)
     assert [e.turns[0].advantages is None for e in episodes] == [True, True, False, False]
     assert metrics["groups/constant"] == 1
     kept = pair(1, 1)
-    Grpo().credit(kept)
+    credited(Grpo(), kept)
     assert [advantage(e.turns[0]) for e in kept] == [0.0, 0.0]
 
 
@@ -130,7 +130,7 @@ def test_the_report_counts_groups_that_teach_nothing_or_mix_prompts() -> None:
     flat = pair(1, 1, task="flat")
     mixed = [episode([turn(prompt=(i, 5))], float(i), "mixed", i) for i in range(3)]
     good = pair(1, 0, task="good")
-    assert Grpo().credit(alone + flat + mixed + good) == {
+    assert credited(Grpo(), alone + flat + mixed + good) == {
         "groups": 4,
         "groups/singleton": 1,
         "groups/constant": 2,  # the lone one, too
@@ -139,7 +139,7 @@ def test_the_report_counts_groups_that_teach_nothing_or_mix_prompts() -> None:
 
 
 def test_a_step_in_which_nothing_was_played_has_no_groups() -> None:
-    assert Grpo().credit([]) == dict.fromkeys(
+    assert credited(Grpo(), []) == dict.fromkeys(
         ("groups", "groups/singleton", "groups/constant", "groups/mixed_prompts"), 0.0
     )
 
@@ -149,8 +149,8 @@ def test_leaving_the_reference_costs_reward_where_the_kl_is_in_it() -> None:
     for played, off in zip(episodes, (0.5, 0.0), strict=True):
         spoken = played.turns[0]
         spoken.ref_logprobs = torch.tensor(spoken.logprobs) - off  # the reference found both tokens less likely
-    Grpo(standardise=False, kl=0.1, kl_in="reward").credit(episodes)
+    credited(Grpo(standardise=False, kl=0.1, kl_in="reward"), episodes)
     # The first one's reward is 1 − 0.1·(0.5 + 0.5), the other's 1.
     assert [advantage(e.turns[0]) for e in episodes] == pytest.approx([-0.05, 0.05])
-    Grpo(standardise=False, kl=0.1).credit(episodes)
+    credited(Grpo(standardise=False, kl=0.1), episodes)
     assert [advantage(e.turns[0]) for e in episodes] == [0.0, 0.0]

@@ -86,7 +86,7 @@ def test_a_packed_forward_is_the_padded_one_of_hugging_face(kind: str, lora: boo
     plain = plain_scores(made, batch, named)
     assert plain.values is not None
     torch.testing.assert_close(made.logprobs(batch)[batch.mask], plain.logprobs.detach(), atol=1e-4, rtol=0)
-    torch.testing.assert_close(made.values(batch)[batch.mask], plain.values.detach(), atol=1e-4, rtol=0)
+    torch.testing.assert_close(made.scores(batch).values[batch.mask], plain.values.detach(), atol=1e-4, rtol=0)
 
     weights = WHOLE_LOSS.weights(batch)
     part = batch.each(lambda column: column[batch.mask])
@@ -240,7 +240,9 @@ def flat_batch(lengths: list[int]) -> Batch:
     draw = torch.Generator().manual_seed(0)
     positions = torch.cat([torch.arange(n) for n in lengths])
     row = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
-    columns = dict.fromkeys(("logprobs", "advantages", "returns", "values", "ref_logprobs"), zeros)
+    columns = dict.fromkeys(
+        ("logprobs", "old_logprobs", "words", "advantages", "returns", "values", "ref_logprobs"), zeros
+    )
     tokens, heat = torch.randint(3, VOCABULARY, (size,), generator=draw), torch.ones(size)
     return Batch(
         tokens,

@@ -14,7 +14,7 @@ from torch import Tensor
 from coterie.algorithms.base import Algorithm
 from coterie.algorithms.ppo import Ppo
 from coterie.batch import make_batches
-from coterie.rl.losses import KlEstimator, Reduce, clipped_policy_loss, clipped_value_loss, kl, token_weights
+from coterie.rl.losses import KlEstimator, Reduce, clipped_policy_loss, kl, token_weights, value_loss
 from coterie.types import Scores
 from tests.episodes import random_episodes
 
@@ -39,7 +39,7 @@ def test_the_policy_loss_is_ppo_s(seed: int, low: float, high: float, dual: floa
     new, old, advantages = columns(seed, 3)
     rows = zip(new.tolist(), old.tolist(), advantages.tolist(), strict=True)
     expected = torch.tensor([slow_policy_loss(*row, low, high, dual) for row in rows], dtype=torch.float64)
-    torch.testing.assert_close(clipped_policy_loss(new, old, advantages, low, high, dual), expected)
+    torch.testing.assert_close(clipped_policy_loss((new - old).exp(), advantages, low, high, dual), expected)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_the_policy_loss_is_ppo_s(seed: int, low: float, high: float, dual: floa
 )
 def test_the_policy_loss_and_its_gradient_by_hand(ratio: float, advantage: float, loss: float, slope: float) -> None:
     new = torch.tensor([math.log(ratio)], dtype=torch.float64, requires_grad=True)
-    value = clipped_policy_loss(new, torch.zeros(1), torch.tensor([advantage]), low=0.2, high=0.3, dual=3.0)
+    value = clipped_policy_loss(new.exp(), torch.tensor([advantage]), low=0.2, high=0.3, dual=3.0)
     value.sum().backward()
     assert value.tolist() == pytest.approx([loss])
     assert new.grad is not None and new.grad.tolist() == pytest.approx([slope])
@@ -88,17 +88,15 @@ def test_the_value_loss_is_the_worse_of_free_and_held(seed: int, clip: float | N
     for v, o, r in zip(values.tolist(), old.tolist(), returns.tolist(), strict=True):
         held = v if clip is None else min(max(v, o - clip), o + clip)
         expected.append(max((v - r) ** 2, (held - r) ** 2) / 2)
-    torch.testing.assert_close(
-        clipped_value_loss(values, old, returns, clip), torch.tensor(expected, dtype=torch.float64)
-    )
+    torch.testing.assert_close(value_loss(values, old, returns, clip), torch.tensor(expected, dtype=torch.float64))
 
 
 LOSSES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
-    "policy": lambda x, old, a: clipped_policy_loss(x, old, a, 0.2, 0.3, 2.0),
+    "policy": lambda x, old, a: clipped_policy_loss((x - old).exp(), a, 0.2, 0.3, 2.0),
     "k1": lambda x, old, a: kl(x, old, "k1"),
     "k2": lambda x, old, a: kl(x, old, "k2"),
     "k3": lambda x, old, a: kl(x, old, "k3"),
-    "value": lambda x, old, a: clipped_value_loss(x, old, a, 0.3),
+    "value": lambda x, old, a: value_loss(x, old, a, 0.3),
 }
 
 
@@ -112,6 +110,9 @@ def mean(numbers: list[float]) -> float:
     return sum(numbers) / len(numbers)
 
 
+FIXED = 7
+
+
 def declared_mean(loss: list[float], turn: list[int], episode: list[int], reduce: Reduce) -> float:
     def parts(key: list[int]) -> list[list[float]]:
         return [[x for x, k in zip(loss, key, strict=True) if k == wanted] for wanted in sorted(set(key))]
@@ -122,6 +123,8 @@ def declared_mean(loss: list[float], turn: list[int], episode: list[int], reduce
         return mean([mean(part) for part in parts(turn)])
     if reduce == "turn_sum":
         return mean([sum(part) for part in parts(turn)])
+    if reduce == "fixed":
+        return mean([sum(part) / FIXED for part in parts(turn)])
     return mean([mean(part) for part in parts(episode)])
 
 
@@ -132,7 +135,7 @@ def test_token_weights_make_the_declared_mean(seed: int, reduce: Reduce) -> None
     turn, episode = batch.turn[batch.mask], batch.episode[batch.mask]
     loss = torch.randn(len(turn), generator=torch.Generator().manual_seed(seed))
     expected = declared_mean(loss.tolist(), turn.tolist(), episode.tolist(), reduce)
-    assert float((token_weights(turn, episode, reduce) * loss).sum()) == pytest.approx(expected, abs=1e-5)
+    assert float((token_weights(turn, episode, reduce, FIXED) * loss).sum()) == pytest.approx(expected, abs=1e-5)
 
 
 def test_token_weights_by_hand() -> None:
@@ -159,9 +162,9 @@ def test_an_algorithm_s_loss_is_the_sum_of_its_declared_parts() -> None:
     part = batch.each(lambda column: column[batch.mask].double())
     new, entropy, values, part.advantages, part.ref_logprobs, part.returns, part.values = columns(7, 7, len(part))
     scores = Scores(new, entropy, values)
-    plain = Ppo(clip=0.1, clip_high=0.3, dual_clip=2.0, value_clip=0.2, value_weight=0.7)
-    policy = clipped_policy_loss(new, part.logprobs, part.advantages, 0.1, 0.3, 2.0)
-    value = 0.7 * clipped_value_loss(values, part.values, part.returns, 0.2)
+    plain = Ppo(epochs=2, clip=0.1, clip_high=0.3, dual_clip=2.0, value_clip=0.2, value_weight=0.7)
+    policy = clipped_policy_loss((new - part.old_logprobs).exp(), part.advantages, 0.1, 0.3, 2.0)
+    value = 0.7 * value_loss(values, part.values, part.returns, 0.2)
     torch.testing.assert_close(plain.loss(scores, part), policy + value)
     distance = 0.4 * kl(new, part.ref_logprobs, "k2")
     whole = replace(plain, kl=0.4, kl_estimator="k2", entropy=0.05)

@@ -12,6 +12,7 @@ import pytest
 from coterie.envs.base import graded
 from coterie.rewards.load import load
 from coterie.types import Env, Episode, Task, Turn, Workflow
+from tests.episodes import credited
 from tests.scripted import Scripted
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -61,7 +62,7 @@ def test_the_algorithm_of_the_page_compares_each_turn_with_the_others(tmp_path: 
     task = Task("t", "?", "!")
     episodes = [Episode(f"t/{i}", task, i, [a_turn()], reward=reward) for i, reward in enumerate([1.0, 0.0, 0.0])]
     alone = Episode("u/0", Task("u", "?", "!"), 0, [a_turn()], reward=1.0)
-    rloo.credit([*episodes, alone])
+    credited(rloo, [*episodes, alone])
     advantages = [episode.turns[0].advantages.tolist() for episode in (*episodes, alone)]
     assert advantages == [[1.0] * 2, [-0.5] * 2, [-0.5] * 2, [0.0] * 2]
 
