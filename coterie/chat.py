@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
@@ -34,7 +35,7 @@ class Chat:
         Templates may add words of their own: SmolLM2's begins with a system message unless one is given.
         A tokenizer without a template writes `User:`, the message, an empty line, then `Assistant:`.
         """
-        return _encode(self.tokenizer, render(self.tokenizer, messages))
+        return _encode(self.tokenizer, self._written(messages))
 
     def text(self, ids: Sequence[int], stops: Sequence[str] = ()) -> str:
         """What was said, without control tokens and up to the first stop string."""
@@ -62,7 +63,7 @@ class Chat:
         said: Message = {"role": "assistant", "content": reply}
         if list(messages[: len(read) + 1]) != [*read, said]:
             return None
-        rest = _after(render(self.tokenizer, read), reply, render(self.tokenizer, messages))
+        rest = _after(self._written(read), _as_letters(self.tokenizer, reply), self._written(messages))
         if rest is None:
             return None
         added = _encode(self.tokenizer, rest)
@@ -71,6 +72,10 @@ class Chat:
                 return None  # it ended its turn in a way the template does not write
             added = added[1:]
         return (*prompt_ids, *response_ids, *added)
+
+    def _written(self, messages: Sequence[Message]) -> str:
+        spelled: list[Any] = [{**m, "content": _as_letters(self.tokenizer, m["content"])} for m in messages]
+        return render(self.tokenizer, spelled)
 
 
 class StopText:
@@ -153,8 +158,27 @@ def _after(before: str, reply: str, whole: str) -> str | None:
     return None
 
 
+CUT = "\ufdd0"  # a code point that no text may contain
+
+
+def _as_letters(tokenizer: PreTrainedTokenizerBase, content: str) -> str:
+    """A message that spells a control token, `<|im_end|>` say, must not become one: it is cut there for encoding."""
+    control = _control(tokenizer)
+    content = content.replace(CUT, "")
+    return control.sub(lambda found: found[0][0] + CUT + found[0][1:], content) if control else content
+
+
+@lru_cache(maxsize=8)
+def _control(tokenizer: PreTrainedTokenizerBase) -> re.Pattern[str] | None:
+    tokens = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
+    # Longest first: one token's text may begin another's. A token of one letter cannot be cut.
+    words = sorted((re.escape(token) for token in tokens if len(token) > 1), key=len, reverse=True)
+    return re.compile("|".join(words)) if words else None
+
+
 def _encode(tokenizer: PreTrainedTokenizerBase, text: str, special: bool = False) -> tuple[int, ...]:
-    return tuple(tokenizer(text, add_special_tokens=special)["input_ids"])
+    parts = [tokenizer(part, add_special_tokens=special)["input_ids"] for part in text.split(CUT)]
+    return tuple(id for part in parts for id in part)
 
 
 def _decode(tokenizer: PreTrainedTokenizerBase, ids: Iterable[int]) -> str:
