@@ -72,11 +72,17 @@ def resume(run: Run) -> None:
     for path in run.folder.glob("checkpoints/[0-9]*"):
         if int(path.name) > run.step:
             shutil.rmtree(path)  # of a run that was killed before it could point at it
+    if (run.folder / "best").is_file() and not (run.folder / "checkpoints" / _pointed(run, "best")).is_dir():
+        (run.folder / "best").unlink()  # it was of a step that the run now comes to again
     run.log.resume(run.step)
 
 
 def policy_folder(folder: Path, policy: str) -> Path:
     return folder / "policies" / quote(policy, safe=" ")
+
+
+def _pointed(run: Run, pointer: str) -> str:
+    return (run.folder / pointer).read_text().strip()
 
 
 def _state(run: Run) -> dict[str, object]:
@@ -93,7 +99,7 @@ def _state(run: Run) -> dict[str, object]:
 
 def _prune(run: Run) -> None:
     """Keep the last few, and those that `latest` and `best` point at."""
-    pointed = {p.read_text().strip() for p in (run.folder / "latest", run.folder / "best") if p.is_file()}
+    pointed = {_pointed(run, name) for name in ("latest", "best") if (run.folder / name).is_file()}
     there = sorted(run.folder.glob("checkpoints/[0-9]*"))
     for path in there[: -run.config.checkpoint.keep]:
         if path.name not in pointed:
