@@ -173,6 +173,25 @@ def check(
 
 
 @app.command()
+def replay(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
+    changes: Changes = None,
+    most: Annotated[int, typer.Option(min=0, metavar="N", help="List the N turns whose credit changes most.")] = 8,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write every turn's change there, as JSONL.")] = None,
+) -> None:
+    """Judge what a run has played under another algorithm, credit or reward. Nothing is sampled or trained.
+
+    \b
+    Examples:
+      coterie replay runs/demo algorithm=rloo
+      coterie replay runs/demo credit=own algorithm.scale=none
+      coterie replay runs/demo reward=math --most 20 --out changes.jsonl
+    """
+    with _plainly() as commands:
+        commands.judge_again(run, changes or [], most, out)
+
+
+@app.command()
 def schema() -> None:
     """Print a JSON schema of configs, for your editor.
 

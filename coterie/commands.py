@@ -23,12 +23,14 @@ from coterie.evaluate import Report, baselines, evaluate
 from coterie.files import write_atomic
 from coterie.findings import findings
 from coterie.models.errors import ModelError
+from coterie.replay import replay
 from coterie.rollout import Seat, TooManyFailures
 from coterie.seeds import stable_hash
 from coterie.train import Run, train
 
 # What a user can put right; the text says how. Anything else is a bug and keeps its traceback.
 USER_ERRORS = (ConfigError, ModelError, checkpoint.NoCheckpoint, TooManyFailures, FileExistsError)
+REPLAYED = ("algorithm", "credit", "reward")
 ON_RESUME = ("steps", "eval", "checkpoint", "log", "rollout")  # the rest would make it another run
 
 
@@ -79,6 +81,18 @@ def check(config_file: Path, changes: Sequence[str], tasks: int, repeats: int | 
     _show(report.dry_run(dry))
     _show([report.problems(found)])
     return all(finding.level != "error" for finding in found)
+
+
+def judge_again(folder: Path, changes: Sequence[str], most: int, out: Path | None) -> None:
+    """Judge a run's stored episodes under other rules, and show what changes."""
+    for key, group in _changed(changes):
+        if group not in REPLAYED:
+            raise ConfigError(f"{key}: cannot change what was played; {', '.join(REPLAYED)} can be judged otherwise")
+    config = load(_config_of(folder), changes)
+    verdicts = list(replay(folder, config, rescore=any(group == "reward" for _, group in _changed(changes))))
+    _show(report.verdicts(f"{folder} under {config.algorithm.name}, credit {config.credit.name}", verdicts, most))
+    if out is not None:
+        write_atomic(out, "".join(json.dumps(report.verdict(one)) + "\n" for one in verdicts))
 
 
 def print_schema() -> None:

@@ -31,6 +31,7 @@ class StepLog:
         self.metrics: Metrics = {}
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self.played: Sequence[Episode] | None = None
+        self.otherwise: Sequence[Episode] = ()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -47,11 +48,12 @@ class StepLog:
                 raise ValueError(f"{name}: this metric was already logged in step {self.step}")
             self.metrics[name] = float(value)
 
-    def episodes(self, episodes: Sequence[Episode]) -> None:
-        """Keep what was played. It is written when the step ends, so that credit given later is in it too."""
+    def episodes(self, episodes: Sequence[Episode], otherwise: Sequence[Episode] = ()) -> None:
+        """Keep what was played, and what would have happened otherwise. It is written when the step ends, so that
+        credit given later is in it too."""
         if self.played is not None:
             raise ValueError(f"episodes: those of step {self.step} were already logged")
-        self.played = episodes
+        self.played, self.otherwise = episodes, otherwise
 
 
 class RunLog:
@@ -71,7 +73,7 @@ class RunLog:
         """Forget all that was logged at `step` or later: the run goes on from there."""
         self.resumed_at = step
         self.display.recall(truncate_after(self.metrics_path, lambda row: row["step"] < step))
-        for path in self.folder.glob("episodes/[0-9]*.jsonl"):
+        for path in (*self.folder.glob("episodes/[0-9]*.jsonl"), *self.folder.glob("otherwise/[0-9]*.jsonl")):
             if int(path.stem) >= step:
                 path.unlink()
 
@@ -103,9 +105,10 @@ class RunLog:
             self.sinks.append(WeightsAndBiases(self.wandb_module, self.wandb_project, self.folder, self.config_yaml))
 
     def _write(self, log: StepLog) -> None:
-        if log.played is not None:
-            lines = "".join(episode_line(episode) + "\n" for episode in log.played)
-            write_atomic(self.folder / "episodes" / f"{log.step:06d}.jsonl", lines)
+        for name, played in (("episodes", log.played), ("otherwise", log.otherwise or None)):
+            if played is not None:
+                lines = "".join(episode_line(episode) + "\n" for episode in played)
+                write_atomic(self.folder / name / f"{log.step:06d}.jsonl", lines)
         row = {"step": log.step, "time": round(time.time(), 3), **log.metrics}
         append_line(self.metrics_path, json.dumps(row))
         for sink in self.sinks:

@@ -16,6 +16,7 @@ from coterie.config import Config, Policy
 from coterie.console import table, under
 from coterie.evaluate import Report
 from coterie.findings import DryRun, Finding, has_credit
+from coterie.replay import Verdict
 from coterie.rollout import mean
 from coterie.types import Episode, Metrics, Turn
 
@@ -166,6 +167,46 @@ def _groups(dry: DryRun) -> Iterator[RenderableType]:
         smallest, largest = min(dry.group_sizes), max(dry.group_sizes)
         sizes = f"{smallest}" if smallest == largest else f"{smallest} to {largest}"
         yield table("groups", [{"groups": len(dry.group_sizes), "turns in each": sizes, **kinds}])
+
+
+def verdicts(title: str, judged: Sequence[Verdict], most: int) -> Iterator[RenderableType]:
+    """Per role how credit changes, then the turns for which it changes most."""
+    roles = dict.fromkeys(one.turn.role for one in judged)
+    yield table(title, [_by_role(role, [one for one in judged if one.turn.role == role]) for role in roles])
+    changed = sorted(judged, key=_change, reverse=True)[:most]
+    yield table("turns that change most", [verdict(one) for one in changed if _change(one) > 0])
+
+
+def verdict(one: Verdict) -> dict[str, str | float | int | None]:
+    """One turn's change as plain data."""
+    return {
+        "step": one.step,
+        "episode": one.episode.id,
+        "role": one.turn.role,
+        "turn": one.turn.round,
+        "reward": one.reward,
+        "reward now": one.episode.reward,
+        "advantage": one.before,
+        "advantage now": one.after,
+    }
+
+
+def _change(one: Verdict) -> float:
+    return abs((one.after or 0.0) - (one.before or 0.0))
+
+
+def _by_role(role: str, judged: Sequence[Verdict]) -> dict[str, str | float]:
+    return {
+        "role": role,
+        "turns": len(judged),
+        "reward": mean([one.reward for one in judged]),
+        "reward now": mean([one.episode.reward for one in judged]),
+        "|advantage|": mean([abs(one.before or 0.0) for one in judged]),
+        "|advantage| now": mean([abs(one.after or 0.0) for one in judged]),
+        "mean change": mean([_change(one) for one in judged]),
+        "sign turned": f"{mean([one.turned for one in judged]):.0%}",
+        "left out now": f"{mean([one.after is None for one in judged]):.0%}",
+    }
 
 
 def problems(found: Sequence[Finding]) -> Text:

@@ -83,7 +83,7 @@ def learn(run: Run, log: StepLog) -> None:
         run.engine.clear()  # the update wants the memory, and every step starts alike
     spoken = sum(len(turn.response_ids) for e in episodes for turn in e.turns if not turn.given)
     log.add(summary(episodes) | {"tokens_per_second": spoken / (time.perf_counter() - started)})
-    log.episodes(episodes)
+    log.episodes(episodes, list(otherwise.values()))
     played = enough(episodes, run.config.rollout.max_failed)
     with log.phase("credit"):
         log.add(judge(run, played, otherwise))

@@ -1,0 +1,109 @@
+"""Judges the stored episodes of a run again, under another algorithm, credit or reward. Nothing is sampled."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coterie.algorithms.base import Algorithm
+from coterie.config import Config, ConfigError
+from coterie.config.crosscheck import cross_check
+from coterie.credit.base import Credit
+from coterie.envs.base import graded
+from coterie.log import read_episodes
+from coterie.types import Env, Episode, Turn
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One turn, as it was judged when it was played and as it is judged now."""
+
+    step: int
+    episode: Episode
+    turn: Turn
+    reward: float  # of its episode, before
+    before: float | None  # its mean advantage; None where it was left out
+    after: float | None
+
+    @property
+    def turned(self) -> bool:
+        """Whether what was good is bad now, or the other way round."""
+        return (self.before or 0.0) * (self.after or 0.0) < 0
+
+
+def replay(folder: Path, config: Config, rescore: bool) -> Iterator[Verdict]:
+    """Every turn of the run in the order of play. `rescore`: grade the answers again, too."""
+    algorithm, credit = config.algorithm.made, config.credit.made
+    cross_check(config, config.workflow.made, algorithm, training=False)
+    memory: dict[str, Any] = {}
+    env = graded(config.env.made, config.reward.name, config.reward.options, config.rollout.score_deadline)
+    for path in _stored(folder):
+        episodes = [episode for episode in read_episodes(path) if episode.error is None]
+        aside = folder / "otherwise" / path.name
+        otherwise = [episode for episode in read_episodes(aside) if episode.error is None] if aside.is_file() else []
+        before = [[_mean(turn.advantages) for turn in episode.turns] for episode in episodes]
+        rewards = [episode.reward for episode in episodes]
+        _judge_again(episodes, otherwise, algorithm, credit, memory, env if rescore else None)
+        for episode, was, reward in zip(episodes, before, rewards, strict=True):
+            for turn, advantage in zip(episode.turns, was, strict=True):
+                if not turn.given:
+                    yield Verdict(int(path.stem), episode, turn, reward, advantage, _mean(turn.advantages))
+
+
+def _stored(folder: Path) -> list[Path]:
+    paths = sorted(folder.glob("episodes/[0-9]*.jsonl"))
+    if not paths:
+        raise ConfigError(f"{folder}: there are no episodes to judge again; a run that has trained leaves them there")
+    return paths
+
+
+def _judge_again(
+    episodes: list[Episode],
+    otherwise: list[Episode],
+    algorithm: Algorithm,
+    credit: Credit,
+    memory: dict[str, Any],
+    env: Env | None,
+) -> None:
+    if env is not None:
+        asyncio.run(_score([*episodes, *otherwise], env))
+    for episode in episodes:
+        for turn in episode.turns:
+            _must_know(algorithm, turn)
+            turn.advantages = turn.returns = turn.earned = None
+    credit.assign(episodes, {episode.id: episode for episode in otherwise}, once=algorithm.chain == "team")
+    algorithm.credit(episodes, memory)
+
+
+async def _score(episodes: Sequence[Episode], env: Env) -> None:
+    for episode in episodes:
+        for turn in episode.turns:
+            turn.reward = None
+    await asyncio.gather(*(env.score(episode) for episode in episodes))
+
+
+def _must_know(algorithm: Algorithm, turn: Turn) -> None:
+    """What learners and critics thought is read at the time, and cannot be found out from the episodes."""
+    needed = {
+        "values": algorithm.value_head,
+        "entropy": algorithm.reads_entropy,
+        "ref_logprobs": algorithm.kl > 0 and algorithm.kl_in == "reward",
+    }
+    for name in (name for name, asked in needed.items() if asked):
+        if getattr(turn, name) is None and turn.response_ids and not turn.given:
+            raise ConfigError(
+                f"algorithm: {type(algorithm).__name__} needs the {name} of {turn.role}'s turns, which this run did "
+                "not take down; an algorithm that compares groups needs none"
+            )
+
+
+def _mean(advantages: Tensor | None) -> float | None:
+    if advantages is None:
+        return None
+    return float(torch.as_tensor(advantages, dtype=torch.float64).mean()) if len(advantages) else 0.0

@@ -1,0 +1,68 @@
+"""Judging stored episodes again: deterministic, the same under the same rules, and only then."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from coterie.cli import app
+from coterie.config import ConfigError, load
+from coterie.replay import Verdict, replay
+from tests.runs import naming_config, trained
+
+Folder = Callable[..., Path]
+
+
+def played(model: Path, folder: Path, **changes: object) -> Path:
+    trained(naming_config(model, steps=2, **changes), folder)
+    return folder
+
+
+def judged(folder: Path, *changes: str) -> list[Verdict]:
+    return list(replay(folder, load(folder / "config.yaml", changes), rescore=False))
+
+
+def test_the_same_rules_give_the_same_advantages(model_folder: Folder, tmp_path: Path) -> None:
+    verdicts = judged(played(model_folder("llama"), tmp_path))
+    assert len(verdicts) == 2 * 2 * 4 * 2  # steps, tasks, episodes, roles
+    assert any(one.before for one in verdicts)
+    assert [one.after for one in verdicts] == pytest.approx([one.before for one in verdicts], abs=1e-5)
+
+
+def test_other_rules_give_other_advantages_and_always_the_same_ones(model_folder: Folder, tmp_path: Path) -> None:
+    folder = played(model_folder("llama"), tmp_path)
+    once, twice = (judged(folder, "algorithm=rloo") for _ in range(2))
+    assert [one.after for one in once] == [one.after for one in twice]
+    for one in once:
+        peers = [p for p in once if (p.step, p.turn.role) == (one.step, one.turn.role)]
+        others = [p.reward for p in peers if p.episode.task.id == one.episode.task.id and p is not one]
+        assert one.after == pytest.approx(one.reward - sum(others) / len(others), abs=1e-6)
+
+
+def test_an_algorithm_that_needs_what_was_not_taken_down_says_so(model_folder: Folder, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="Ppo needs the values of left's turns"):
+        judged(played(model_folder("llama"), tmp_path), "algorithm=ppo")
+
+
+def test_values_are_taken_down_and_judged_again(model_folder: Folder, tmp_path: Path) -> None:
+    verdicts = judged(played(model_folder("llama"), tmp_path, algorithm={"name": "ppo"}))
+    assert [one.after for one in verdicts] == pytest.approx([one.before for one in verdicts], abs=1e-4)
+
+
+def test_answers_are_graded_again_by_another_reward(model_folder: Folder, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"question": "q", "answer": "e"}\n' * 4)
+    env = {"name": "rows", "train": str(tmp_path / "rows.jsonl"), "test": str(tmp_path / "rows.jsonl")}
+    folder = played(model_folder("llama"), tmp_path / "run", env=env, reward="exact")
+    (tmp_path / "long.py").write_text("def long(answer, truth):\n    return float(len(answer))\n")
+    changes = [f"reward={tmp_path / 'long.py'}:long"]
+    out = tmp_path / "changes.jsonl"
+    result = CliRunner().invoke(app, ["replay", str(folder), *changes, "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert {row["reward now"] for row in rows} != {row["reward"] for row in rows}
+    refused = CliRunner().invoke(app, ["replay", str(folder), "steps=3"])
+    assert refused.exit_code == 2 and "cannot change what was played" in refused.output
