@@ -19,12 +19,11 @@ from typing import Annotated, Any
 import rich
 import torch
 import typer
-from torch import Tensor
-from transformers import LogitsProcessor, LogitsProcessorList
+from transformers import LogitsProcessorList
 
 from coterie.console import table
+from coterie.engines.hf import Draw
 from coterie.engines.native.engine import NativeEngine
-from coterie.engines.native.sampler import Sampler, draw_key
 from coterie.models.base import Base
 from coterie.models.lora import Adapter
 from coterie.models.store import load_model, resolve
@@ -109,7 +108,7 @@ def _median(timings: list[Timing], number: Callable[[Timing], float]) -> int:
 
 
 class Bench:
-    """The two ways to sample the same tokens: our engine, and `generate` with our noise as its scores."""
+    """The two ways to sample the same tokens: our engine, and `generate` with our sampler."""
 
     def __init__(self, base: Base, engine: NativeEngine, max_tokens: int) -> None:
         self.base, self.engine, self.max_tokens = base, engine, max_tokens
@@ -182,7 +181,8 @@ class Bench:
         longest, end = max(map(len, prompts)), min(self.base.chat.end_ids)
         tokens = torch.tensor([[end] * (longest - len(p)) + list(p) for p in prompts])
         mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
-        draw = LogitsProcessorList([_Draw(self.base.vocabulary, longest, seeds, temperature)] if temperature else [])
+        how = Sampling(self.max_tokens, temperature)
+        draw = LogitsProcessorList([Draw(self.engine.sampler, longest, seeds, how)] if temperature else [])
         out = self.peer.generate(  # type: ignore[operator]
             input_ids=tokens,
             attention_mask=mask,
@@ -197,19 +197,6 @@ class Bench:
     def _until_end(self, ids: list[int]) -> Ids:
         ends = [i for i, token in enumerate(ids) if token in self.base.chat.end_ids]
         return tuple(ids[: ends[0] + 1] if ends else ids)
-
-
-class _Draw(LogitsProcessor):
-    """Our noise on `generate`'s scores, for all rows at once: its largest score is the token we would draw."""
-
-    def __init__(self, vocabulary: int, prompt: int, seeds: list[int], temperature: float) -> None:
-        self.sampler, self.prompt, self.seeds, self.temperature = Sampler(vocabulary), prompt, seeds, temperature
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        position = input_ids.shape[1] - self.prompt
-        keys = torch.tensor([draw_key(seed, position) for seed in self.seeds], dtype=torch.int32)
-        ids, _ = self.sampler(scores, torch.full((len(scores),), self.temperature), keys)
-        return torch.full_like(scores, -torch.inf).scatter(1, ids[:, None], 0.0)
 
 
 @contextmanager

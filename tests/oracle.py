@@ -14,6 +14,7 @@ from torch import Tensor
 from coterie.engines.native.sampler import Sampler, draw_key
 from coterie.models.base import Base
 from coterie.models.lora import Adapter
+from coterie.models.routing import Pair
 from coterie.models.store import load_model
 from coterie.types import Engine, Sample, Sampling
 
@@ -33,8 +34,12 @@ def random_adapter(base: Base, name: str, rank: int, targets: Sequence[str], see
     draw = torch.Generator().manual_seed(seed + 1)
     for pair in adapter.pairs.values():
         pair.up.normal_(0, 0.05, generator=draw)
-    base.adapters[name] = adapter
     return adapter
+
+
+def pairs(base: Base, adapter: str) -> dict[str, Pair]:
+    """An adapter's share in each layer that it touches."""
+    return {name: layer.pairs[adapter] for name, layer in base.layers.items() if adapter in layer.pairs}
 
 
 def ask(engine: Engine, requests: Sequence[Request]) -> list[Sample]:
@@ -59,7 +64,7 @@ class Oracle:
         self.model: Any = load_model(base.folder, torch.float32, base.own_attention).requires_grad_(False)
         self.end_ids = sorted(base.chat.end_ids)
         self.sampler = Sampler(base.vocabulary)
-        for layer, pair in base.adapters[adapter].pairs.items() if adapter else ():
+        for layer, pair in pairs(base, adapter).items() if adapter else ():
             self.model.get_parameter(f"{layer}.weight").add_(pair.scale * pair.up.detach() @ pair.down.detach())
 
     def greedy(self, prompts: Sequence[list[int]], max_tokens: int) -> list[tuple[int, ...]]:

@@ -47,15 +47,15 @@ class HfEngine:
         room = min(sampling.max_tokens, self.context - len(prompt_ids))
         if room <= 0:
             return Sample((), (), "length", self.versions[policy])
-        draw = _Draw(self.sampler, len(prompt_ids), seed, sampling)
+        draw = Draw(self.sampler, len(prompt_ids), [seed], sampling)
         said = _AtStopText(self.base.tokenizer, sampling.stop)
         ids = self._generate(self.policies[policy], prompt_ids, room, draw, said)
         stop: Stop = "end" if ids[-1] in self.base.chat.end_ids else "stop" if said.reached else "length"
-        return Sample(tuple(ids), tuple(draw.logprobs), stop, self.versions[policy])
+        return Sample(tuple(ids), tuple(row[0] for row in draw.logprobs), stop, self.versions[policy])
 
     @torch.no_grad()
     def _generate(
-        self, adapter: str | None, prompt: Sequence[int], room: int, draw: _Draw, said: _AtStopText
+        self, adapter: str | None, prompt: Sequence[int], room: int, draw: Draw, said: _AtStopText
     ) -> list[int]:
         tokens = torch.tensor([list(prompt)], device=self.base.device)
         # A segment without end: `generate` feeds the whole prompt first and then one token at a time.
@@ -83,22 +83,24 @@ def _without_habits(base: Base) -> Iterator[None]:
         base.model.generation_config = habits
 
 
-class _Draw(LogitsProcessor):
-    """Leaves one token to choose: the one that the native sampler would draw."""
+class Draw(LogitsProcessor):
+    """Leaves each row one token to choose: the one that the native sampler would draw."""
 
-    def __init__(self, sampler: Sampler, prompt: int, seed: int, sampling: Sampling) -> None:
-        self.sampler, self.prompt, self.seed, self.sampling = sampler, prompt, seed, sampling
-        self.logprobs: list[float] = []
+    def __init__(self, sampler: Sampler, prompt: int, seeds: Sequence[int], sampling: Sampling) -> None:
+        """`prompt` is the length of the rows before anything was drawn; every row has its own seed."""
+        self.sampler, self.prompt, self.seeds, self.sampling = sampler, prompt, seeds, sampling
+        self.logprobs: list[list[float]] = []  # of each step, one per row
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        how = self.sampling
-        temperature = scores.new_tensor([how.temperature])
-        key = torch.tensor([draw_key(self.seed, input_ids.shape[1] - self.prompt)], dtype=torch.int32).to(scores.device)
+        how, rows, device = self.sampling, len(scores), scores.device
+        temperature = torch.full((rows,), float(how.temperature), device=device)
+        position = input_ids.shape[1] - self.prompt
+        keys = torch.tensor([draw_key(seed, position) for seed in self.seeds], dtype=torch.int32, device=device)
         if how.top_p < 1 or how.top_k:
-            top_p, top_k = scores.new_tensor([how.top_p]), torch.tensor([how.top_k], device=scores.device)
+            top_p, top_k = torch.full_like(temperature, how.top_p), torch.full((rows,), how.top_k, device=device)
             scores = keep_likely(scores, top_p, top_k, temperature)
-        ids, logprobs = self.sampler(scores, temperature, key)
-        self.logprobs.append(float(logprobs[0]))
+        ids, logprobs = self.sampler(scores, temperature, keys)
+        self.logprobs.append(logprobs.tolist())
         return torch.full_like(scores, -torch.inf).scatter(1, ids[:, None], 0.0)
 
 

@@ -14,8 +14,11 @@ from transformers import PreTrainedModel
 from coterie.chat import Chat
 from coterie.models.attention import NAME, Layout, Packed
 from coterie.models.errors import ModelError
-from coterie.models.lora import Adapter, Routing, Segment, linear, route
-from coterie.models.probe import Kept, Noting, alike, alone, texts
+from coterie.models.forward import Forward, forward_of
+from coterie.models.lora import route
+from coterie.models.probe import Asked, Kept, Noting, alike, alone, texts
+from coterie.models.products import linear
+from coterie.models.routing import Routing, Segment
 from coterie.models.store import load_end_ids, load_model, load_tokenizer
 
 
@@ -41,10 +44,10 @@ class Base:
         self.layers = route(self.model, self.routing)
         self.trunk: nn.Module = self.model.base_model
         self.head: nn.Linear = self.model.get_output_embeddings()
-        self.adapters: dict[str, Adapter] = {}
-        self.kept = self._try_ours(rows, theirs)
+        self.kept, asked = self._try_ours(rows, theirs)
         if self.kept is None:
             self._must_agree(rows, theirs)
+        self.forward = self._try_forward(rows, theirs, asked) if self.kept is not None else None
 
     @property
     def native(self) -> bool:
@@ -66,6 +69,14 @@ class Base:
         if not self.native:
             return self._row_by_row(tokens, layout, segments)
         return self._together(tokens, positions, layout, segments)
+
+    @torch.inference_mode()
+    def sampled(self, tokens: Tensor, positions: Tensor, layout: Layout, segments: Sequence[Segment] = ()) -> Tensor:
+        """As `hidden`, without gradients and as fast as this model goes: for an engine."""
+        if self.forward is None:
+            return self._together(tokens, positions, layout, segments)
+        with self.routing.on(segments):
+            return self.forward(tokens, positions, layout)
 
     def _together(self, tokens: Tensor, positions: Tensor, layout: Layout, segments: Sequence[Segment] = ()) -> Tensor:
         plain = {"use_cache": False, "output_hidden_states": False, "output_attentions": False}
@@ -89,19 +100,28 @@ class Base:
         return logits
 
     @torch.no_grad()
-    def _try_ours(self, rows: list[Tensor], theirs: Tensor) -> Kept | None:
+    def _try_ours(self, rows: list[Tensor], theirs: Tensor) -> tuple[Kept | None, list[Asked]]:
         """Turns our attention on and says what it keeps; None, and off again, if it differs from the model's own."""
-        layout = Noting(rows)
-        positions = torch.cat([torch.arange(len(row), device=self.device) for row in rows])
+        layout, positions = Noting(rows), _positions(rows)
         try:
             self.model.set_attn_implementation(NAME)
             agreed = alike(self.logits(self._together(torch.cat(rows), positions, layout)), theirs)
         except (TypeError, ValueError, AttributeError, IndexError, KeyError, RuntimeError):
             agreed = False  # its attention speaks another language than ours
         if agreed and layout.kept is not None:
-            return layout.kept
+            return layout.kept, [layout.asked[i] for i in range(layout.kept.layers)]
         self.model.set_attn_implementation(self.own_attention)
-        return None
+        return None, []
+
+    @torch.no_grad()
+    def _try_forward(self, rows: list[Tensor], theirs: Tensor, asked: list[Asked]) -> Forward | None:
+        """Our own forward, where there is one for this kind of model and it agrees with the model's."""
+        assert self.kept is not None
+        forward = forward_of(self.model.config.model_type, self.trunk, asked, self.kept.width)
+        if forward is None:
+            return None
+        hidden = forward(torch.cat(rows), _positions(rows), Noting(rows))
+        return forward if alike(self.logits(hidden), theirs) else None
 
     @torch.no_grad()
     def _must_agree(self, rows: list[Tensor], theirs: Tensor) -> None:
@@ -109,6 +129,10 @@ class Base:
         if not alike(self.logits(self._row_by_row(torch.cat(rows), Noting(rows).packed, ())), theirs):
             kind = self.model.config.model_type
             raise ModelError(f"{self.folder}: a {kind} computes its logits in a way that we do not know")
+
+
+def _positions(rows: list[Tensor]) -> Tensor:
+    return torch.cat([torch.arange(len(row), device=row.device) for row in rows])
 
 
 def _load(folder: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, str]:

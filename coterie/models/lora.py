@@ -3,83 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-Segment = tuple[int, int, str | None]  # from, to, adapter: these tokens of the stream run on it
-
-
-@dataclass
-class Pair:
-    """An adapter's share in one linear layer: x ↦ x·downᵀ·upᵀ·scale."""
-
-    down: nn.Parameter  # [rank, in]
-    up: nn.Parameter  # [out, rank]
-    scale: float
-
-
-class Routing:
-    """Which adapter the tokens of the running forward use; shared by all layers of a base."""
-
-    def __init__(self) -> None:
-        self.segments: Sequence[Segment] = ()
-        self.masks: dict[tuple[tuple[str, int], ...], Tensor] = {}
-
-    @contextmanager
-    def on(self, segments: Sequence[Segment]) -> Iterator[None]:
-        """Also around `backward`: gradient checkpointing runs the layers again there."""
-        before = self.segments, self.masks
-        self.segments, self.masks = [s for s in segments if s[2] is not None], {}
-        try:
-            yield
-        finally:
-            self.segments, self.masks = before
-
-    def mask(self, ranks: tuple[tuple[str, int], ...], like: Tensor) -> Tensor:
-        """1 where a token runs on the adapter that a column belongs to: [T, Σ ranks]."""
-        if ranks not in self.masks:
-            mask, at = like.new_zeros(len(like), sum(rank for _, rank in ranks)), 0
-            for name, rank in ranks:
-                for start, end, adapter in self.segments:
-                    if adapter == name:
-                        mask[start:end, at : at + rank] = 1
-                at += rank
-            self.masks[ranks] = mask
-        return self.masks[ranks]
-
-
-THIN = 48  # rows
-
-
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`F.linear`, faster for a few rows on a CPU: there MKL takes half the time for the transposed product."""
-    flat = x.reshape(-1, x.shape[-1])
-    if torch.is_grad_enabled() or x.device.type != "cpu" or not 1 < len(flat) <= THIN:
-        return F.linear(x, weight, bias)
-    y = torch.mm(weight, flat.t()).t().contiguous()
-    return (y if bias is None else y.add_(bias)).view(*x.shape[:-1], -1)
-
-
-class SideBySide:
-    """Copies of a layer's adapters in one matrix; made again when any of them has changed."""
-
-    def __init__(self) -> None:
-        self.made_of: tuple[object, ...] = ()
-        self.matrices: tuple[Tensor, Tensor] | None = None
-
-    def __call__(self, pairs: dict[str, Pair]) -> tuple[Tensor, Tensor, tuple[tuple[str, int], ...]]:
-        """down [Σ ranks, in], up [Σ ranks, out] with its scale, and whose columns these are."""
-        made_of = tuple((name, id(p), p.down._version, p.up._version) for name, p in pairs.items())
-        if self.matrices is None or made_of != self.made_of:
-            down = torch.cat([p.down for p in pairs.values()])
-            up = torch.cat([p.up.t() * p.scale for p in pairs.values()])
-            self.made_of, self.matrices = made_of, (down, up)
-        return *self.matrices, tuple((name, len(p.down)) for name, p in pairs.items())
+from coterie.models.products import linear, product
+from coterie.models.routing import Pair, Routing, Shares
 
 
 class RoutedLinear(nn.Module):
@@ -90,40 +21,58 @@ class RoutedLinear(nn.Module):
         self.weight, self.bias, self.routing = linear.weight, linear.bias, routing
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.pairs: dict[str, Pair] = {}
-        self.side_by_side = SideBySide()
+        self.shares = Shares([self], routing)
 
     def forward(self, x: Tensor) -> Tensor:
         y = linear(x, self.weight, self.bias)
         if not self.routing.segments:
             return y
         flat, out = x.reshape(-1, self.in_features), y.reshape(-1, self.out_features)
-        if len(self.routing.segments) > 1 and len(flat) <= THIN and not torch.is_grad_enabled():
-            self._add_all(flat, out)
-        else:
-            out = self._add_each(flat, out)
+        if torch.is_grad_enabled():
+            return self._with_gradient(flat, out).view(y.shape)
+        self.shares.add(flat, out)
         return out.view(y.shape)
 
-    def _add_all(self, flat: Tensor, out: Tensor) -> None:
-        """Few tokens, several adapters: every token through all of them at once, and the others' part put out."""
-        used = {s[2]: self.pairs[s[2]] for s in self.routing.segments if s[2] in self.pairs}
-        if used:
-            down, up, ranks = self.side_by_side(used)
-            out.addmm_(linear(flat, down).mul_(self.routing.mask(ranks, flat)), up)
-
-    def _add_each(self, flat: Tensor, out: Tensor) -> Tensor:
+    def _with_gradient(self, flat: Tensor, out: Tensor) -> Tensor:
         """Each adapter on its own run of tokens."""
         parts, at = [], 0
         for start, end, adapter in self.routing.segments:
-            pair = self.pairs.get(adapter) if adapter is not None else None
-            if pair is None:  # this adapter does not touch this layer
+            if adapter is None or adapter not in self.pairs:  # this adapter does not touch this layer
                 continue
+            pair = self.pairs[adapter]
             low = F.linear(flat[start:end], pair.down)
-            if torch.is_grad_enabled():
-                parts += [out[at:start], torch.addmm(out[start:end], low, pair.up.t(), alpha=pair.scale)]
-                at = end
-            else:
-                out[start:end].addmm_(low, pair.up.t(), alpha=pair.scale)
+            parts += [out[at:start], torch.addmm(out[start:end], low, pair.up.t(), alpha=pair.scale)]
+            at = end
         return torch.cat([p for p in (*parts, out[at:]) if len(p)]) if parts else out
+
+
+class Joined:
+    """Layers that read the same tokens, as one product. Their weights become parts of one tensor, not copies."""
+
+    def __init__(self, layers: Sequence[RoutedLinear]) -> None:
+        self.sizes = [layer.out_features for layer in layers]
+        self.weight = _join(layers, "weight")
+        self.bias = _join(layers, "bias") if layers[0].bias is not None else None
+        self.shares = Shares(layers, layers[0].routing)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, in] → [T, Σ out], without gradient."""
+        out = product(x, self.weight, self.bias)
+        if self.shares.routing.segments:
+            self.shares.add(x, out)
+        return out
+
+
+@torch.no_grad()
+def _join(layers: Sequence[RoutedLinear], name: str) -> Tensor:
+    parameters: list[Tensor] = [layer.get_parameter(name) for layer in layers]
+    if len(parameters) == 1:
+        return parameters[0]
+    whole = torch.cat(parameters)
+    parts = whole.split([len(parameter) for parameter in parameters])
+    for layer, old, part in zip(layers, parameters, parts, strict=True):
+        setattr(layer, name, nn.Parameter(part, requires_grad=old.requires_grad))
+    return whole
 
 
 def route(model: nn.Module, routing: Routing) -> dict[str, RoutedLinear]:

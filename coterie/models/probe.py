@@ -22,6 +22,13 @@ class Kept(NamedTuple):
     width: int
 
 
+class Asked(NamedTuple):
+    """What a layer asks of attention."""
+
+    scale: float
+    window: int | None
+
+
 def texts(vocabulary: int, device: torch.device) -> list[Tensor]:
     """Two rows, for a model that does not ask us who sees whom would let the second read the first."""
     ids = torch.arange(4, 4 + sum(LENGTHS), device=device) % vocabulary
@@ -47,9 +54,11 @@ class Noting:
         spans = [Span(start, len(row)) for start, row in zip(starts, rows, strict=True)]
         self.packed = Packed(spans, rows[0].device)
         self.brought: dict[int, tuple[int, int, int]] = {}
+        self.asked: dict[int, Asked] = {}
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None) -> Tensor:
         self.brought[layer] = (k.shape[0], k.shape[-1], v.shape[-1])
+        self.asked[layer] = Asked(scale, window)
         return self.packed.attend(layer, q, k, v, scale, window)
 
     @property

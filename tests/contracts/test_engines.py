@@ -16,7 +16,7 @@ from coterie.engines.router import ClearableEngine, Router
 from coterie.models.base import Base
 from coterie.types import Sampling
 from tests.models import CONTEXT
-from tests.oracle import POLICIES, Oracle, ask, random_adapter, random_ids
+from tests.oracle import POLICIES, Oracle, ask, pairs, random_adapter, random_ids
 
 ENGINES: dict[str, Any] = {"native": NativeEngine, "hf": HfEngine}
 WAYS = {
@@ -115,7 +115,7 @@ def test_load_changes_the_version_and_what_is_said(kind: str, model_folder: Call
     requests = [(policy, prompt, 4, Sampling(8)) for policy in ("a", "b")]
     before = ask(engine, requests)
     with torch.no_grad():
-        for pair in base.adapters["b"].pairs.values():
+        for pair in pairs(base, "b").values():
             pair.up.mul_(-1)
     engine.load("b", 3)
     after = ask(engine, requests)

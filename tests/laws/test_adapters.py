@@ -13,8 +13,9 @@ from torch import Tensor
 
 from coterie.models.attention import Packed, Span
 from coterie.models.base import Base
-from coterie.models.lora import Adapter, Segment
+from coterie.models.lora import Adapter
 from coterie.models.peft import load_adapter, save_adapter
+from coterie.models.routing import Segment
 from coterie.models.store import load_model
 from tests.models import KINDS
 from tests.oracle import random_adapter, random_ids
@@ -153,7 +154,7 @@ def test_a_fresh_adapter_changes_nothing_and_can_learn(fresh: Base) -> None:
 
 def gradients(base: Base, outputs: Tensor, weights: Tensor) -> list[Tensor]:
     """Of Σ weights · hidden states, for every parameter of every adapter."""
-    parameters = [p for adapter in base.adapters.values() for p in adapter.parameters().values()]
+    parameters = [p for layer in base.layers.values() for pair in layer.pairs.values() for p in (pair.down, pair.up)]
     return list(torch.autograd.grad((outputs * weights).sum(), parameters))
 
 

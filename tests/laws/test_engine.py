@@ -13,9 +13,9 @@ from coterie.engines.native import engine as module
 from coterie.engines.native.engine import NativeEngine
 from coterie.engines.native.seats import SHARE
 from coterie.models.base import Base
-from coterie.models.lora import Adapter
+from coterie.models.routing import Pair
 from coterie.types import Sample, Sampling
-from tests.oracle import POLICIES, Oracle, Request, ask, assert_same, random_adapter, random_ids
+from tests.oracle import POLICIES, Oracle, Request, ask, assert_same, pairs, random_adapter, random_ids
 
 GREEDY = Sampling(max_tokens=5, temperature=0)
 LENGTHS = (1, 2, 3, 7, 8, 9, 16, 31, 40, 63)  # around the sliding window of 8, the shortest shared start, a stride
@@ -113,7 +113,7 @@ def test_after_load_nothing_computed_with_the_old_weights_is_used(
     engine, prompt = NativeEngine(base, policies), random_ids(40, seed=9)
     requests: list[Request] = [(policy, prompt, 1, Sampling(12)) for policy in policies]
     before = ask(engine, requests)
-    move(base.adapters["a"])
+    move(pairs(base, "a"))
     engine.load("a", version)
     prefilled.clear()
     after = ask(engine, requests)
@@ -131,7 +131,7 @@ def test_a_row_that_spoke_while_weights_were_loaded_begins_no_other(model_folder
         speaking = asyncio.create_task(engine.sample("a", prompt, 1, Sampling(12, temperature=0)))
         while not engine.seats.speaking:
             await asyncio.sleep(0)
-        move(base.adapters["a"])
+        move(pairs(base, "a"))
         engine.load("a", 1)
         await speaking
         return await engine.sample("a", prompt, 2, Sampling(12))
@@ -147,9 +147,9 @@ def movable_base(model_folder: Callable[[str], Path]) -> Base:
 
 
 @torch.no_grad()
-def move(adapter: Adapter) -> None:
+def move(adapter: dict[str, Pair]) -> None:
     """Other weights in the same tensors, as learning leaves them."""
-    for pair in adapter.pairs.values():
+    for pair in adapter.values():
         pair.up.mul_(-2)
 
 

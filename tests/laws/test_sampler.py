@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 
 from coterie.engines.native import sampler as module
-from coterie.engines.native.sampler import Sampler, draw_key, keep_likely
+from coterie.engines.native.sampler import BLOCK, Sampler, draw_key, keep_likely, largest
 from coterie.seeds import stable_hash
 from coterie.types import Sampling
 from tests.oracle import distribution
@@ -118,3 +118,9 @@ def test_rows_too_many_for_one_piece_are_drawn_as_each_alone(monkeypatch: pytest
     pieces = Sampler(VOCABULARY)(logits, temperature, key)
     assert torch.equal(whole[0], pieces[0])
     torch.testing.assert_close(whole[1], pieces[1], atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("vocabulary", [1, 50, BLOCK, 3 * BLOCK, 3 * BLOCK + 1])
+def test_the_largest_is_found_wherever_it_stands(vocabulary: int) -> None:
+    logits = random_logits(40, vocabulary)
+    assert torch.equal(largest(logits), logits.argmax(dim=1))

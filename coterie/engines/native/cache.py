@@ -80,14 +80,17 @@ class SlotCache:
 class Decode:
     """One new token for each of the first R slots; the stream may order them as the adapters like."""
 
-    def __init__(self, cache: SlotCache, slots: Tensor, lengths: Tensor) -> None:
-        """`slots` [R] of the stream's tokens, `lengths` [R]: how many tokens stand before each."""
-        self.cache, self.slots = cache, slots
-        self.places = cache.places(slots, lengths)
-        self.back = torch.empty_like(slots)
-        self.back[slots] = torch.arange(len(slots), device=slots.device)
-        self.lengths_by_slot = lengths[self.back]
-        self.span = int(lengths.max()) + 1
+    def __init__(self, cache: SlotCache, slots: Sequence[int], lengths: Sequence[int]) -> None:
+        """`slots` of the stream's tokens, `lengths`: how many tokens stand before each."""
+        device, places = cache.device, range(len(slots))
+        order = sorted(places, key=slots.__getitem__)
+        self.cache, self.span = cache, max(lengths) + 1
+        self.ordered = order == list(places)  # the stream is in the order of the slots
+        self.slots = torch.tensor(slots, device=device)  # [R]
+        self.positions = torch.tensor(lengths, device=device)
+        self.back = torch.tensor(order, device=device)
+        self.lengths_by_slot = self.positions[self.back]
+        self.places = cache.places(self.slots, self.positions)
         self.masks: dict[int | None, Tensor] = {}
 
     def _mask(self, window: int | None, heads: int) -> Tensor:
@@ -101,11 +104,14 @@ class Decode:
         rows, heads, width = len(self.slots), k.shape[0], k.shape[-1]
         keys, values = (x[:rows, :, : self.span].flatten(0, 1) for x in self.cache.write(layer, self.places, k, v))
         # The query heads that share a key head stand as its queries: keys are read once, not once per head.
-        by_slot = q.transpose(0, 1).index_select(0, self.back).view(rows * heads, -1, width)
+        by_slot = self._moved(q.transpose(0, 1), self.back).reshape(rows * heads, -1, width)
         # Two plain products: SDPA takes a third longer for so few queries.
         scores = torch.baddbmm(self._mask(window, heads), by_slot, keys.transpose(1, 2), alpha=scale)
         out = torch.bmm(scores.softmax(dim=-1, dtype=torch.float32).to(values.dtype), values)
-        return out.view(rows, q.shape[0], width).index_select(0, self.slots)
+        return self._moved(out.view(rows, q.shape[0], width), self.slots)
+
+    def _moved(self, x: Tensor, index: Tensor) -> Tensor:
+        return x if self.ordered else x.index_select(0, index)
 
 
 class Prefill:

@@ -17,7 +17,7 @@ from coterie.engines.native.cache import Decode, Prefill, SlotCache
 from coterie.engines.native.sampler import Sampler, draw_key, keep_likely
 from coterie.engines.native.seats import Row, Seats
 from coterie.models.base import Base
-from coterie.models.lora import Segment
+from coterie.models.routing import Segment
 from coterie.types import Sample, Sampling
 
 PREFILL = 2048  # tokens computed in one forward before decoding goes on
@@ -134,7 +134,7 @@ class NativeEngine:
         layout = Prefill(self.cache, [row.slot for row in wave], [row.computed for row in wave], counts)
         ids = np.concatenate([row.ids[row.computed : end] for row, end in zip(wave, ends, strict=True)])
         tokens = torch.from_numpy(ids).to(self.base.device)
-        self.base.hidden(tokens, layout.positions, layout, segments([row.adapter for row in wave], counts))
+        self.base.sampled(tokens, layout.positions, layout, segments([row.adapter for row in wave], counts))
         for row, end in zip(wave, ends, strict=True):
             row.computed = end
 
@@ -142,11 +142,10 @@ class NativeEngine:
     def _step(self) -> bool:
         """One token for every speaking row; says whether any of them finished."""
         rows = sorted(self.seats.active(), key=lambda row: row.adapter or "")
-        device = self.base.device
-        at = torch.tensor([row.length - 1 for row in rows], device=device)
-        tokens = torch.tensor([row.ids[row.length - 1] for row in rows], device=device)
-        layout = Decode(self.cache, torch.tensor([row.slot for row in rows], device=device), at)
-        hidden = self.base.hidden(tokens, at, layout, segments([row.adapter for row in rows], [1] * len(rows)))
+        layout = Decode(self.cache, [row.slot for row in rows], [row.length - 1 for row in rows])
+        tokens = torch.tensor([row.ids[row.length - 1] for row in rows], device=self.base.device)
+        runs = segments([row.adapter for row in rows], [1] * len(rows))
+        hidden = self.base.sampled(tokens, layout.positions, layout, runs)
         ids, logprobs = self._draw(rows, self.base.logits(hidden))
         for row, token, logprob in zip(rows, ids, logprobs, strict=True):
             self._say(row, token, logprob)

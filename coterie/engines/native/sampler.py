@@ -10,6 +10,7 @@ from coterie.seeds import mix
 
 WORD = 0xFFFFFFFF
 CHUNK = 1 << 18  # logits handled at once: they stay in the core's own cache
+BLOCK = 512  # logits
 
 
 def _signed(x: int) -> int:
@@ -22,25 +23,35 @@ def draw_key(seed: int, position: int) -> int:
 
 
 def _scramble(x: Tensor) -> Tensor:
-    """Mix 32-bit words in place; integer products wrap around."""
-    shifted = torch.empty_like(x)
-    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
-        torch.bitwise_right_shift(x, shift, out=shifted)
-        x.bitwise_xor_(shifted.bitwise_and_(WORD >> shift)).mul_(_signed(factor))
-    return x.bitwise_xor_(torch.bitwise_right_shift(x, 16, out=shifted).bitwise_and_(0xFFFF))
+    """Mix 32-bit words in place; integer products wrap around.
+
+    The shift keeps the sign, which costs a bit of 32; to clear it would cost a pass over the vocabulary.
+    """
+    x.mul_(_signed(0x85EBCA6B))
+    return x.bitwise_xor_(x >> 16).mul_(_signed(0xC2B2AE35))
+
+
+def largest(x: Tensor) -> Tensor:
+    """`argmax` of each row, [R, V] → [R]: first the block, then the place in it, for on a CPU only `amax` is fast."""
+    width = BLOCK if x.shape[1] % BLOCK == 0 else x.shape[1]
+    blocks = x.view(len(x), -1, width)
+    block = blocks.amax(dim=2).argmax(dim=1)
+    within = blocks[torch.arange(len(x), device=x.device), block].argmax(dim=1)
+    return block * width + within
 
 
 class Sampler:
     """Draws one token per row of logits."""
 
     def __init__(self, vocabulary: int, device: torch.device | str = "cpu") -> None:
-        self.tokens = _scramble(torch.arange(vocabulary, dtype=torch.int32, device=device))
+        tokens = torch.arange(1, vocabulary + 1, dtype=torch.int32, device=device)
+        self.tokens = _scramble(_scramble(tokens))
 
     def waits(self, keys: Tensor) -> Tensor:
         """An exponential waiting time for every (draw, token): [R] → [R, V]. Whoever's comes first, weighted by
         its probability, is drawn."""
-        noise = _scramble(self.tokens ^ keys[:, None]).bitwise_and_(0x7FFFFF)
-        return noise.float().add_(0.5).mul_(2.0**-23).log_().neg_()
+        noise = _scramble(self.tokens ^ keys[:, None]).bitwise_right_shift_(9)  # 23 bits and a sign
+        return noise.float().mul_(2.0**-23).add_(0.5 + 2.0**-24).log_().neg_()  # of numbers inside (0, 1)
 
     def __call__(self, logits: Tensor, temperature: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
         """Ids and their log-probs under the distribution that was sampled: [R, V] → [R], [R].
@@ -56,14 +67,14 @@ class Sampler:
 
     def _draw(self, logits: Tensor, temperature: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
         greedy = temperature == 0
-        scaled = logits / torch.where(greedy, 1.0, temperature)[:, None]
-        top, best = scaled.max(dim=1)
-        mass = scaled.sub_(top[:, None]).exp_()
+        mass = logits - logits.amax(dim=1, keepdim=True)
+        mass = mass.div_(torch.where(greedy, 1.0, temperature)[:, None]).exp_()
         total = mass.sum(dim=1)
         if bool(greedy.all()):
-            return best, -total.log()
-        drawn = (mass / self.waits(keys)).argmax(dim=1)
-        ids = torch.where(greedy, best, drawn)
+            ids = largest(mass)
+        else:
+            drawn = largest(mass / self.waits(keys))
+            ids = torch.where(greedy, largest(mass), drawn) if bool(greedy.any()) else drawn
         return ids, mass.gather(1, ids[:, None])[:, 0].log() - total.log()
 
 
