@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
+from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from coterie.models.errors import ModelError
@@ -19,6 +20,8 @@ PLAIN = (
     "{{ eos_token if message['role'] == 'assistant' else '' }}{{ '\n\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ 'Assistant:\n' }}{% endif %}"
 )
+
+TOOL = "tool"  # the role of a message that says what tools returned
 
 
 class Chat:
@@ -74,8 +77,12 @@ class Chat:
         return (*prompt_ids, *response_ids, *added)
 
     def _written(self, messages: Sequence[Message]) -> str:
-        spelled: list[Any] = [{**m, "content": _as_letters(self.tokenizer, m["content"])} for m in messages]
+        spelled = [Message(role=self._role(m), content=_as_letters(self.tokenizer, m["content"])) for m in messages]
         return render(self.tokenizer, spelled)
+
+    def _role(self, message: Message) -> str:
+        """Where a template knows no tools, what one returned is the user's word."""
+        return "user" if message["role"] == TOOL and not _knows_tools(self.tokenizer) else message["role"]
 
 
 class StopText:
@@ -125,6 +132,17 @@ def turn_end(tokenizer: PreTrainedTokenizerBase) -> int | None:
     rest = render(tokenizer, talk, generate=False).rpartition(reply)[2]
     first = _encode(tokenizer, rest.lstrip())[:1]
     return first[0] if first and first[0] in tokenizer.added_tokens_decoder else None
+
+
+@lru_cache(maxsize=8)
+def _knows_tools(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether the template shows a message of the role `tool`: some refuse it, some leave it out."""
+    returned = "The result is 4."
+    talk: list[Message] = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Certainly."}]
+    try:
+        return returned in render(tokenizer, [*talk, {"role": TOOL, "content": returned}])
+    except TemplateError:
+        return False
 
 
 def _end_ids(tokenizer: PreTrainedTokenizerBase, also: Iterable[int]) -> frozenset[int]:

@@ -1,0 +1,157 @@
+"""Many jobs at once, each in a sandbox of its own that was started before it came."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import marshal
+import os
+import sys
+import sysconfig
+import threading
+import warnings
+import weakref
+from collections import deque
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+from coterie.sandbox import bubble
+from coterie.sandbox.record import Limits, Ran
+from coterie.sandbox.worker import Worker, cpu_seconds
+
+INSIDE = Path(__file__).with_name("inside.py").read_text()
+PACKAGES = tuple(dict.fromkeys(sysconfig.get_paths()[kind] for kind in ("purelib", "platlib")))
+
+
+class SandboxReduced(RuntimeWarning):
+    """Code runs with less around it than it should."""
+
+
+class Sandbox:
+    """Runs Python scripts, each in a fresh process that cannot reach the network, your files or the next job.
+
+    One process serves one job and is replaced: nothing that a job does to it outlives the job. `concurrency` of them
+    wait ahead, so a small script starts within milliseconds. Jobs may import what is installed beside Coterie.
+
+    `reduced`: without bubblewrap. Then a job still has limits, an empty environment and a folder of its own, but it
+    can read your files, use the network and send signals to your processes.
+    """
+
+    def __init__(self, limits: Limits | None = None, concurrency: int = os.cpu_count() or 1, reduced: bool = False):
+        self.limits = limits or Limits()
+        self.reduced = reduced or not _bubblewrap_works()
+        self._command = [*([] if self.reduced else bubble.command(PACKAGES, self.limits.disk)), *_python(), INSIDE]
+        self._warm: deque[Worker] = deque()
+        self._ahead = concurrency
+        # Threads, not an event loop's processes: the pool outlives any one loop. And bubblewrap dies with the very
+        # thread that started it, so it must be one that stays.
+        self._threads = ThreadPoolExecutor(concurrency, thread_name_prefix="sandbox")
+        _open.add(self)
+
+    async def run(
+        self,
+        code: str,
+        *,
+        stdin: str | bytes = "",
+        files: Mapping[str, str | bytes] | None = None,  # by name, put into its folder
+        cwd: str = ".",  # within its folder
+        limits: Limits | None = None,  # instead of the sandbox's own; what a disk holds stays
+    ) -> Ran:
+        """Run a script to its end or to its limits; waits for a free place first, never on the event loop."""
+        limits = limits or self.limits
+        given = stdin if isinstance(stdin, bytes) else stdin.encode("utf-8", "replace")
+        request = self._request(code, files or {}, cwd, limits) + given
+        stop = threading.Event()
+        future = self._threads.submit(self._run, request, limits, stop)
+        try:
+            return await asyncio.wrap_future(future)
+        finally:
+            stop.set()  # whoever waited may have given up
+
+    def close(self) -> None:
+        """End the processes that wait; running jobs come to their end first."""
+        self._threads.shutdown()
+        while self._warm:
+            self._warm.pop().close()
+        _open.discard(self)
+
+    def _run(self, request: bytes, limits: Limits, stop: threading.Event) -> Ran:
+        try:
+            worker = self._warm.popleft()
+        except IndexError:
+            worker = self._start()
+        if len(self._warm) < self._ahead:
+            self._warm.append(self._start())
+        return worker.run(request, limits, stop)
+
+    def _start(self) -> Worker:
+        return Worker(self._command, bubble.environment(bubble.PLACE) if self.reduced else {}, folder=self.reduced)
+
+    def _request(self, code: str, files: Mapping[str, str | bytes], cwd: str, limits: Limits) -> bytes:
+        for name in (*files, cwd):
+            if os.path.isabs(name) or ".." in Path(name).parts:
+                raise ValueError(f"{name}: a path within the job's folder is needed")
+        job = {
+            "code": code,
+            "files": {name: text.encode() if isinstance(text, str) else text for name, text in files.items()},
+            "cwd": cwd,
+            "packages": list(PACKAGES),
+            "memory": limits.memory,
+            "disk": limits.disk,
+            "cpu": cpu_seconds(limits),
+            # Without namespaces of its own it would count all that the user runs.
+            "processes": 0 if self.reduced else limits.processes,
+            # For when we are killed ourselves. Under bubblewrap a job dies with us.
+            "alarm": cpu_seconds(limits) if self.reduced else 0,
+        }
+        packed = marshal.dumps(job)  # the same Python reads it, and it needs no import there
+        return len(packed).to_bytes(8, "big") + packed
+
+
+def files_in(folder: Path) -> dict[str, bytes]:
+    """All files of a folder, to put into a job; without git's own."""
+    found = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    names = ((path.relative_to(folder), path) for path in found)
+    return {str(name): path.read_bytes() for name, path in names if ".git" not in name.parts}
+
+
+@cache
+def shared() -> Sandbox:
+    """The sandbox that graders and tools of this process share."""
+    return Sandbox()
+
+
+def _python() -> list[str]:
+    """Alone (-I), without packages that nobody asked for (-S): starts in half the time."""
+    return [os.path.realpath(sys.executable), "-I", "-S", "-X", "utf8", "-c"]
+
+
+@cache
+def _bubblewrap_works() -> bool:
+    """Whether it does here; says so once where it does not."""
+    try:
+        problem = bubble.complaint(bubble.command(PACKAGES, 1 << 20), _python()[:-1])
+    except FileNotFoundError as error:
+        problem = str(error)
+    if problem is not None:
+        warnings.warn(
+            f"code runs in a reduced sandbox, because bubblewrap does not work here ({problem}). Jobs have limits of "
+            "time, memory, processes and output, but they can read your files, use the network and signal your "
+            "processes. Install bubblewrap (apt-get install bubblewrap) where you do not trust what runs.",
+            SandboxReduced,
+            stacklevel=3,
+        )
+    return problem is None
+
+
+_open: weakref.WeakSet[Sandbox] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    for sandbox in list(_open):
+        with suppress(RuntimeError):
+            sandbox.close()

@@ -1,0 +1,162 @@
+"""Find the tool calls in what a model said, in the forms that chat templates teach."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+from coterie.tools.tool import Tool
+
+TAGGED = re.compile(r"<tool_call>(?P<body>.*?)(?:</tool_call>|(?=<tool_call>)|\Z)", re.DOTALL)
+FENCED = re.compile(
+    r"^[ \t]*```[ \t]*(?P<language>python|py|tool_code)[ \t]*\n(?P<body>.*?)^[ \t]*```", re.DOTALL | re.M
+)
+TAG = "<|python_tag|>"
+PYTHON = "python"  # the tool that runs a block of code
+BETWEEN = re.compile(r"[;\s]*")
+LONGEST = 10_000  # letters of code that may be calls of tools; parsing takes a while
+MOST_CALLS = 16  # in one message
+MOST = 100  # letters of a bad call that are shown
+
+
+@dataclass(frozen=True)
+class Call:
+    """One tool, and what to give it."""
+
+    name: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class BadCall:
+    """Something that was meant as a call and cannot be read as one; `problem` is for the model."""
+
+    problem: str
+
+
+def read_calls(text: str, tools: Mapping[str, Tool]) -> list[Call | BadCall]:
+    """The calls in a text, in their order; none where it is an answer.
+
+    <tool_call>{"name": "search", "arguments": {"query": "Rome"}}</tool_call>      Hermes, Qwen; any number of them
+    {"name": "search", "parameters": {"query": "Rome"}}                            Llama 3, the whole text
+    <|python_tag|>search.call(query="Rome")                                        Llama 3; or JSON, or code
+    ```tool_code                                                                   Gemma, and fenced Python: a call of
+    search(query="Rome")                                                           tools, else code for the tool
+    ```                                                                            `python` where there is one
+    """
+    calls = list(islice(_all(text, tools), MOST_CALLS + 1))
+    if len(calls) > MOST_CALLS:
+        calls[MOST_CALLS] = BadCall(f"TooManyCalls: only the first {MOST_CALLS} calls of a message are made")
+    return calls
+
+
+def _all(text: str, tools: Mapping[str, Tool]) -> Iterator[Call | BadCall]:
+    bare = text.strip()
+    if "<tool_call>" in text:
+        yield from (_from_json(found["body"].strip()) for found in TAGGED.finditer(text))
+    elif TAG in bare:
+        body = bare.partition(TAG)[2].strip()
+        yield from _objects(body) if body.startswith("{") else _from_code(body, tools)
+    elif re.match(r'\{\s*"(?:name|type|function)"\s*:', bare):
+        yield from _objects(bare)
+    else:
+        for found in FENCED.finditer(text):
+            yield from _from_code(found["body"], tools, found["language"])
+
+
+def _objects(text: str) -> Iterator[Call | BadCall]:
+    """One JSON object after another, with `;` or nothing between."""
+    decoder, place = json.JSONDecoder(), 0
+    while place < len(text):
+        try:
+            value, end = decoder.raw_decode(text, place)
+        except (json.JSONDecodeError, RecursionError):
+            yield _from_json(text[place:])
+            return
+        yield _from_object(value, text[place:end])
+        place = end + len(BETWEEN.match(text, end)[0])  # type: ignore[index]  # it matches nothing too
+
+
+def _from_json(text: str) -> Call | BadCall:
+    try:
+        return _from_object(json.loads(text), text)
+    except json.JSONDecodeError as error:
+        return BadCall(f"BadJson: {error.msg} at letter {error.pos} of this call: {text[:MOST]}")
+    except RecursionError:
+        return BadCall(f"BadJson: too deeply nested: {text[:MOST]}")
+
+
+def _from_object(value: Any, text: str) -> Call | BadCall:
+    if isinstance(value, dict) and isinstance(value.get("function"), dict):
+        value = value["function"]  # as OpenAI's API has it
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        return BadCall(f'BadCall: an object with "name" and "arguments" is wanted, not {text[:MOST]}')
+    arguments = value.get("arguments", value.get("parameters", {}))
+    if isinstance(arguments, str):  # JSON within JSON
+        try:
+            arguments = json.loads(arguments)
+        except (json.JSONDecodeError, RecursionError):
+            return BadCall(f"BadJson: the arguments of {value['name']} are no JSON object: {arguments[:MOST]}")
+    if not isinstance(arguments, dict):
+        return BadCall(f"BadCall: the arguments of {value['name']} must be an object, not {str(arguments)[:MOST]}")
+    return Call(value["name"], arguments)
+
+
+def _from_code(code: str, tools: Mapping[str, Tool], language: str = PYTHON) -> list[Call | BadCall]:
+    """Calls of tools, if that is all there is; else something to run, where there is a tool to run it."""
+    if not code.strip():
+        return []
+    try:
+        calls = list(_called(ast.parse(code.strip()), tools)) if len(code) < LONGEST else []
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        calls, problem = [], f"BadCode: {str(error)[:MOST]}"
+    else:
+        problem = f"UnknownTool: this calls no tool; there are {', '.join(tools)}: {code.strip()[:MOST]}"
+    if calls:
+        return list(calls)
+    if PYTHON in tools:
+        return [Call(PYTHON, {"code": code})]
+    return [] if language != "tool_code" else [BadCall(problem)]  # a fenced program may be the answer itself
+
+
+def _called(tree: ast.Module, tools: Mapping[str, Tool]) -> Iterator[Call]:
+    """The calls that a program is made of; ValueError if it is made of anything else."""
+    expressions = [part for line in tree.body for part in _parts(line)]
+    for call in expressions:
+        name = _name(call)
+        if name not in tools or not isinstance(call, ast.Call):
+            return
+    for call in expressions:
+        assert isinstance(call, ast.Call)
+        tool = tools[_name(call)]
+        places = zip(tool.arguments.model_fields, call.args, strict=False)
+        given = {name: ast.literal_eval(value) for name, value in places}
+        yield Call(tool.name, given | {word.arg or "**": ast.literal_eval(word.value) for word in call.keywords})
+
+
+def _parts(line: ast.stmt) -> list[ast.expr]:
+    """`f(1)`, `x = f(1)`, `print(f(1))` and `[f(1), g(2)]` all call f."""
+    if not isinstance(line, ast.Expr | ast.Assign):
+        raise ValueError("more than calls")
+    match line.value:
+        case ast.List(elts=elements):
+            return elements
+        case ast.Call(func=ast.Name(id="print"), args=[inner]):
+            return [inner]
+        case value:
+            return [value]
+
+
+def _name(call: ast.expr) -> str:
+    match call:
+        case ast.Call(func=ast.Name(id=name)):
+            return name
+        case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr="call")):
+            return name
+        case _:
+            return ""
