@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import torch
 
 from coterie.algorithms.base import Algorithm
 from coterie.algorithms.ppo import Ppo
-from coterie.config import Config, CriticConfig, Policy, dump
+from coterie.algorithms.vdn import Vdn
+from coterie.config import Config, ConfigError, CriticConfig, Policy, dump
 from coterie.config.crosscheck import cross_check
+from coterie.config.settings import Hidden
 from coterie.engines.hf import HfEngine
 from coterie.engines.native.engine import NativeEngine
 from coterie.engines.router import ClearableEngine, Router
 from coterie.envs.base import TaskEnv, graded
 from coterie.learners.critics import Critics, Judge
+from coterie.learners.encoder import HiddenStates
+from coterie.learners.mixer import Mixer
 from coterie.learners.torch import TorchLearner
 from coterie.log import RunLog
 from coterie.models.base import Base
@@ -28,7 +32,7 @@ from coterie.rollout import Collector
 from coterie.seeds import stable_hash
 from coterie.tasks import TaskStream
 from coterie.train import Run
-from coterie.types import Task
+from coterie.types import Critic, Encoder, Task
 
 
 def build(config: Config, folder: Path, console: bool = True, training: bool = True) -> Run:
@@ -53,7 +57,12 @@ def build(config: Config, folder: Path, console: bool = True, training: bool = T
     scoring = None if type(env).score is TaskEnv.score else limits.score_deadline
     collector = Collector(workflow, env, engine, chats, limits.concurrency, limits.deadline, scoring)
     rng = random.Random(stable_hash(config.seed, "algorithm"))
-    critic = build_critics(config, algorithm, device, shared)
+    critic: Critic | None = None
+    if training and isinstance(algorithm, Vdn):
+        encoder = build_encoder(config, device, shared)
+        critic = Mixer(encoder, list(config.roles), algorithm, stable_hash(config.seed, "mixer"))
+    elif training:
+        critic = build_critics(config, algorithm, device, shared, bases)
     return Run(
         config, folder, algorithm, collector, engine, learners, tasks, held_out, log, rng, config.credit.made, critic
     )
@@ -141,23 +150,59 @@ def critics_of(config: Config, algorithm: Algorithm) -> dict[str, CriticConfig]:
     """Those of the config; where the algorithm wants a central one and is given none, one on the team's own model."""
     if config.critics or not algorithm.central:
         return config.critics
-    first = next(iter(config.policies.values()))
-    return {"team": CriticConfig(sees="joint", model=first.model)}
+    models = [policy.model for policy in config.policies.values() if not policy.frozen]
+    return {"team": CriticConfig(sees="joint", model=models[0])} if models else {}
 
 
-def build_critics(config: Config, algorithm: Algorithm, device: torch.device, shared: Shared) -> Critics | None:
+def build_critics(
+    config: Config, algorithm: Algorithm, device: torch.device, shared: Shared, bases: Mapping[str, Base]
+) -> Critics | None:
     if not isinstance(algorithm, Ppo):
         return None
+    learning = frozenset(name for name, policy in config.policies.items() if not policy.frozen)
     judges = {}
     for name, critic in critics_of(config, algorithm).items():
-        owner = f"critic {name}"
-        base = load_base(critic.model, critic.lora is None, owner, device, shared)
-        adapter = None
-        if critic.lora is not None:
-            seed = stable_hash(config.seed, "critic", name)
-            adapter = Adapter(owner, critic.lora.rank, critic.lora.alpha, critic.lora.targets).attach(base.layers, seed)
-        learner = TorchLearner(
-            owner, base, adapter, critic.lr, config.learning, config.steps, value_lr=algorithm.value_lr, speaks=False
+        base = load_base(critic.model, critic.lora is None, f"critic {name}", device, shared)
+        learner = build_critic(config, name, critic, base, algorithm.value_lr)
+        roles = frozenset(critic.roles or config.roles)
+        for policy in sorted(learning & players(config, algorithm, roles)):
+            must_read_alike(name, base, policy, bases[policy])
+        judges[name] = Judge(learner, roles, learning, critic.sees)
+    return Critics(judges, algorithm.value_loss, algorithm.weights, algorithm.value_fits) if judges else None
+
+
+def build_critic(config: Config, name: str, critic: CriticConfig, base: Base, value_lr: float) -> TorchLearner:
+    """A head on an adapter, which may live on the policies' own base, or on a whole model of its own."""
+    owner, adapter = f"critic {name}", None
+    if owner in config.policies:
+        raise ConfigError(f"policies.{owner}: critics.{name} goes by that name; call one of them otherwise")
+    if critic.lora is not None:
+        seed = stable_hash(config.seed, "critic", name)
+        adapter = Adapter(owner, critic.lora.rank, critic.lora.alpha, critic.lora.targets).attach(base.layers, seed)
+    return TorchLearner(owner, base, adapter, critic.lr, config.learning, config.steps, value_lr=value_lr, speaks=False)
+
+
+def players(config: Config, algorithm: Algorithm, roles: Collection[str]) -> set[str]:
+    """The policies that play any of these roles at some step."""
+    seats = {name: role.policies[0] for name, role in config.roles.items()}
+    played = (algorithm.seats(step, seats) for step in range(config.steps))
+    first = {policy for at_step in played for role, policy in at_step.items() if role in roles}
+    return first.union(*(config.roles[role].policies[1:] for role in roles))
+
+
+def must_read_alike(critic: str, base: Base, policy: str, other: Base) -> None:
+    """A critic reads the very ids that were sampled, so they have to mean the same to it."""
+    if base.tokenizer.get_vocab() != other.tokenizer.get_vocab():
+        raise ConfigError(
+            f"critics.{critic}: {base.folder} has another tokenizer than policies.{policy} ({other.folder}), so it "
+            "would read other words than were said; judge those roles by a critic on a model with the same tokenizer"
         )
-        judges[name] = Judge(learner, frozenset(critic.roles or config.roles), critic.sees)
-    return Critics(judges, algorithm.value_loss, algorithm.value_fits) if judges else None
+
+
+def build_encoder(config: Config, device: torch.device, shared: Shared) -> Encoder:
+    """A user's own, or a model's hidden states: that of the adapters, or a copy where policies train whole models."""
+    made = config.encoder.made
+    if not isinstance(made, Hidden):
+        return made
+    model = made.model or next(iter(config.policies.values())).model
+    return HiddenStates(load_base(model, False, "encoder", device, shared), config.learning.microbatch_tokens)

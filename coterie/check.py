@@ -6,10 +6,9 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 
-from coterie.algorithms.grpo import Grpo
+from coterie.algorithms.group import Group
 from coterie.batch import make_batches
 from coterie.findings import DryRun, Gap
-from coterie.rl.groups import group_key
 from coterie.tasks import TaskStream
 from coterie.train import Run, judge, play
 from coterie.types import Episode
@@ -31,7 +30,7 @@ def dry_run(run: Run, tasks: int, repeats: int) -> DryRun:
     larger = run.config.tasks_per_step * run.config.episodes_per_task / len(episodes)
     return DryRun(
         episodes,
-        {role: seat.policy for role, seat in run.seats().items()},
+        list(run.seats()),
         frozenset(policy for policy, learner in run.learners.items() if not learner.frozen),
         metrics,
         group_sizes(run, played),
@@ -52,10 +51,9 @@ def compare(run: Run, played: Sequence[Episode]) -> dict[str, Gap]:
 
 
 def group_sizes(run: Run, played: Sequence[Episode]) -> list[int]:
-    if not isinstance(run.algorithm, Grpo):
+    if not isinstance(run.algorithm, Group):
         return []
-    keys = [group_key(episode, turn, run.algorithm.peers) for episode in played for turn in episode.turns]
-    return list(Counter(keys).values())
+    return list(Counter(sample.key for sample in run.algorithm.samples(played)).values())
 
 
 def dialogue(run: Run, played: Sequence[Episode]) -> dict[str, tuple[str, str, str]]:

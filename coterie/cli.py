@@ -216,5 +216,17 @@ if find_spec("coterie.bench"):
         import_module("coterie.bench").app(context.args, prog_name="coterie bench")
 
 
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, add_help_option=False)
+def data(context: typer.Context) -> None:
+    """Prepare data sets, and look at them.
+
+    \b
+    Examples:
+      coterie data list
+      coterie data prepare gsm8k
+    """
+    import_module("coterie.data.cli").app(context.args, prog_name="coterie data")
+
+
 if __name__ == "__main__":
     main()

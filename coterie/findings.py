@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -28,7 +28,7 @@ class DryRun:
     """A few episodes of the first step, judged but not learned from."""
 
     episodes: Sequence[Episode]
-    policies: Mapping[str, str]  # by role
+    roles: Collection[str]
     trained: frozenset[str]  # policies
     credit: Metrics = field(default_factory=dict)
     group_sizes: Sequence[int] = ()  # none where the algorithm has no groups
@@ -86,7 +86,7 @@ def _failures(dry: DryRun) -> Found:
 
 
 def _silence(dry: DryRun) -> Found:
-    for role in dry.policies:
+    for role in dry.roles:
         if role not in dry.turns:
             yield Finding("warning", f"{role} never spoke: the workflow did not ask it in {len(dry.played)} episodes")
 
@@ -104,7 +104,7 @@ def _rewards(dry: DryRun) -> Found:
 
 def _credit(dry: DryRun) -> Found:
     """A reward teaches only what it reaches: sampled tokens, of a trained policy, with an advantage."""
-    trained = [role for role in dry.turns if dry.policies[role] in dry.trained]
+    trained = [role for role, turns in dry.turns.items() if any(turn.policy in dry.trained for turn in turns)]
     reached = [role for role in trained if any(has_credit(turn) for turn in dry.turns[role])]
     if not reached:
         yield Finding("error", "no reward reaches a trained token: every advantage is zero or was never given")

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from coterie.algorithms.base import Algorithm
+from coterie.algorithms.vdn import Vdn
 from coterie.config import Config, ConfigError
 from coterie.config.crosscheck import cross_check
 from coterie.credit.base import Credit
@@ -49,6 +50,7 @@ def replay(folder: Path, config: Config, rescore: bool) -> Iterator[Verdict]:
         otherwise = [episode for episode in read_episodes(aside) if episode.error is None] if aside.is_file() else []
         before = [[_mean(turn.advantages) for turn in episode.turns] for episode in episodes]
         rewards = [episode.reward for episode in episodes]
+        _must_know(algorithm, int(path.stem), [turn for episode in episodes for turn in episode.turns])
         _judge_again(episodes, otherwise, algorithm, credit, memory, env if rescore else None)
         for episode, was, reward in zip(episodes, before, rewards, strict=True):
             for turn, advantage in zip(episode.turns, was, strict=True):
@@ -75,7 +77,6 @@ def _judge_again(
         asyncio.run(_score([*episodes, *otherwise], env))
     for episode in episodes:
         for turn in episode.turns:
-            _must_know(algorithm, turn)
             turn.advantages = turn.returns = turn.earned = None
     credit.assign(episodes, {episode.id: episode for episode in otherwise}, once=algorithm.chain == "team")
     algorithm.credit(episodes, memory)
@@ -88,15 +89,16 @@ async def _score(episodes: Sequence[Episode], env: Env) -> None:
     await asyncio.gather(*(env.score(episode) for episode in episodes))
 
 
-def _must_know(algorithm: Algorithm, turn: Turn) -> None:
+def _must_know(algorithm: Algorithm, step: int, turns: Sequence[Turn]) -> None:
     """What learners and critics thought is read at the time, and cannot be found out from the episodes."""
     needed = {
         "values": algorithm.value_head,
         "entropy": algorithm.reads_entropy,
         "ref_logprobs": algorithm.kl > 0 and algorithm.kl_in == "reward",
+        "utility": isinstance(algorithm, Vdn) and step >= algorithm.warmup,
     }
-    for name in (name for name, asked in needed.items() if asked):
-        if getattr(turn, name) is None and turn.response_ids and not turn.given:
+    for turn in (turn for turn in turns if turn.response_ids and not turn.given):
+        for name in (name for name, asked in needed.items() if asked and getattr(turn, name) is None):
             raise ConfigError(
                 f"algorithm: {type(algorithm).__name__} needs the {name} of {turn.role}'s turns, which this run did "
                 "not take down; an algorithm that compares groups needs none"

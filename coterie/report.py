@@ -25,13 +25,14 @@ def plan(config: Config) -> Iterator[RenderableType]:
     """Who plays which role on what, and how much is played."""
     rows = [
         {
-            "role": role,
-            "policy": seat.policy,
-            "model": config.policies[seat.policy].model,
-            "learns": how_it_learns(config.policies[seat.policy]),
+            "role": role if len(seat.policies) == 1 else f"{role}, turn {nth}",
+            "policy": policy,
+            "model": config.policies[policy].model,
+            "learns": how_it_learns(config.policies[policy]),
             "max tokens": config.sampling_of(role).max_tokens,
         }
         for role, seat in config.roles.items()
+        for nth, policy in enumerate(seat.policies, 1)
     ]
     amount = f"{config.steps} steps × {config.tasks_per_step} tasks × {config.episodes_per_task} episodes"
     yield table(f"{config.name}: {amount}, {config.algorithm.name}", rows)
@@ -68,8 +69,9 @@ def _numbers(metrics: Metrics) -> dict[str, float]:
 
 def who_is_alone(config: Config, role: str) -> Text:
     """What the single agent is: for an adapter the untrained model, for a model that is trained whole itself."""
-    policy = config.policies[config.roles[role].policy]
-    name = f"{policy.model} without an adapter" if policy.lora else f"the policy {config.roles[role].policy}"
+    first = config.roles[role].policies[0]
+    policy = config.policies[first]
+    name = f"{policy.model} without an adapter" if policy.lora else f"the policy {first}"
     most = sum(config.sampling_of(role).max_tokens for role in config.roles)
     paid = "the majority is of as many of its answers as the team's tokens pay for"
     return Text(f"  the single agent is {name}, in at most {most} tokens; {paid}\n")

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import traceback
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import MISSING, dataclass, fields, replace
+from functools import partial
 from typing import Any
 
 from coterie.chat import Chat
 from coterie.seeds import stable_hash
-from coterie.types import Engine, Env, Episode, Fork, Message, Metrics, Sampling, Task, Turn, Workflow
+from coterie.types import Engine, Env, Episode, Fork, Message, Metrics, Outcome, Sampling, Task, Turn, Workflow
 
 Given = Mapping[tuple[str, int], Turn | str]
+CLOSING = 10.0  # seconds that a world may take to close
+SAMPLED = [f.name for f in fields(Turn) if f.default is MISSING]  # what a turn is, before anyone judges it
 
 
 class TooManyFailures(RuntimeError):
@@ -26,15 +30,27 @@ class Seat:
 
     policy: str
     sampling: Sampling
+    later: tuple[str, ...] = ()  # who plays its second turn, its third …; the last one named plays all that follow
+
+    def player(self, nth: int) -> str:
+        """The policy that says the role's nth turn."""
+        return (self.policy, *self.later)[min(nth, len(self.later))]
 
 
 class Speaker:
     """One role at work on one episode; it remembers what it read and said."""
 
     def __init__(
-        self, role: str, seat: Seat, chat: Chat, engine: Engine, seed: int, turns: list[Turn | None], given: Given
+        self,
+        role: str,
+        seat: Seat,
+        chats: Mapping[str, Chat],
+        engine: Engine,
+        seed: int,
+        turns: list[Turn | None],
+        given: Given,
     ) -> None:
-        self.role, self.seat, self.chat, self.engine, self.seed = role, seat, chat, engine, seed
+        self.role, self.seat, self.chats, self.engine, self.seed = role, seat, chats, engine, seed
         self.turns = turns  # the whole episode's, in the order in which they were asked for
         self.given = given
         self.spoken: list[tuple[list[Message], Turn]] = []
@@ -46,11 +62,25 @@ class Speaker:
         `sampling` changes how this one turn is drawn: max_tokens, temperature, top_p, top_k, stop.
         """
         read: list[Message] = [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
+        turn = await self._answer(self._prompt(read, self.chat), sampling)
+        if turn.response_ids:
+            self.spoken.append((read, turn))
+        return turn
+
+    async def say_ids(self, ids: Sequence[int], **sampling: Any) -> Turn:
+        """Let the role go on from exactly these ids; no template is laid over them."""
+        return await self._answer(tuple(ids), sampling)
+
+    @property
+    def chat(self) -> Chat:
+        """How the model that says the role's next turn writes conversations."""
+        return self.chats[self.seat.player(self.asked)]
+
+    async def _answer(self, prompt: tuple[int, ...], sampling: Mapping[str, Any]) -> Turn:
         place, nth = len(self.turns), self.asked
         seen = tuple(i for i, turn in enumerate(self.turns) if turn is not None)
         self.turns.append(None)
         self.asked += 1
-        prompt = self._prompt(read)
         given = self.given.get((self.role, nth))
         if given is None:
             turn = await self._sampled(prompt, nth, replace(self.seat.sampling, **sampling))
@@ -59,42 +89,43 @@ class Speaker:
             turn = self._repeated(prompt, nth, given)
         turn.seen = seen
         self.turns[place] = turn
-        if turn.response_ids:
-            self.spoken.append((read, turn))
         return turn
 
     async def _sampled(self, prompt: tuple[int, ...], nth: int, drawn: Sampling) -> Turn:
-        sample = await self.engine.sample(self.seat.policy, prompt, stable_hash(self.seed, self.role, nth), drawn)
+        policy = self.seat.player(nth)
+        sample = await self.engine.sample(policy, prompt, stable_hash(self.seed, self.role, nth), drawn)
         return Turn(
             role=self.role,
-            policy=self.seat.policy,
+            policy=policy,
             version=sample.version,
             round=nth,
             prompt_ids=prompt,
             response_ids=sample.ids,
             logprobs=sample.logprobs,
             temperature=drawn.temperature,
-            text=self.chat.text(sample.ids, drawn.stop),
+            text=self.chats[policy].text(sample.ids, drawn.stop),
             stop=sample.stop,
         )
 
     def _repeated(self, prompt: tuple[int, ...], nth: int, given: Turn | str) -> Turn:
         if isinstance(given, str):
-            return Turn(self.role, self.seat.policy, 0, nth, prompt, (), (), 1.0, given, "end", given=True)
+            return Turn(self.role, self.seat.player(nth), 0, nth, prompt, (), (), 1.0, given, "end", given=True)
         if given.prompt_ids != prompt:
             raise ValueError(
                 f"{self.role}'s turn {nth} read something else when its episode was played again: a workflow may only "
                 "depend on its task and on what was said"
             )
-        return replace(given, given=True)
+        # Without what its own episode made of it: in this one it may be worth something else.
+        return Turn(**{name: getattr(given, name) for name in SAMPLED}, given=True)
 
-    def _prompt(self, messages: list[Message]) -> tuple[int, ...]:
+    def _prompt(self, messages: list[Message], chat: Chat) -> tuple[int, ...]:
         for read, turn in reversed(self.spoken):
-            if len(messages) > len(read) + 1:
-                longer = self.chat.extend(read, turn.prompt_ids, turn.response_ids, turn.text, messages)
+            # Ids of another tokenizer would mean other things.
+            if len(messages) > len(read) + 1 and self.chats[turn.policy] is chat:
+                longer = chat.extend(read, turn.prompt_ids, turn.response_ids, turn.text, messages)
                 if longer is not None:
                     return longer
-        return self.chat.prompt(messages)
+        return chat.prompt(messages)
 
 
 class Players:
@@ -140,51 +171,77 @@ class Collector:
             # Counted on, so that a task which comes twice in a step is not played with the same noise again.
             episodes.append(Episode(f"{task.id}/{played[task.id]}", task, played[task.id]))
             played[task.id] += 1
-        seeds = [stable_hash(seed, episode.task.id, episode.repeat) for episode in episodes]
-        await asyncio.gather(*(self._episode(e, seats, s, gate, {}) for e, s in zip(episodes, seeds, strict=True)))
+        for episode in episodes:
+            episode.noise = stable_hash(seed, episode.task.id, episode.repeat)
+        await asyncio.gather(*(self._episode(episode, seats, gate, {}) for episode in episodes))
         return episodes
 
-    def fork(self, forks: Sequence[Fork], seats: Mapping[str, Seat], seed: int) -> list[Episode]:
+    def fork(self, forks: Sequence[Fork], seats: Mapping[str, Seat]) -> list[Episode]:
         """Play episodes again in part. With draw 0 what is not given meets the noise that its origin met."""
-        return asyncio.run(self._fork(forks, seats, seed)) if forks else []
+        return asyncio.run(self._fork(forks, seats)) if forks else []
 
-    async def _fork(self, forks: Sequence[Fork], seats: Mapping[str, Seat], seed: int) -> list[Episode]:
+    async def _fork(self, forks: Sequence[Fork], seats: Mapping[str, Seat]) -> list[Episode]:
         gate = asyncio.Semaphore(self.concurrency)
         episodes, playing = [], []
         for fork in forks:
             origin = fork.origin
-            episode = Episode(fork.id, origin.task, origin.repeat, origin=origin.id, fork=fork.purpose)
-            noise = stable_hash(seed, origin.task.id, origin.repeat)
-            noise = stable_hash(noise, fork.id) if fork.draw else noise
+            noise = stable_hash(origin.noise, fork.id) if fork.draw else origin.noise
+            episode = Episode(fork.id, origin.task, origin.repeat, noise=noise, origin=origin.id, fork=fork.purpose)
             episodes.append(episode)
-            playing.append(self._episode(episode, seats, noise, gate, fork.given))
+            playing.append(self._episode(episode, seats, gate, fork.given))
         await asyncio.gather(*playing)
         return episodes
 
     async def _episode(
-        self, episode: Episode, seats: Mapping[str, Seat], seed: int, gate: asyncio.Semaphore, given: Given
+        self, episode: Episode, seats: Mapping[str, Seat], gate: asyncio.Semaphore, given: Given
     ) -> None:
         try:
             async with gate:
                 async with asyncio.timeout(self.deadline):
-                    await self._play(episode, seats, seed, given)
+                    outcome = await self._play(episode, seats, given)
             # Not under the gate: how long a grader takes must not decide which episodes are sampled together.
             async with asyncio.timeout(self.score_deadline):
-                await self.env.score(episode)
+                await self._score(episode, outcome)
         except Exception as error:  # the one place: whatever a workflow or a grader does wrong is the episode's
             episode.error, episode.error_kind = traceback.format_exc(), type(error).__name__
 
-    async def _play(self, episode: Episode, seats: Mapping[str, Seat], seed: int, given: Given) -> None:
+    async def _play(self, episode: Episode, seats: Mapping[str, Seat], given: Given) -> Outcome:
         turns: list[Turn | None] = []
         speakers = [
-            Speaker(role, seat, self.chats[seat.policy], self.engine, seed, turns, given)
-            for role, seat in seats.items()
+            Speaker(role, seat, self.chats, self.engine, episode.noise, turns, given) for role, seat in seats.items()
         ]
         world = self.env.open(episode.task)
         try:
-            episode.answer = await self.workflow.run(episode.task, Players(speakers), world)
+            said = await self.workflow.run(episode.task, Players(speakers), world)
         finally:
             episode.turns = _complete(turns)
+            await _close(world)
+        return said if isinstance(said, Outcome) else Outcome(said)
+
+    async def _score(self, episode: Episode, outcome: Outcome) -> None:
+        episode.answer = outcome.answer
+        episode.reward = outcome.reward or 0.0
+        await self.env.score(episode)
+        episode.metrics |= outcome.metrics
+        if outcome.judge is not None:
+            episode.metrics |= await outcome.judge(partial(self._grade, episode))
+
+    async def _grade(self, episode: Episode, answer: Any) -> float:
+        """What the environment would give for another answer."""
+        if answer == episode.answer:
+            return episode.reward
+        trial = replace(episode, answer=answer, turns=[replace(turn) for turn in episode.turns], metrics={})
+        await self.env.score(trial)
+        return trial.reward
+
+
+async def _close(world: Any) -> None:
+    """However the episode ended; a world that does not close in time is left alone."""
+    close = getattr(world, "close", None)  # a user's own object, which need not have one
+    closing = close() if close else None
+    if inspect.isawaitable(closing):
+        async with asyncio.timeout(CLOSING):
+            await closing
 
 
 def _complete(turns: Sequence[Turn | None]) -> list[Turn]:

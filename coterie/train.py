@@ -51,10 +51,11 @@ class Run:
 
     def seats(self, evaluating: bool = False) -> dict[str, Seat]:
         """Who plays which role now, and how it is sampled."""
-        roles = {name: role.policy for name, role in self.config.roles.items()}
+        roles = {name: role.policies[0] for name, role in self.config.roles.items()}
         played = self.algorithm.seats(self.step, roles)
         sampling = self.config.evaluation_sampling_of if evaluating else self.config.sampling_of
-        return {role: Seat(policy, sampling(role)) for role, policy in played.items()}
+        later = {name: role.policies[1:] for name, role in self.config.roles.items()}
+        return {role: Seat(policy, sampling(role), later[role]) for role, policy in played.items()}
 
 
 def train(run: Run) -> None:
@@ -103,8 +104,8 @@ def play(run: Run, tasks: list[Task], repeats: int) -> tuple[list[Episode], dict
     seed, seats, collector = stable_hash(run.config.seed, "train", run.step), run.seats(), run.collector
     episodes = collector.collect(tasks, repeats, seats, seed)
     while forks := run.algorithm.forks(episodes):
-        episodes += collector.fork(forks, seats, seed)
-    otherwise = collector.fork(run.credit.forks(episodes), seats, seed)
+        episodes += collector.fork(forks, seats)
+    otherwise = collector.fork(run.credit.forks(episodes), seats)
     return episodes, {episode.id: episode for episode in enough(otherwise, run.config.rollout.max_failed)}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypedDict, runtime_checkable
@@ -71,10 +71,11 @@ class Turn:
     text: str
     stop: Stop
     seen: tuple[int, ...] = ()  # the turns of its episode that had been said when this one was asked for
-    given: bool = False  # said in another episode or by nobody, and only put here: nothing to learn from
+    given: bool = False  # said in another episode, by nobody, or left aside by the workflow: nothing to learn from
 
     reward: float | None = None  # this turn's own, on top of the team's
     earned: float | None = None  # what credit makes of all rewards: this turn's part
+    utility: float | None = None  # what a mixer says this message is worth to the team, standardised
     old_logprobs: Tensor | None = None  # [L], the learner's own before any update of the step
     ref_logprobs: Tensor | None = None  # [L], of the reference policy
     entropy: Tensor | None = None  # [L]
@@ -97,8 +98,23 @@ class Episode:
     metrics: dict[str, float] = field(default_factory=dict)
     error: str | None = None  # the traceback, when the episode failed
     error_kind: str | None = None  # its exception class, to count failures by
+    noise: int = 0  # what its turns were drawn with
     origin: str | None = None  # of a fork: the episode that it begins like
     fork: str | None = None  # and what it is for
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a workflow may return instead of a bare answer, when it has more to tell.
+
+    What is judged by the answer key is judged when all is said: `judge` gets a function that grades any answer to the
+    task as the team's would be, gives turns their rewards, and returns more metrics.
+    """
+
+    answer: Any
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    reward: float | None = None  # the team's, where the world has said it; the environment's score may say otherwise
+    judge: Callable[[Grade], Awaitable[Mapping[str, float]]] | None = None
 
 
 @dataclass(frozen=True)
@@ -175,6 +191,7 @@ class Scores:
 # One number per sampled token, from the learner's scores and the batch cut to those tokens [N].
 Loss = Callable[[Scores, Batch], Tensor]
 Metrics = dict[str, float]
+Grade = Callable[[Any], Awaitable[float]]  # an answer → what the environment would give for it
 
 
 class Engine(Protocol):
@@ -224,6 +241,13 @@ class Agent(Protocol):
 
     async def say(self, messages: str | Sequence[Message], **sampling: Any) -> Turn: ...
 
+    async def say_ids(self, ids: Sequence[int], **sampling: Any) -> Turn:
+        """Go on from exactly these ids; no template is laid over them."""
+
+    @property
+    def chat(self) -> Any:
+        """How its model writes conversations: `chat.prompt(messages)` are ids, `chat.tokenizer` is the model's own."""
+
 
 class Team(Protocol):
     """The agents of an episode, by name: `team.solver` or `team["solver"]`."""
@@ -233,7 +257,10 @@ class Team(Protocol):
 
 
 class World(Protocol):
-    """What an episode acts on, one per episode."""
+    """What an episode acts on, one per episode. One that has a `close`, async or not, is closed when the episode ends.
+
+    Worlds for several roles have `reset` and `step` instead: see `coterie.envs.world.Stage`.
+    """
 
     def observe(self) -> str: ...
     def act(self, text: str) -> None: ...
@@ -250,7 +277,7 @@ class Workflow(Protocol):
     def roles(self) -> Sequence[str]: ...
 
     async def run(self, task: Task, team: Team, world: Any) -> Any:
-        """Play the task; what it returns is the team's answer."""
+        """Play the task; what it returns is the team's answer, or an `Outcome`."""
 
 
 @runtime_checkable
@@ -263,6 +290,14 @@ class Env(Protocol):
 
     async def score(self, episode: Episode) -> None:
         """Write `episode.reward`, and where roles earn their own, `turn.reward` and metrics."""
+
+
+@runtime_checkable
+class Encoder(Protocol):
+    """Texts as vectors that never learn, such as a sentence embedder's. Its fields are its options in the config."""
+
+    def encode(self, texts: Sequence[str]) -> Tensor:
+        """[N, D]; the same text always becomes the same vector."""
 
 
 # (what the team answered, the reference) → score. Async where it has to wait.

@@ -23,7 +23,12 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 @dataclass(frozen=True, kw_only=True)
 class Algorithm:
-    """Policy gradients with PPO's clip. The fields are the options in the config."""
+    """Policy gradients with PPO's clip. The fields are the options in the config.
+
+    `rotate` trains one policy at a time while the others stay as they are; with a long interval, so that each is
+    done learning before the next begins, that is iterated best response. `rotate_turns` does the same with rounds.
+    Critics of their own always learn; a value head on a policy's trunk rests with its policy.
+    """
 
     clip: Positive = 0.2  # how far a probability ratio may fall below 1
     clip_high: Positive | None = None  # and rise above it; as `clip` where not given
@@ -32,7 +37,7 @@ class Algorithm:
     normalize: Normalize = "sum"  # how a turn's log-ratio is made of its tokens': their sum, or per token or word
     epochs: Count = 1  # passes over a step's turns
     minibatches: Count = 1  # optimiser steps in a pass
-    reduce: Reduce = "token"
+    reduce: Reduce | None = None  # how tokens are added up; as `level` where not given
     reduce_length: Count | None = None  # the fixed length of `reduce: fixed`
     kl: NotNegative = 0.0  # weight of the distance to the reference, the base without its adapter
     kl_estimator: KlEstimator = "k3"  # in the loss; in the reward it is k1
@@ -47,7 +52,6 @@ class Algorithm:
     value_head: ClassVar[bool] = False  # whether turns need values; then it is a Ppo
     central: ClassVar[bool] = False  # whether these are of the joint context
     chain: ClassVar[Literal["team", "role"]] = "role"  # along which turns reward flows back
-    reads_entropy: ClassVar[bool] = False
 
     def problems(self, config: Any) -> Iterator[tuple[str, str]]:
         """Options that contradict each other or have no effect, as (dotted key, what is wrong)."""
@@ -60,8 +64,14 @@ class Algorithm:
 
     @property
     def reads_old(self) -> bool:
-        """Whether the learner's own log-probs have to be taken before the update."""
-        return not self.once
+        """Whether the learner's own log-probs have to be taken before the update: for ratios, or for a KL in the
+        reward, which the sampler's rounding would fill with noise."""
+        return not self.once or (self.kl > 0 and self.kl_in == "reward")
+
+    @property
+    def reads_entropy(self) -> bool:
+        """Whether `turn.entropy` has to be taken before the update."""
+        return False
 
     def updates(self, step: int) -> bool:
         """Whether policies learn at this step; critics always do."""
@@ -99,7 +109,7 @@ class Algorithm:
     def old(self, scores: Scores, batch: Batch) -> Tensor:
         """What the learner thought before any update of the step. With one optimiser step that is what it thinks now:
         so the sampler's rounding, which changes with its batching, never reaches the weights."""
-        return batch.old_logprobs if self.reads_old else scores.logprobs.detach()
+        return scores.logprobs.detach() if self.once else batch.old_logprobs
 
     def update(
         self, learners: Mapping[str, Learner], batches: Mapping[str, Batch], rng: random.Random, step: int
@@ -141,14 +151,16 @@ class Algorithm:
         """What each token counts, decided over the whole minibatch before it is cut: [T]."""
         weights = torch.zeros(len(batch))
         said = batch.mask
-        weights[said] = token_weights(batch.turn[said], batch.episode[said], self.reduce, self.reduce_length)
+        how: Reduce = self.reduce or self.level
+        weights[said] = token_weights(batch.turn[said], batch.episode[said], how, self.reduce_length)
         return weights
 
     def token_penalty(self, turn: Turn) -> Tensor:
         """What a turn's tokens lose for leaving the reference, where that is part of the reward: [L]."""
         if self.kl == 0 or self.kl_in == "loss" or turn.ref_logprobs is None:
             return torch.zeros(len(turn.response_ids))
-        return self.kl * kl(torch.tensor(turn.logprobs), turn.ref_logprobs, "k1")
+        own = torch.tensor(turn.logprobs) if turn.old_logprobs is None else turn.old_logprobs
+        return self.kl * kl(own, turn.ref_logprobs, "k1")
 
 
 def fresh(episodes: Sequence[Episode], learners: Mapping[str, Learner], algorithm: Algorithm, step: int) -> Metrics:
@@ -157,7 +169,7 @@ def fresh(episodes: Sequence[Episode], learners: Mapping[str, Learner], algorith
     if not judged:
         return {}
     ages = [learners[turn.policy].version - turn.version for turn in judged]
-    rounds = max(turn.round for turn in judged) + 1
+    rounds = 1 + max(turn.round for episode in episodes for turn in episode.turns)
     stale = 0
     for turn, age in zip(judged, ages, strict=True):
         if algorithm.max_stale is not None and age > algorithm.max_stale:
@@ -171,12 +183,12 @@ def fresh(episodes: Sequence[Episode], learners: Mapping[str, Learner], algorith
 def without_effect(algorithm: Algorithm, config: Any) -> Iterator[tuple[str, str]]:
     """Options that nothing would come of."""
     it = algorithm
-    if it.kl == 0 and (it.kl_estimator, it.kl_in) != ("k3", "loss"):
-        key = "kl_in" if it.kl_in != "loss" else "kl_estimator"
-        yield f"algorithm.{key}", "has no effect while algorithm.kl is 0"
-    if it.kl > 0 and it.kl_in == "reward" and it.kl_estimator != "k3":
-        yield "algorithm.kl_estimator", "has no effect with kl_in: reward, which always takes k1"
     set_by_hand = {f.name for f in fields(it) if getattr(it, f.name) != f.default}
+    for key in ("kl_in", "kl_estimator"):
+        if it.kl == 0 and key in set_by_hand:
+            yield f"algorithm.{key}", "has no effect while algorithm.kl is 0"
+    if it.kl > 0 and it.kl_in == "reward" and "kl_estimator" in set_by_hand:
+        yield "algorithm.kl_estimator", "has no effect with kl_in: reward, which always takes k1"
     if it.once:
         for key in ("dual_clip", "clip_high", "clip", "stop_kl"):
             if key in set_by_hand:

@@ -17,6 +17,7 @@ from coterie.config.settings import (
     CriticConfig,
     EngineConfig,
     Evaluation,
+    Hidden,
     Learning,
     Logging,
     Lora,
@@ -26,16 +27,16 @@ from coterie.config.settings import (
     Rollout,
     TopP,
 )
-from coterie.config.strict import Limits, Part, Reader
+from coterie.config.strict import Limits, Part, Reader, Weighted
 from coterie.credit.team import Team
 from coterie.types import Sampling
 
 __all__ = [
-    "PARTS", "Checkpoints", "Config", "ConfigError", "CriticConfig", "EngineConfig", "Evaluation", "Learning",
-    "Logging", "Lora", "Part", "Policy", "Role", "Rollout", "dump", "load",
+    "PARTS", "Checkpoints", "Config", "ConfigError", "CriticConfig", "EngineConfig", "Evaluation", "Hidden",
+    "Learning", "Logging", "Lora", "Part", "Policy", "Role", "Rollout", "dump", "load",
 ]  # fmt: skip
 
-PARTS: tuple[Kind, ...] = ("workflow", "env", "reward", "algorithm", "credit")
+PARTS: tuple[Kind, ...] = ("workflow", "env", "reward", "algorithm", "credit", "encoder")
 SAMPLING = Limits(max_tokens=Count, temperature=NotNegative, top_p=TopP, top_k=CountFromZero)
 
 
@@ -49,8 +50,9 @@ class Config:
     env: Part
     reward: Part
     algorithm: Part
-    credit: Part = field(default_factory=lambda: Part("team", {}, Team()))
+    credit: Part = field(default_factory=lambda: Part("team", dict(vars(Team())), Team()))
     critics: dict[str, CriticConfig] = field(default_factory=dict)
+    encoder: Part = field(default_factory=lambda: Part("hidden", {"model": None}, Hidden()))
     name: str = "run"  # `load` takes the file's
     seed: int = 0
     steps: Count = 100
@@ -123,9 +125,12 @@ def _spell_out(tree: dict[str, Any]) -> None:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Part):
-        return {"name": value.name, **_plain(value.options)}
+        weight = {"weight": value.weight} if isinstance(value, Weighted) else {}
+        return {"name": value.name, **weight, **_plain(value.options)}
     if is_dataclass(value):
         return {f.name: _plain(getattr(value, f.name)) for f in fields(value) if f.name[0] != "_"}
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, Path):
+        return str(value)
     return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from coterie.algorithms.vdn import Vdn
 from coterie.config.config import Config
 from coterie.config.problems import Path, Problems, did_you_mean, undotted
+from coterie.config.settings import Hidden
 from coterie.envs.base import graded
-from coterie.types import Workflow
+from coterie.types import Encoder, Workflow
 
 Found = Iterator[tuple[Path, str]]
 
@@ -25,6 +27,7 @@ def cross_check(config: Config, workflow: Workflow, algorithm: Any, training: bo
     for key, message in (
         *algorithm.problems(config),
         *_critics(config, algorithm),
+        *_encoder(config, algorithm),
         *config.credit.made.problems(config),
     ):
         problems.add(undotted(key), message)
@@ -51,11 +54,12 @@ def _seats(config: Config, workflow: Workflow) -> Found:
 def _players(config: Config) -> Found:
     """Every role has a policy, every policy a role."""
     for name, role in config.roles.items():
-        if role.policy not in config.policies:
-            known = ", ".join(config.policies) or "none"
-            near = did_you_mean(role.policy, config.policies)
-            yield ("roles", name, "policy"), f"no policy is called {role.policy!r}; there is {known}{near}"
-    played = {role.policy for role in config.roles.values()}
+        for policy in role.policies:
+            if policy not in config.policies:
+                known = ", ".join(config.policies) or "none"
+                near = did_you_mean(policy, config.policies)
+                yield ("roles", name, "policy"), f"no policy is called {policy!r}; there is {known}{near}"
+    played = {policy for role in config.roles.values() for policy in role.policies}
     for name in [name for name in config.policies if name not in played]:
         yield ("policies", name), "no role plays it; name it under roles, or leave it out"
 
@@ -73,11 +77,23 @@ def _critics(config: Config, algorithm: Any) -> Iterator[tuple[str, str]]:
             elif role in judged:
                 yield f"critics.{name}.roles", f"{role} is already judged by {judged[role]}"
             judged[role] = name
+        judges = [role for role in critic.roles or config.roles if role in config.roles]
+        if judges and not any(_is_trained(config, role) for role in judges):
+            yield f"critics.{name}", f"has no effect: nobody learns who plays {', '.join(judges)}"
         if algorithm.central and critic.sees == "own":
             yield f"critics.{name}.sees", f"{type(algorithm).__name__} needs critics that see the joint context: joint"
     alone = [role for role in config.roles if _is_trained(config, role) and role not in judged]
     if config.critics and alone:
         yield "critics", f"nobody judges {', '.join(alone)}"
+
+
+def _encoder(config: Config, algorithm: Any) -> Iterator[tuple[str, str]]:
+    """Texts become vectors for a mixer, which VDN and QMIX have."""
+    if isinstance(algorithm, Vdn):
+        if not isinstance(config.encoder.made, Hidden) and not isinstance(config.encoder.made, Encoder):
+            yield "encoder", f"{config.encoder.name} has no method encode(texts), which gives a vector for each text"
+    elif config.encoder.name != "hidden" or config.encoder.made != Hidden():
+        yield "encoder", f"has no effect: {type(algorithm).__name__} reads no vectors of texts"
 
 
 def _adapters(config: Config) -> Found:
@@ -116,8 +132,9 @@ def _sampling(config: Config) -> Found:
 
 
 def _is_trained(config: Config, role: str) -> bool:
-    policy = config.roles[role].policy
-    return policy in config.policies and not config.policies[policy].frozen
+    """Whether any of its turns is learned from."""
+    known = [config.policies[policy] for policy in config.roles[role].policies if policy in config.policies]
+    return any(not policy.frozen for policy in known)
 
 
 def _room(config: Config) -> Found:

@@ -95,9 +95,11 @@ HERE = {
     "num_iterations": "algorithm.epochs",
     "ppo_mini_batch_size": "algorithm.minibatches",
     "num_mini_batch": "algorithm.minibatches",
-    "norm_adv_by_std_in_grpo": "algorithm.standardise",
-    "scale_rewards": "algorithm.standardise",
+    "norm_adv_by_std_in_grpo": "algorithm.scale",
+    "scale_rewards": "algorithm.scale",
     "filter_groups.enable": "algorithm.drop_constant",
+    "agent_iteration_interval": "algorithm.rotate",
+    "train_cycle": "algorithm.rotate",
     # of ppo alone
     "lam": "algorithm.lam_token and algorithm.lam_turn, of ppo",
     "gae_lambda": "algorithm.lam_token and algorithm.lam_turn, of ppo",
@@ -129,10 +131,6 @@ HERE = {
 }
 
 NOT_HERE = {
-    "agent_iteration_interval": "training one role at a time is not an option of this algorithm; "
-    "policies.<name>.frozen holds a policy still for a whole run",
-    "train_cycle": "training one role at a time is not an option of this algorithm; "
-    "policies.<name>.frozen holds a policy still for a whole run",
     "share_instance": "there is nothing to set: roles share a policy by naming the same one under roles",
     "n_gpus_per_node": "there is nothing to set: a run is one process on one device, see device",
     "nnodes": "there is nothing to set: a run is one process on one device, see device",

@@ -15,28 +15,70 @@ from zlib import crc32
 
 from coterie.config.problems import ConfigError, did_you_mean
 
-Kind = Literal["algorithm", "credit", "workflow", "env", "reward"]
+Kind = Literal["algorithm", "credit", "workflow", "env", "reward", "encoder"]
 
 BUILTIN: dict[Kind, dict[str, str]] = {
-    "algorithm": {"grpo": "coterie.algorithms.grpo:Grpo", "ppo": "coterie.algorithms.ppo:Ppo"},
-    "credit": {"team": "coterie.credit.team:Team", "own": "coterie.credit.own:Own"},
+    "algorithm": {
+        "grpo": "coterie.algorithms.grpo:Grpo",
+        "dr_grpo": "coterie.algorithms.dr_grpo:DrGrpo",
+        "rloo": "coterie.algorithms.rloo:Rloo",
+        "reinforce++": "coterie.algorithms.reinforce_pp:ReinforcePp",
+        "gspo": "coterie.algorithms.gspo:Gspo",
+        "dapo": "coterie.algorithms.dapo:Dapo",
+        "dr_mas": "coterie.algorithms.dr_mas:DrMas",
+        "at_grpo": "coterie.algorithms.at_grpo:AtGrpo",
+        "magrpo": "coterie.algorithms.magrpo:Magrpo",
+        "rae": "coterie.algorithms.rae:Rae",
+        "ppo": "coterie.algorithms.ppo:Ppo",
+        "ippo": "coterie.algorithms.ippo:Ippo",
+        "mappo": "coterie.algorithms.mappo:Mappo",
+        "happo": "coterie.algorithms.happo:Happo",
+        "cory": "coterie.algorithms.cory:Cory",
+        "vdn_token": "coterie.algorithms.vdn_token:VdnToken",
+        "vdn": "coterie.algorithms.vdn:Vdn",
+        "qmix": "coterie.algorithms.qmix:Qmix",
+    },
+    "credit": {
+        "team": "coterie.credit.team:Team",
+        "own": "coterie.credit.own:Own",
+        "aggregate": "coterie.credit.aggregate:Aggregate",
+        "influence": "coterie.credit.influence:Influence",
+        "maporl": "coterie.credit.maporl:Maporl",
+        "difference": "coterie.credit.difference:Difference",
+    },
     "workflow": {
         "single": "coterie.workflows.single:Single",
         "chain": "coterie.workflows.chain:Chain",
         "debate": "coterie.workflows.debate:Debate",
         "vote": "coterie.workflows.vote:Vote",
+        "cory": "coterie.workflows.cory:Cory",
     },
     "env": {
         "reasoning_gym": "coterie.envs.reasoning_gym:ReasoningGym",
         "gsm8k": "coterie.envs.gsm8k:Gsm8k",
+        "math": "coterie.envs.math:Math",
+        "aime": "coterie.envs.math:Aime",
+        "anli": "coterie.envs.anli:Anli",
+        "hotpotqa": "coterie.envs.hotpotqa:HotpotQa",
+        "mbpp": "coterie.envs.code:Mbpp",
+        "humaneval": "coterie.envs.code:HumanEval",
+        "deepcoder": "coterie.envs.code:DeepCoder",
         "rows": "coterie.envs.rows:Rows",
     },
     "reward": {
         "exact": "coterie.rewards.exact:exact",
         "number": "coterie.rewards.number:number",
         "math": "coterie.rewards.math:math",
+        "code": "coterie.rewards.code:code",
+        "qa": "coterie.rewards.qa:qa",
+        "nli": "coterie.rewards.nli:nli",
+        "choice": "coterie.rewards.choice:choice",
+        "format": "coterie.rewards.format:format",
+        "length": "coterie.rewards.length:length",
+        "compose": "coterie.rewards.compose:compose",
         "native": "coterie.config.registry:native",
     },
+    "encoder": {"hidden": "coterie.config.settings:Hidden"},
 }
 
 

@@ -10,10 +10,16 @@ from pydantic import TypeAdapter
 from coterie.config.config import PARTS, Config
 from coterie.config.registry import BUILTIN, Kind, Option, find, options_of
 from coterie.config.settings import Role
-from coterie.config.strict import Limits, Part, limits_of, options_within
+from coterie.config.strict import Limits, Part, Weighted, limits_of, options_within
 from coterie.config.wanted import bare, is_union
 
 OWN_FILE = {"type": "string", "pattern": r"\.py:\w+$", "description": "path/to/file.py:Name"}
+
+WEIGHTED = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "weight": {"type": "number", "default": 1.0}},
+    "required": ["name"],
+}
 
 
 def schema() -> dict[str, Any]:
@@ -55,6 +61,8 @@ def _value(hint: Any) -> dict[str, Any]:
     if is_dataclass(kind):
         record = _record(kind, limits_of(hint))  # type: ignore[arg-type]
         return {"anyOf": [{"type": "string"}, record]} if kind is Role else record
+    if get_origin(kind) is tuple and get_args(kind)[0] is Weighted:
+        return {"type": "array", "items": {"anyOf": [{"type": "string"}, WEIGHTED]}}
     if get_origin(kind) is dict:
         return {"type": "object", "additionalProperties": _value(get_args(kind)[1])}
     return TypeAdapter(hint).json_schema()

@@ -13,6 +13,7 @@ Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 TopP = Annotated[float, Field(gt=0, le=1)]
+Several = Annotated[tuple[str, ...], Field(min_length=1)]
 
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -49,13 +50,24 @@ class CriticConfig:
 
 
 @dataclass(frozen=True)
+class Hidden:
+    """The encoder that mixers see texts through by default: a model's own mean hidden state, without adapters."""
+
+    model: str | None = None  # null: the first policy's
+
+
+@dataclass(frozen=True)
 class Role:
     """Who plays a seat in the team; `solver: small` is short for `solver: {policy: small}`."""
 
-    policy: str
+    policy: str | Several  # or one for its first turn, one for its second …; the last one plays all that follow
     max_tokens: Count | None = None  # null, here and below: as in `sampling`
     temperature: NotNegative | None = None
     stop: tuple[str, ...] | None = None
+
+    @property
+    def policies(self) -> tuple[str, ...]:
+        return (self.policy,) if isinstance(self.policy, str) else self.policy
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from coterie.config.hints import hint_for
 from coterie.config.problems import ConfigError, Path, Problems, did_you_mean, listed, undotted
-from coterie.config.registry import Kind, Option, find, lasting, options_of
+from coterie.config.registry import BUILTIN, Kind, Option, find, lasting, options_of
 from coterie.config.wanted import bare, choices, given, is_union, wanted
 
 STRICT = ConfigDict(strict=True, allow_inf_nan=False)
@@ -28,6 +28,13 @@ class Part:
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
     made: Any = field(default=None, compare=False, repr=False)  # a reward's function has its options bound
+
+
+@dataclass(frozen=True)
+class Weighted(Part):
+    """One of several parts of a kind: `{name: math, weight: 0.9}` among the parts of a composed reward."""
+
+    weight: float = 1.0
 
 
 class Limits(dict[str, Any]):
@@ -47,6 +54,8 @@ class Reader:
             return self.either(hint, data, path)
         if kind is Part:
             return self.part(data, path)
+        if kind is Weighted:
+            return self.weighted(data, path)
         if is_dataclass(kind):
             return self.record(kind, limits_of(hint), data, path)
         return self.group(hint, data, path) if _is_group(hint) else self.leaf(hint, data, path)
@@ -61,10 +70,16 @@ class Reader:
     def leaf(self, hint: Any, data: Any, path: Path) -> Any:
         try:
             # As JSON, because strict Python input refuses a list where a tuple is meant.
-            return TypeAdapter(hint, config=STRICT).validate_json(json.dumps(data))
+            read = TypeAdapter(hint, config=STRICT).validate_json(json.dumps(data))
+            return self.file(read) if isinstance(read, File) else read
         except ValidationError:
             near = did_you_mean(data, choices(hint)) if isinstance(data, str) else ""
             return self.wrong(path, f"{given(data)} is given where {wanted(hint)} is wanted{near}")
+
+    def file(self, path: File) -> File:
+        """Beside the config first, then from where the command was given; whole, so that a resumed run finds it."""
+        candidates = (self.folder / path.expanduser(), path.expanduser())
+        return next((candidate.resolve() for candidate in candidates if candidate.exists()), path)
 
     def group(self, hint: Any, data: Any, path: Path) -> Any:
         """A list or a mapping, item by item, so that a problem names the item."""
@@ -85,16 +100,26 @@ class Reader:
         return self.made(cls, self.fill(cls.__name__, options_within(cls, limits), data, path), path)
 
     def part(self, data: Any, path: Path) -> Any:
-        """`{name: chain, …options}`; the key it stands under is its kind."""
+        """`{name: chain, …options}`; the key it stands under, or the nearest above that names a kind, is its kind."""
         if not isinstance(data, dict) or "name" not in data:
             return self.wrong(path, f"{given(data)} is given where a name, or a mapping with a name, is wanted")
         name = self.value(str, data["name"], (*path, "name"))
-        kind: Kind = path[-1]  # type: ignore[assignment]
+        kind: Kind = next(key for key in reversed(path) if key in BUILTIN)
         try:
             cls = WRONG if name is WRONG else find(kind, name, self.folder)
         except ConfigError as error:
             return self.wrong((*path, "name"), str(error))
         return WRONG if cls is WRONG else self.filled(cls, lasting(name, self.folder), data, path)
+
+    def weighted(self, data: Any, path: Path) -> Any:
+        """A part with its weight beside its own options; a name alone weighs 1."""
+        own = {"name": data} if isinstance(data, str) else data
+        weight = 1.0
+        if isinstance(own, dict) and "weight" in own:
+            weight = self.value(float, own["weight"], (*path, "weight"))
+            own = {key: item for key, item in own.items() if key != "weight"}
+        part = self.part(own, path)
+        return WRONG if part is WRONG or weight is WRONG else Weighted(part.name, part.options, part.made, weight)
 
     def filled(self, cls: Any, name: str, data: dict[str, Any], path: Path) -> Any:
         known = options_of(cls)

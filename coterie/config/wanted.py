@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -14,6 +15,7 @@ PLAIN = {
     float: "a number",
     bool: "true or false",
     str: "text",
+    Path: "a path",
     NoneType: "null",
     dict: "a mapping",
     Mapping: "a mapping",

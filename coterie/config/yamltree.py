@@ -59,7 +59,7 @@ def read(text: str, problems: Problems) -> Any:
         mark = error.problem_mark or error.context_mark
         line = f" on line {mark.line + 1}" if mark else ""
         raise ConfigError(f"{problems.sources.file}: not YAML{line}: {error.problem or error.context}") from error
-    return {} if root is None else _Tree(problems).value(root, ())
+    return {} if root is None else Tree(problems).value(root, ())
 
 
 def override(tree: dict[str, Any], text: str, problems: Problems) -> None:
@@ -96,10 +96,10 @@ def _parse(text: str, path: Path, problems: Problems, place: str) -> Any:
     except yaml.MarkedYAMLError as error:
         problems.add(path, f"{text!r} is not YAML: {error.problem}")
         return None
-    return None if node is None else _Tree(problems, place).value(node, path)
+    return None if node is None else Tree(problems, place).value(node, path)
 
 
-class _Tree:
+class Tree:
     """Turns nodes into data, noting where each key stands: its line, or the override it came with."""
 
     def __init__(self, problems: Problems, place: str | None = None) -> None:

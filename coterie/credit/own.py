@@ -15,12 +15,12 @@ class Own(Credit):
 
     share_reward: bool = False
 
-    def assign(self, episodes: Sequence[Episode], otherwise: Mapping[str, Episode], once: bool) -> Metrics:
+    def earn(self, episodes: Sequence[Episode], otherwise: Mapping[str, Episode], once: bool) -> Metrics:
         for episode in episodes:
             given = {turn.role for turn in episode.turns if turn.reward is not None}
             for turn in episode.turns:
                 turn.earned = own(turn)
-            for turn in last_turns(episode) if self.share_reward else ():
-                if turn.role not in given:
-                    turn.earned = episode.reward
+            without = [turn for turn in episode.turns if turn.role not in given] if self.share_reward else []
+            for turn in last_turns(without, once):
+                turn.earned = episode.reward
         return {}

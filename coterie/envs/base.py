@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 from coterie.rewards import Grader, grader
-from coterie.types import Env, Episode, Split, Task
+from coterie.types import Env, Episode, Split, Task, Turn
 
 NATIVE = "native"  # the reward's name when an environment scores itself
 
@@ -23,12 +24,31 @@ class TaskEnv:
     def tasks(self, split: Split) -> Sequence[Task]:
         raise NotImplementedError
 
-    def open(self, task: Task) -> None:
+    def open(self, task: Task) -> Any:
         return None
 
     async def score(self, episode: Episode) -> None:
-        episode.reward = await self.grade(episode.answer, self.reference(episode.task))
+        """The reward of the team's answer; or, where the workflow answers for each role, of each role's own."""
+        if is_by_role(episode):
+            await self._score_roles(episode, episode.answer)
+        else:
+            episode.reward = await self.grade(episode.answer, self.reference(episode.task))
         episode.metrics["right"] = float(episode.reward >= 1)
+
+    async def _score_roles(self, episode: Episode, answers: Mapping[str, Any]) -> None:
+        """Each turn that answers is given its own reward; the team's is the mean of what its roles said last.
+
+        `{solver: text}` grades the solver's last turn, `{solver: [text, text]}` one turn after the other.
+        """
+        turns = [turn for role, said in answers.items() for turn in _answering(episode, role, said)]
+        texts = [text for said in answers.values() for text in (said if isinstance(said, list) else [said])]
+        truth = self.reference(episode.task)
+        rewards = await asyncio.gather(*(self.grade(text, truth) for text in texts))
+        for turn, reward in zip(turns, rewards, strict=True):
+            turn.reward = reward
+            episode.metrics[f"right/{turn.role}"] = float(reward >= 1)  # of several the last one stays
+        last = {turn.role: reward for turn, reward in zip(turns, rewards, strict=True)}
+        episode.reward = sum(last.values()) / len(last)
 
     def reference(self, task: Task) -> Any:
         """What the reward compares the answer with."""
@@ -42,6 +62,22 @@ class TaskEnv:
         env = copy.copy(self)
         object.__setattr__(env, "grade", grade)  # the dataclass is frozen
         return env
+
+
+def is_by_role(episode: Episode) -> bool:
+    """Whether the answer is one for each of several roles. Any other mapping is the reward's business."""
+    answer = episode.answer
+    return isinstance(answer, Mapping) and bool(answer) and set(answer) <= {turn.role for turn in episode.turns}
+
+
+def _answering(episode: Episode, role: str, said: Any) -> list[Turn]:
+    """The turns that a role's answers are of."""
+    turns = [turn for turn in episode.turns if turn.role == role]
+    if not isinstance(said, list):
+        return turns[-1:]
+    if len(said) != len(turns):
+        raise ValueError(f"the workflow gives {len(said)} answers of {role}, which spoke {len(turns)} times")
+    return turns
 
 
 def graded(env: Env, reward: str, options: Mapping[str, Any], deadline: float) -> Env:

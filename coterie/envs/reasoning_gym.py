@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from typing import Any
 
 import reasoning_gym
@@ -48,7 +50,8 @@ class ReasoningGym(TaskEnv):
         check(self.prompt, ["question", *entry["metadata"]], "prompt")
 
     def tasks(self, split: Split) -> list[Task]:
-        train = [self._task("train", entry) for entry in self._entries("train", self.size)]
+        drawn = _training(self.dataset, json.dumps(self.params), self.seed, self.size)
+        train = [self._task("train", entry) for entry in drawn]
         return train if split == "train" else self._held_out({task.prompt for task in train})
 
     def reference(self, task: Task) -> Any:
@@ -74,16 +77,25 @@ class ReasoningGym(TaskEnv):
         return list(found.values())
 
     def _entries(self, split: Split, count: int) -> Iterator[Entry]:
-        # Entry i of a dataset is drawn with seed + i: neighbouring seeds would share almost all tasks.
-        seed = random.Random(f"{self.seed}/{split}").getrandbits(31)
-        dataset = reasoning_gym.create_dataset(self.dataset, seed=seed, size=count, **self.params)
-        return (dataset[index] for index in range(count))
+        return _entries(self.dataset, self.params, f"{self.seed}/{split}", count)
 
     def _task(self, split: Split, entry: Entry) -> Task:
         metadata = entry["metadata"]
         values = {name: str(value) for name, value in metadata.items()} | {"question": entry["question"]}
         name = f"{self.dataset}/{split}/{metadata['source_index']}"
         return Task(name, fill(self.prompt, values), entry["answer"], metadata)
+
+
+def _entries(name: str, params: Mapping[str, Any], seed: str, count: int) -> Iterator[Entry]:
+    # Entry i of a dataset is drawn with seed + i: neighbouring seeds would share almost all tasks.
+    dataset = reasoning_gym.create_dataset(name, seed=random.Random(seed).getrandbits(31), size=count, **params)
+    return (dataset[index] for index in range(count))
+
+
+@lru_cache(maxsize=4)
+def _training(name: str, params: str, seed: int, count: int) -> tuple[Entry, ...]:
+    """Drawn once for both splits: a thousand tasks of countdown take half a minute."""
+    return tuple(_entries(name, json.loads(params), f"{seed}/train", count))
 
 
 def _check_name(option: str, name: str, names: list[str]) -> None:

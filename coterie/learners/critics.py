@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
+from urllib.parse import quote
 
 import torch
+from torch import Tensor
 
 from coterie.batch import hand_back, make_batches
 from coterie.learners.torch import TorchLearner
-from coterie.rl.losses import token_weights
 from coterie.types import Batch, Episode, Loss, Metrics, Turn
+
+
+def joint_context(episode: Episode, turn: Turn) -> str:
+    """The task, every message that had been said, and who is to speak."""
+    said = [f"{episode.turns[i].role}: {episode.turns[i].text}" for i in turn.seen]
+    return "\n\n".join([episode.task.prompt, *said, f"{turn.role}:"])
 
 
 @dataclass
@@ -21,22 +28,29 @@ class Judge:
 
     learner: TorchLearner
     roles: frozenset[str]
+    learning: frozenset[str]  # the policies that learn; turns of others are environment
     sees: Literal["own", "joint"]
+
+    def judged(self, episode: Episode) -> list[Turn]:
+        """The turns whose worth this critic says."""
+        return [turn for turn in episode.turns if turn.role in self.roles and self._counts(turn)]
+
+    def _counts(self, turn: Turn) -> bool:
+        return bool(turn.response_ids) and not turn.given and turn.policy in self.learning
 
     def shadow(self, episode: Episode) -> Episode:
         """The episode as this critic reads it: the turns of its roles, after the context that it sees."""
-        turns = []
-        for turn in episode.turns:
-            if turn.role in self.roles and turn.response_ids and not turn.given:
-                prompt = self.joint(episode, turn) if self.sees == "joint" else turn.prompt_ids
-                turns.append(replace(turn, policy=self.learner.policy, prompt_ids=prompt))
+        turns = [
+            replace(turn, policy=self.learner.policy, prompt_ids=self.context(episode, turn))
+            for turn in self.judged(episode)
+        ]
         return replace(episode, turns=turns)
 
-    def joint(self, episode: Episode, turn: Turn) -> tuple[int, ...]:
-        """The task, every message that had been said, and who is to speak."""
-        said = [f"{episode.turns[i].role}: {episode.turns[i].text}" for i in turn.seen]
-        text = "\n\n".join([episode.task.prompt, *said, f"{turn.role}:"])
-        return self.learner.base.chat.prompt([{"role": "user", "content": text}])
+    def context(self, episode: Episode, turn: Turn) -> tuple[int, ...]:
+        """What it reads before a turn."""
+        if self.sees == "own":
+            return turn.prompt_ids
+        return self.learner.base.chat.prompt([{"role": "user", "content": joint_context(episode, turn)}])
 
     def batch(self, shadows: Sequence[Episode]) -> Batch | None:
         return make_batches(shadows, judged=False).get(self.learner.policy)
@@ -45,8 +59,9 @@ class Judge:
 class Critics:
     """All critics of a run. A role is judged by one of them."""
 
-    def __init__(self, judges: Mapping[str, Judge], loss: Loss, fits: int) -> None:
-        self.judges, self.loss, self.fits = judges, loss, fits
+    def __init__(self, judges: Mapping[str, Judge], loss: Loss, weights: Callable[[Batch], Tensor], fits: int) -> None:
+        """`weights` says what each token counts, as for the policies."""
+        self.judges, self.loss, self.weights, self.fits = judges, loss, weights, fits
 
     def read(self, episodes: Sequence[Episode]) -> None:
         for judge in self.judges.values():
@@ -58,10 +73,8 @@ class Critics:
             assert values is not None
             hand_back(shadows, batch, values, "values")
             for episode, shadow in zip(episodes, shadows, strict=True):
-                judged = iter(shadow.turns)
-                for turn in episode.turns:
-                    if turn.role in judge.roles and turn.response_ids and not turn.given:
-                        turn.values = next(judged).values
+                for turn, seen in zip(judge.judged(episode), shadow.turns, strict=True):
+                    turn.values = seen.values
 
     def fit(self, episodes: Sequence[Episode], step: int) -> Metrics:
         metrics: Metrics = {}
@@ -70,20 +83,18 @@ class Critics:
             if batch is None:
                 continue
             judge.learner.begin(step)
-            weights = torch.zeros(len(batch))
-            said = batch.mask
-            weights[said] = token_weights(batch.turn[said], batch.episode[said], "token")
+            weights = self.weights(batch)
             fits = [judge.learner.fit(batch, weights, self.loss) for _ in range(self.fits)]
             metrics |= {f"critic/{name}/{key}": value for key, value in fits[-1].items()}
         return metrics
 
     def save(self, folder: Path) -> None:
         for name, judge in self.judges.items():
-            judge.learner.save(folder / name)
+            judge.learner.save(folder / quote(name, safe=" "))
         torch.save({name: judge.learner.state() for name, judge in self.judges.items()}, folder / "critics.pt")
 
     def load(self, folder: Path) -> None:
         states = torch.load(folder / "critics.pt", weights_only=True)
         for name, judge in self.judges.items():
-            judge.learner.load(folder / name)
+            judge.learner.load(folder / quote(name, safe=" "))
             judge.learner.restore(states[name])

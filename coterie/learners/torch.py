@@ -90,7 +90,7 @@ class TorchLearner:
             with self._precision():
                 part = self._score(stream, batch.each(lambda column, at=stream.index: column[at]))  # type: ignore[misc]
             for name, column in vars(out).items():
-                if (numbers := getattr(part, name)) is not None:
+                if (numbers := getattr(part, name)) is not None and len(numbers):  # a critic has values alone
                     column[stream.index] = numbers.cpu()
         return out
 

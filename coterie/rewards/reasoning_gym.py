@@ -10,11 +10,18 @@ from typing import Any
 import reasoning_gym
 from reasoning_gym.dataset import ProceduralDataset
 
+from coterie.rewards.answers import boxed, tagged
+
 
 def native(answer: Any, entry: Mapping[str, Any], *, dataset: str, params: Mapping[str, Any]) -> float:
-    """A task's own score, often graded: 1 for the right answer, less for one that is near or wordy."""
+    """A task's own score, often graded: 1 for the right answer, less for one that is near or wordy.
+
+    What a text puts into `\\boxed{}` or `<answer>` is its answer, else all of it.
+    """
+    said = str(answer).strip()
     try:
-        return float(_dataset(dataset, json.dumps(params)).score_answer(str(answer).strip(), dict(entry)))
+        scorer = _dataset(dataset, json.dumps(params))
+        return float(scorer.score_answer(boxed(said) or tagged(said) or said, dict(entry)))
     except (ValueError, TypeError, AttributeError):
         # Some scorers (prime_factorization, boxnet) raise on text that they cannot read: a wrong answer.
         return 0.0

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+FLAT = 1e-6  # a spread below this is rounding noise
+
 
 def _group_sizes(group: Tensor) -> tuple[Tensor, Tensor]:
     """Number groups 0…G−1 and count them: index [N], size [G]."""
@@ -32,9 +34,28 @@ def centred(rewards: Tensor, group: Tensor) -> Tensor:
     return rewards - group_mean(rewards, group)
 
 
+def leave_one_out(rewards: Tensor, group: Tensor) -> Tensor:
+    """Each reward minus the mean of the *others* in its group; a group of one gets zero."""
+    index, size = _group_sizes(group)
+    return centred(rewards, group) * (size / (size - 1).clamp(min=1))[index]
+
+
+def is_constant(rewards: Tensor, group: Tensor) -> Tensor:
+    """Whether the rewards of each sample's group differ by no more than rounding does; so in a group of one."""
+    return group_deviation(rewards, group) < FLAT * group_mean(rewards.abs(), group).clamp(min=1.0)
+
+
+def scaled(off: Tensor, rewards: Tensor, group: Tensor, epsilon: float = 1e-6) -> Tensor:
+    """Distances from a baseline over the deviation of their group's rewards.
+
+    Where these are constant it is zero: their deviation is rounding, and to divide by it would make advantages of it.
+    """
+    return torch.where(is_constant(rewards, group), 0.0, off / (group_deviation(rewards, group) + epsilon))
+
+
 def standardised(rewards: Tensor, group: Tensor, epsilon: float = 1e-6) -> Tensor:
     """Each reward minus the mean of its group, over the group's deviation; a group of one gets zero."""
-    return centred(rewards, group) / (group_deviation(rewards, group) + epsilon)
+    return scaled(centred(rewards, group), rewards, group, epsilon)
 
 
 def gae(rewards: Tensor, values: Tensor, gamma: Tensor, lam: Tensor, bootstrap: float = 0.0) -> tuple[Tensor, Tensor]:
@@ -54,6 +75,18 @@ def gae(rewards: Tensor, values: Tensor, gamma: Tensor, lam: Tensor, bootstrap: 
     return result, result + values
 
 
-def whitened(x: Tensor, scope: Tensor, epsilon: float = 1e-8) -> Tensor:
-    """Zero mean and unit variance over each scope, such as all tokens of a policy: [T] → [T]."""
-    return standardised(x, scope, epsilon)
+def whitened(x: Tensor, scope: Tensor) -> Tensor:
+    """Zero mean and unit variance over each scope, such as all tokens of a policy: [T] → [T].
+
+    A scope of equal numbers gets zero: divided by their spread, rounding noise would look like advantages.
+    """
+    spread = group_deviation(x, scope)
+    return torch.where(spread > FLAT, centred(x, scope) / spread.clamp(min=FLAT), 0.0)
+
+
+def first_of_turn(x: Tensor, turn: Tensor) -> Tensor:
+    """What stands at the first token of the turn that each token is in: [N] → [N]."""
+    _, index, size = torch.unique(turn, return_inverse=True, return_counts=True)
+    place = torch.arange(len(turn), device=turn.device)
+    first = place.new_full((len(size),), len(turn)).scatter_reduce(0, index, place, "amin")
+    return x[first[index]]

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from itertools import combinations
+from math import comb, fsum
+from typing import Literal
+
+Mode = Literal["sum", "max", "mean", "first", "own"]
+Horizon = Literal["discounted", "last", "current"]
+Among = Literal["all", "individual"]
+
+# What each role was given in each round; a role that was given nothing then is not in it.
+Rounds = Sequence[Mapping[str, float]]
 
 
 def returns_to_go(rewards: Sequence[float], chain: Sequence[Hashable], gamma: float) -> list[float]:
@@ -15,3 +25,115 @@ def returns_to_go(rewards: Sequence[float], chain: Sequence[Hashable], gamma: fl
     for k in reversed(range(len(rewards))):
         returns[k] = later[chain[k]] = rewards[k] + gamma * later.get(chain[k], 0.0)
     return returns
+
+
+def aggregated(given: Mapping[str, float], mode: Mode, role: str, first: str) -> float:
+    """What one round is worth to a role, out of what its roles were given; nothing where nobody was."""
+    if mode in ("own", "first"):
+        whose = role if mode == "own" else first
+        return given.get(whose, 0.0)
+    return _TOGETHER[mode](list(given.values())) if given else 0.0
+
+
+def mean(numbers: Sequence[float]) -> float:
+    # fsum does not depend on the order, so neither does anything that is made of it.
+    return fsum(numbers) / len(numbers)
+
+
+_TOGETHER: dict[str, Callable[[Sequence[float]], float]] = {"sum": fsum, "max": max, "mean": mean}
+
+
+def score_over_turns(rounds: Rounds, t: int, role: str, gamma: float, horizon: Horizon, among: Among) -> float:
+    """MaPoRL's reward of a role's turn t: its own score, then the later ones of the whole team or its own.
+
+        discounted   their mean with weights 1, γ, γ² …
+        last         the last of them alone
+        current      the first of them alone: the turn's own
+
+    A later round in which nobody concerned has a score counts neither above nor below the line.
+    """
+    scores: dict[int, float] = {}
+    for later in range(t, len(rounds)):
+        whole = among == "all" and later > t
+        those = [score for other, score in rounds[later].items() if whole or other == role]
+        if those and (horizon != "current" or later == t):
+            scores[later] = mean(those)
+    if horizon == "last":
+        return scores[max(scores)] if scores else 0.0
+    weights = {later: gamma ** (later - t) for later in scores}
+    total = sum(weights.values())
+    return sum(weights[later] * score for later, score in scores.items()) / total if total > 0 else 0.0
+
+
+def is_right(score: float) -> bool:
+    return score > 0.5
+
+
+def revision(rounds: Rounds, t: int, role: str, leaving: float, joining: float) -> float:
+    """MaPoRL's α1 (`leaving` the peers) and α0 (`joining` them), for changing one's mind:
+
+    right → wrong   −α1 if the peers were right,  −α0 if they were wrong
+    wrong → right   +α1 if the peers were wrong,  +α0 if they were right
+    """
+    if t == 0 or role not in rounds[t - 1] or role not in rounds[t]:
+        return 0.0
+    before, now = is_right(rounds[t - 1][role]), is_right(rounds[t][role])
+    peers = _peers_right(rounds[t - 1], role)
+    if before == now or peers is None:
+        return 0.0
+    return (1 if now else -1) * (leaving if peers == before else joining)
+
+
+def persuasion(rounds: Rounds, t: int, role: str, following: float, opposing: float) -> float:
+    """MaPoRL's α3 (the peers `following` the role) and α2 (`opposing` it), for what became of them after its turn:
+
+    peers wrong → right   +α3 if the role was right,  +α2 if it was wrong
+    peers right → wrong   −α3 if the role was wrong,  −α2 if it was right
+    """
+    if t + 1 >= len(rounds) or role not in rounds[t]:
+        return 0.0
+    before, after = _peers_right(rounds[t], role), _peers_right(rounds[t + 1], role)
+    if before is None or after is None or before == after:
+        return 0.0
+    return (1 if after else -1) * (following if is_right(rounds[t][role]) == after else opposing)
+
+
+def _peers_right(given: Mapping[str, float], role: str) -> bool | None:
+    """Whether more than half of the others are right; None where there are no others."""
+    peers = [float(is_right(score)) for other, score in given.items() if other != role]
+    return is_right(mean(peers)) if peers else None
+
+
+def influenced(rounds: Rounds, weight: float) -> list[dict[str, float]]:
+    """What roles were given, and `weight` more (or less) if the others did better (or worse) in the next round.
+
+    All changes are taken before anything is added, so the order of roles does not matter.
+    """
+    return [
+        {role: reward + weight * _direction(rounds[t : t + 2], role) for role, reward in given.items()}
+        for t, given in enumerate(rounds)
+    ]
+
+
+def _direction(pair: Rounds, role: str) -> int:
+    if len(pair) < 2:
+        return 0
+    before, after = pair
+    change = fsum(sign * r[o] for o in before if o != role and o in after for sign, r in ((-1, before), (1, after)))
+    return (change > 0) - (change < 0)
+
+
+def shapley(worth: Mapping[frozenset[str], float], players: Sequence[str]) -> dict[str, float]:
+    """What each player adds to a coalition, averaged over all orders in which the team could gather.
+
+    `worth` has every subset of the players; shares sum to the worth of all less the worth of nobody.
+    """
+    shares = {}
+    for player in players:
+        others = [other for other in players if other != player]
+        shares[player] = fsum(
+            (worth[frozenset(some) | {player}] - worth[frozenset(some)]) / (len(players) * comb(len(others), size))
+            for size in range(len(players))
+            for some in combinations(others, size)
+        )
+    return shares

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from coterie.types import Message, Task, Team
 from coterie.workflows.conversation import opening
-from coterie.workflows.majority import majority
+from coterie.workflows.majority import ballot, majority
 from coterie.workflows.template import check, fill
+
+Share = Annotated[float, Field(gt=0, le=1)]
 
 
 @dataclass(frozen=True)
@@ -24,6 +29,8 @@ class Debate:
     prompt: str = "{question}"
     revise: str = "{others}\n\nCompare this with your answer, then give your final answer to the question."
     system: str | None = None
+    consensus: Share | None = None  # stop once so large a share agrees
+    grade: Literal["majority", "each"] = "majority"  # or every answer by itself, as its turn's own reward
 
     def __post_init__(self) -> None:
         check(self.prompt, ["question"], "prompt")
@@ -33,21 +40,28 @@ class Debate:
         if self.rounds < 1:
             raise ValueError(f"rounds: at least 1, not {self.rounds}")
 
-    async def run(self, task: Task, team: Team, world: Any) -> str:
+    async def run(self, task: Task, team: Team, world: Any) -> str | dict[str, list[str]]:
         start = opening(fill(self.prompt, {"question": task.prompt}), self.system)
         talks = {role: list(start) for role in self.roles}
         said = await self._round(team, talks)
-        for _ in range(1, self.rounds):
+        answers = {role: [text] for role, text in said.items()}
+        while len(answers[self.roles[0]]) < self.rounds and not self._agree(said):
             for role, talk in talks.items():
                 request = fill(self.revise, {"question": task.prompt, "others": _others(role, said)})
                 talk += [Message(role="assistant", content=said[role]), Message(role="user", content=request)]
             said = await self._round(team, talks)
-        return majority(list(said.values()))
+            for role, text in said.items():
+                answers[role].append(text)
+        return majority(list(said.values())) if self.grade == "majority" else answers
 
     async def _round(self, team: Team, talks: dict[str, list[Message]]) -> dict[str, str]:
         """Everyone speaks at once; what each said, in the order of the roles."""
         turns = await asyncio.gather(*(team[role].say(list(talks[role])) for role in self.roles))
         return {role: turn.text for role, turn in zip(self.roles, turns, strict=True)}
+
+    def _agree(self, said: dict[str, str]) -> bool:
+        votes = Counter(ballot(text) for text in said.values())
+        return self.consensus is not None and max(votes.values()) >= self.consensus * len(said)
 
 
 def _others(role: str, said: dict[str, str]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Sequence
 
-from coterie.rewards.answers import NUMBER, boxed, last_number
+from coterie.rewards.answers import NUMBER, last_number, pointed_out
 
 
 def majority(answers: Sequence[str]) -> str:
@@ -15,12 +15,12 @@ def majority(answers: Sequence[str]) -> str:
 
 
 def ballot(answer: str) -> Hashable:
-    """What an answer counts as: its last box, else its last number, else its text.
+    """What an answer counts as: what it points out, as in a box, else its last number, else its text.
 
     "So 5." and "5.0" are one ballot. In a box only a lone number is read as one, because
     `\\frac{1}{2}` and `\\frac{3}{2}` end in the same.
     """
-    box = boxed(answer)
+    box = pointed_out(answer)
     if box is not None and not NUMBER.fullmatch(box.strip()):
         return "".join(box.split())
     number = last_number(box or answer)

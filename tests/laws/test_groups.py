@@ -27,14 +27,14 @@ def test_a_win_and_a_loss_on_each_of_two_tasks_give_the_known_values() -> None:
     episodes = pair(1, 0, task="x") + pair(1, 0, task="y")
     credited(Grpo(), episodes)
     assert [advantage(e.turns[0]) for e in episodes] == pytest.approx([0.70711, -0.70711] * 2, abs=1e-5)
-    credited(Grpo(standardise=False), episodes)
+    credited(Grpo(scale="none"), episodes)
     assert [advantage(e.turns[0]) for e in episodes] == [0.5, -0.5] * 2
 
 
 def test_a_turn_is_worth_the_team_s_reward_and_its_own() -> None:
     episodes = pair(1, 1)
     episodes[0].turns[0].reward = 2.0
-    credited(Grpo(standardise=False), episodes)
+    credited(Grpo(scale="none"), episodes)
     assert [advantage(e.turns[0]) for e in episodes] == [1.0, -1.0]
 
 
@@ -119,10 +119,35 @@ def test_constant_groups_are_left_out_where_asked_and_only_they() -> None:
     episodes = pair(1, 1, task="flat") + pair(1, 0, task="steep")
     metrics = credited(Grpo(drop_constant=True), episodes)
     assert [e.turns[0].advantages is None for e in episodes] == [True, True, False, False]
-    assert metrics["groups/constant"] == 1
+    assert metrics["groups/constant"] == 1 and metrics["dropped/constant"] == 2
     kept = pair(1, 1)
     credited(Grpo(), kept)
     assert [advantage(e.turns[0]) for e in kept] == [0.0, 0.0]
+
+
+def test_turns_that_were_cut_are_left_out_where_asked_and_still_count_for_their_group() -> None:
+    episodes = pair(1, 0, 0)
+    episodes[0].turns[0].stop = "length"
+    assert credited(Grpo(scale="none"), episodes)["dropped/cut"] == 0
+    whole = [advantage(e.turns[0]) for e in episodes]
+    assert credited(Grpo(scale="none", drop_cut=True), episodes)["dropped/cut"] == 1
+    assert episodes[0].turns[0].advantages is None
+    assert [advantage(e.turns[0]) for e in episodes[1:]] == whole[1:]
+
+
+@pytest.mark.parametrize("reward", [0.0, 1.0, -1e4])
+def test_rounding_in_the_rewards_of_a_constant_group_is_not_blown_up_to_advantages(reward: float) -> None:
+    """A KL in the reward that is zero but for rounding; divided by its own deviation it would be about one."""
+    episodes = pair(*(reward * (1 + 1e-7 * i) for i in range(3)))
+    for i, played in enumerate(episodes):
+        spoken = played.turns[0]
+        spoken.ref_logprobs = torch.tensor(spoken.logprobs) + 3e-7 * (i - 1)
+    metrics = credited(Grpo(kl=0.5, kl_in="reward"), episodes)
+    assert [advantage(e.turns[0]) for e in episodes] == [0.0] * 3
+    assert metrics["groups/constant"] == 1
+    episodes[0].reward += 1e-2 * max(1.0, abs(reward))
+    credited(Grpo(kl=0.5, kl_in="reward"), episodes)
+    assert advantage(episodes[0].turns[0]) == pytest.approx(1.1547, abs=1e-3)  # two thirds over √(1/3)
 
 
 def test_the_report_counts_groups_that_teach_nothing_or_mix_prompts() -> None:
@@ -135,13 +160,14 @@ def test_the_report_counts_groups_that_teach_nothing_or_mix_prompts() -> None:
         "groups/singleton": 1,
         "groups/constant": 2,  # the lone one, too
         "groups/mixed_prompts": 1,
+        "dropped/constant": 0,
+        "dropped/cut": 0,
     }
 
 
 def test_a_step_in_which_nothing_was_played_has_no_groups() -> None:
-    assert credited(Grpo(), []) == dict.fromkeys(
-        ("groups", "groups/singleton", "groups/constant", "groups/mixed_prompts"), 0.0
-    )
+    names = "groups", "groups/singleton", "groups/constant", "groups/mixed_prompts", "dropped/constant", "dropped/cut"
+    assert credited(Grpo(), []) == dict.fromkeys(names, 0.0)
 
 
 def test_leaving_the_reference_costs_reward_where_the_kl_is_in_it() -> None:
@@ -149,8 +175,8 @@ def test_leaving_the_reference_costs_reward_where_the_kl_is_in_it() -> None:
     for played, off in zip(episodes, (0.5, 0.0), strict=True):
         spoken = played.turns[0]
         spoken.ref_logprobs = torch.tensor(spoken.logprobs) - off  # the reference found both tokens less likely
-    credited(Grpo(standardise=False, kl=0.1, kl_in="reward"), episodes)
+    credited(Grpo(scale="none", kl=0.1, kl_in="reward"), episodes)
     # The first one's reward is 1 − 0.1·(0.5 + 0.5), the other's 1.
     assert [advantage(e.turns[0]) for e in episodes] == pytest.approx([-0.05, 0.05])
-    credited(Grpo(standardise=False, kl=0.1), episodes)
+    credited(Grpo(scale="none", kl=0.1), episodes)
     assert [advantage(e.turns[0]) for e in episodes] == [0.0, 0.0]

@@ -91,12 +91,30 @@ def test_the_value_loss_is_the_worse_of_free_and_held(seed: int, clip: float | N
     torch.testing.assert_close(value_loss(values, old, returns, clip), torch.tensor(expected, dtype=torch.float64))
 
 
+def slow_huber(off: float, beyond: float) -> float:
+    """Half the square near zero; beyond that the straight line which continues it."""
+    return off**2 / 2 if abs(off) <= beyond else beyond * abs(off) - beyond**2 / 2
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("clip", [None, 0.3])
+def test_a_huber_value_loss_grows_linearly_beyond_its_bound(seed: int, clip: float | None) -> None:
+    values, old, returns = columns(seed, 3)
+    expected = []
+    for v, o, r in zip(values.tolist(), old.tolist(), returns.tolist(), strict=True):
+        held = v if clip is None else min(max(v, o - clip), o + clip)
+        expected.append(max(slow_huber(v - r, 0.5), slow_huber(held - r, 0.5)))
+    found = value_loss(values, old, returns, clip, huber=0.5)
+    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64))
+
+
 LOSSES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "policy": lambda x, old, a: clipped_policy_loss((x - old).exp(), a, 0.2, 0.3, 2.0),
     "k1": lambda x, old, a: kl(x, old, "k1"),
     "k2": lambda x, old, a: kl(x, old, "k2"),
     "k3": lambda x, old, a: kl(x, old, "k3"),
     "value": lambda x, old, a: value_loss(x, old, a, 0.3),
+    "huber": lambda x, old, a: value_loss(x, old, a, 0.3, huber=0.5),
 }
 
 

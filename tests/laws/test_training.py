@@ -178,7 +178,7 @@ def test_warm_up_and_schedule_reach_every_step(model_folder: Folder, tmp_path: P
 
 @pytest.mark.parametrize("where", ["loss", "reward"])
 def test_a_kl_changes_what_is_learned(where: str, model_folder: Folder, tmp_path: Path) -> None:
-    plain = {"name": "grpo", "standardise": False}
+    plain = {"name": "grpo", "scale": "none"}
     free = naming_config(model_folder("llama"), steps=2, algorithm=plain)
     dear = free | {"algorithm": plain | {"kl": 1.0, "kl_in": where}}
     runs = [trained(tree, tmp_path / name) for name, tree in (("free", free), ("dear", dear))]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from coterie.config import Config, ConfigError, Lora, dump, load, yamltree
 from coterie.config.crosscheck import cross_check
@@ -241,7 +242,7 @@ MISTAKES_IN_OVERRIDES = {
     "foreign steps": ("trainer.total_epochs=3", "trainer.total_epochs: unknown key; here it is steps"),
     "foreign interval": (
         "algorithm.agent_iteration_interval=3",
-        "training one role at a time is not an option of this",
+        "algorithm.agent_iteration_interval: unknown key; here it is algorithm.rotate",
     ),
     "foreign group": ("num_generations=8", "num_generations: unknown key; here it is episodes_per_task"),
     "foreign memory": ("gpu_memory_utilization=0.9", "gpu_memory_utilization: unknown key; there is nothing to set"),
@@ -524,3 +525,23 @@ def fits_type(kind: str, data: Any) -> bool:
     if kind in ("number", "integer"):
         return isinstance(data, int if kind == "integer" else (int, float)) and not isinstance(data, bool)
     return isinstance(data, TYPES[kind])
+
+
+def test_data_beside_the_config_is_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "sums.jsonl").write_text('{"question": "1 + 1", "answer": 2}\n')
+    recipe = {
+        "policies": {"small": {}},
+        "roles": {"solver": "small"},
+        "workflow": {"name": "single"},
+        "env": {"name": "rows", "train": "sums.jsonl"},
+        "reward": "number",
+        "algorithm": "grpo",
+    }
+    (tmp_path / "here" / "sums.yaml").write_text(yaml.safe_dump(recipe))
+    config = load(tmp_path / "here" / "sums.yaml")
+    (tmp_path / "stored.yaml").write_text(dump(config))
+    monkeypatch.chdir(tmp_path)
+    again = load(tmp_path / "stored.yaml")
+    assert again == config
+    assert [task.answer for task in again.env.made.tasks("train")] == [2]

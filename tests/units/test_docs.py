@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import re
 from pathlib import Path
 from typing import Any
@@ -69,3 +70,12 @@ def test_the_algorithm_of_the_page_compares_each_turn_with_the_others(tmp_path: 
 
 def a_turn() -> Turn:
     return Turn("solver", "small", 0, 0, (1, 2), (3, 4), (-0.1, -0.2), 1.0, "hi", "end")
+
+
+def test_the_page_of_algorithms_says_what_the_algorithms_say() -> None:
+    written = (DOCS / "algorithms.md").read_text()
+    spec = importlib.util.spec_from_file_location("make_algorithms", DOCS / "make_algorithms.py")
+    assert spec is not None and spec.loader is not None
+    maker = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(maker)
+    assert written == maker.page(), "run: python docs/make_algorithms.py"

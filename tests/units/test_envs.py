@@ -28,15 +28,15 @@ QUESTIONS = [
 ]
 
 
-def jsonl(path: Path, rows: list[Any]) -> str:
+def jsonl(path: Path, rows: list[Any]) -> Path:
     path.write_text("\n".join(json.dumps(row) for row in rows) + "\n")
-    return str(path)
+    return path
 
 
-def parquet(path: Path, rows: list[Any]) -> str:
+def parquet(path: Path, rows: list[Any]) -> Path:
     path = path.with_suffix(".parquet")
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
-    return str(path)
+    return path
 
 
 def score(env: Env, task: Task, answer: Any) -> Episode:
@@ -127,9 +127,9 @@ def test_a_reward_that_would_do_nothing_is_an_error() -> None:
     with pytest.raises(ValueError, match="reward exact: no effect, because ScoresItself scores itself"):
         graded(env, "exact", {}, 1.0)
     with pytest.raises(ValueError, match="reward native: Rows has none of its own"):
-        graded(Rows("x.jsonl"), "native", {}, 1.0)
+        graded(Rows(Path("x.jsonl")), "native", {}, 1.0)
     with pytest.raises(ValueError, match="did you mean exact"):
-        graded(Rows("x.jsonl"), "exakt", {}, 1.0)
+        graded(Rows(Path("x.jsonl")), "exakt", {}, 1.0)
 
 
 @pytest.mark.parametrize("write", [jsonl, parquet])
@@ -155,17 +155,17 @@ def test_a_bad_row_is_told_by_file_and_number(tmp_path: Path, text: str, message
     path = tmp_path / "sums.jsonl"
     path.write_text(text)
     with pytest.raises(ValueError, match=message):
-        Rows(str(path)).tasks("train")
+        Rows(path).tasks("train")
 
 
 def test_a_missing_or_foreign_file_is_told_by_name(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"nowhere.jsonl: no such file"):
-        Rows("nowhere.jsonl").tasks("train")
+        Rows(Path("nowhere.jsonl")).tasks("train")
     (tmp_path / "sums.csv").write_text("a,b")
-    with pytest.raises(ValueError, match=r"sums.csv: a .jsonl or .parquet file is needed"):
-        Rows(str(tmp_path / "sums.csv")).tasks("train")
+    with pytest.raises(ValueError, match=r"sums.csv: a .jsonl, .json or .parquet file is needed"):
+        Rows(tmp_path / "sums.csv").tasks("train")
     with pytest.raises(ValueError, match=r"env.test: held-out tasks are asked for"):
-        Rows("nowhere.jsonl").tasks("test")
+        Rows(Path("nowhere.jsonl")).tasks("test")
 
 
 @pytest.mark.parametrize("write", [jsonl, parquet])
@@ -193,7 +193,7 @@ def test_every_gsm8k_solution_is_worth_its_answer() -> None:
     folder = Path(os.environ.get("COTERIE_DATA", "")) / "gsm8k"
     if not (folder / "train.jsonl").is_file():
         pytest.skip("COTERIE_DATA names no folder with gsm8k")
-    env = graded(Gsm8k(str(folder / "train.jsonl"), str(folder / "test_200.jsonl")), "number", {}, 1.0)
+    env = graded(Gsm8k(folder / "train.jsonl", folder / "test_200.jsonl"), "number", {}, 1.0)
     assert isinstance(env, TaskEnv)
     train, test = env.tasks("train"), env.tasks("test")
     assert (len(train), len(test)) == (7473, 200)

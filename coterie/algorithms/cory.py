@@ -1,0 +1,40 @@
+"""CORY: two copies of one model, one of which reads the other's answer, change seats as they learn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from coterie.algorithms.base import Count, NotNegative
+from coterie.algorithms.ippo import Ippo
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cory(Ippo):
+    """PPO for a pioneer and an observer, who reads the pioneer's answer. Both earn what both answers are worth
+    together, each less its own distance to the reference, and their policies change seats every `swap` steps.
+    Use it to fine-tune one model more steadily than alone: afterwards either policy may serve by itself. With
+    `workflow: cory` and `credit: aggregate`; or any other workflow of two roles that share what they earn.
+    Costs two policies and two turns an episode, the second with a longer prompt. (arXiv 2410.06101)"""
+
+    swap: Count = 10
+    kl: NotNegative = 0.05
+    kl_in: Literal["loss", "reward"] = "reward"
+
+    def problems(self, config: Any) -> Iterator[tuple[str, str]]:
+        yield from super().problems(config)
+        policies = [policy for role in config.roles.values() for policy in role.policies]
+        if len(config.roles) != 2 or len(policies) != 2 or len(set(policies)) != 2:
+            yield "roles", "CORY has two roles and a policy for each, which change seats"
+        starts = {(policy.model, policy.adapter) for policy in config.policies.values()}
+        if len(starts) > 1:
+            yield "policies", "CORY's two policies start from the same model and adapter"
+        shared = config.credit.name == "aggregate" and config.credit.options["mode"] == "sum"
+        if config.workflow.name == "cory" and not shared:
+            yield "credit", "must be aggregate, with mode: sum: in CORY both roles earn what both answers are worth"
+
+    def seats(self, step: int, roles: Mapping[str, str]) -> Mapping[str, str]:
+        if step // self.swap % 2 == 0:
+            return roles
+        return dict(zip(roles, reversed(list(roles.values())), strict=True))

@@ -1,0 +1,28 @@
+"""Dr. GRPO: GRPO without the two divisions that favour some answers over others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from coterie.algorithms.group import Scale
+from coterie.algorithms.grpo import Grpo
+from coterie.rl.losses import Reduce
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrGrpo(Grpo):
+    """GRPO that divides neither by a group's deviation nor by an answer's own length, but by one fixed length.
+    Where answers grow without getting better, or tasks that are nearly always or never solved weigh too much.
+    Costs what GRPO costs; `reduce_length` has to be given. (Dr. GRPO, arXiv 2503.20783)"""
+
+    scale: Scale = "none"
+    reduce: Reduce | None = "fixed"
+
+    def problems(self, config: Any) -> Iterator[tuple[str, str]]:
+        longest = max((config.sampling_of(role).max_tokens for role in config.roles), default=1)
+        usual = f"is not given, and reduce: fixed divides by it; {longest} is usual, the most that a turn may say here"
+        for key, message in super().problems(config):
+            missing = key == "algorithm.reduce_length" and self.reduce_length is None
+            yield key, usual if missing else message

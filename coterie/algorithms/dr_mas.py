@@ -1,0 +1,21 @@
+"""Dr. MAS: GRPO in which no role's rewards touch another role's advantages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from coterie.algorithms.grpo import Grpo
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrMas(Grpo):
+    """GRPO whose mean and deviation are always of a role's own turns; peers that would mix roles are refused.
+    For teams whose roles are rewarded on different scales, where common statistics make gradients explode.
+    Costs what GRPO costs; with the peers that GRPO has by default the two are the same. (Dr. MAS, arXiv 2602.08847)"""
+
+    def problems(self, config: Any) -> Iterator[tuple[str, str]]:
+        yield from super().problems(config)
+        if "role" not in self.peers:
+            yield "algorithm.peers", "lacks role, so roles would be compared with each other; Dr. MAS never does that"

@@ -1,0 +1,22 @@
+"""GSPO: GRPO whose ratios are of whole turns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from coterie.algorithms.base import Count, Positive
+from coterie.algorithms.grpo import Grpo
+from coterie.rl.losses import Level, Normalize
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gspo(Grpo):
+    """GRPO with one ratio per turn, the geometric mean of its tokens', which is clipped as a whole and very tightly.
+    For long turns and mixture-of-experts models, where the ratios of single tokens are noise.
+    Costs what GRPO costs, and a forward before the update for its several optimiser steps. (GSPO, arXiv 2507.18071)"""
+
+    level: Level = "turn"
+    normalize: Normalize = "token"
+    clip: Positive = 3e-4
+    clip_high: Positive | None = 4e-4
+    minibatches: Count = 4

@@ -1,0 +1,71 @@
+"""HAPPO: policies learn one after the other, and each reckons with how the ones before it have moved."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from coterie.algorithms.mappo import Mappo
+from coterie.rl.sequential import others_moved
+from coterie.types import Batch, Learner, Metrics, Scores
+
+
+@dataclass(frozen=True, kw_only=True)
+class Happo(Mappo):
+    """MAPPO that updates policies in a random order; a turn's advantage is multiplied by how much likelier the
+    policies before have made what the other roles said in its episode.
+    Use it for roles on policies of their own that must fit together; on one shared policy it is MAPPO.
+    Costs what MAPPO does and, for every policy but the last, one more forward over its turns.
+    (arXiv 2109.11251; HARL, arXiv 2304.09870)"""
+
+    max_factor: Annotated[float, Field(gt=1)] = 10.0  # the factor is held between this and one over it
+
+    @property
+    def reads_old(self) -> bool:
+        return True
+
+    def old(self, scores: Scores, batch: Batch) -> Tensor:
+        # Read for the factor in any case; the policy's own loss does as in every other algorithm.
+        return scores.logprobs.detach() if self.once else batch.old_logprobs
+
+    def update(
+        self, learners: Mapping[str, Learner], batches: Mapping[str, Batch], rng: random.Random, step: int
+    ) -> Metrics:
+        order = self.in_turn(learners, batches, step)
+        rng.shuffle(order)
+        updated: list[tuple[Batch, Tensor]] = []  # what each policy so far said, and its log-probs since its update
+        metrics: Metrics = {}
+        for place, policy in enumerate(order):
+            learner, batch = learners[policy], batches[policy]
+            moved = log_factor(batch, updated)
+            trained = self.train(learner, replace(batch, advantages=batch.advantages * self.held(moved).exp()), rng)
+            metrics |= {f"{policy}/{key}": value for key, value in (trained | self._report(moved[batch.mask])).items()}
+            if place + 1 < len(order):
+                updated.append((batch, learner.logprobs(batch)))
+        return metrics
+
+    def held(self, moved: Tensor) -> Tensor:
+        """Many tokens that each moved a little are a factor without bounds: a few episodes would be the whole batch."""
+        most = math.log(self.max_factor)
+        return moved.clamp(-most, most)
+
+    def _report(self, moved: Tensor) -> Metrics:
+        held = self.held(moved)
+        return {"factor": float(held.exp().mean()), "factor_held": float((held != moved).float().mean())}
+
+
+def log_factor(batch: Batch, updated: list[tuple[Batch, Tensor]]) -> Tensor:
+    """Σ log π_new/π_old over the turns, of other roles and the same episode, whose policies have been updated: [T]."""
+    total = torch.zeros_like(batch.advantages)
+    for done, logprobs in updated:
+        said = done.mask
+        moved = (logprobs - done.old_logprobs)[said]
+        total += others_moved(moved, done.episode[said], done.role[said], batch.episode, batch.role)
+    return total

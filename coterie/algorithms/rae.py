@@ -1,0 +1,20 @@
+"""RAE: a turn is good if it earned more than its role has been earning lately."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from coterie.algorithms.group import Baseline, Scale
+from coterie.algorithms.grpo import Grpo
+from coterie.rl.groups import Peer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rae(Grpo):
+    """REINFORCE with a running average for every role, and for every opponent it meets, as its baseline.
+    For self-play in games that favour a seat: what the first player wins by being first teaches it nothing.
+    Costs one episode per task at the least, and no critic. (SPIRAL, arXiv 2506.24119)"""
+
+    peers: tuple[Peer, ...] = ("role", "opponents")
+    baseline: Baseline = "ema"
+    scale: Scale = "none"

@@ -1,0 +1,47 @@
+"""DeepCoder: programming problems of several contests, each with its own way to write tests."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from coterie.data.row import Hub, Raw, Row, Source, lacks
+from coterie.data.tests import untestable
+
+
+def parse(raw: Raw, name: str) -> Row | str:
+    problem = lacks(raw, "problem")
+    if problem:
+        return problem
+    if "tests" not in raw:
+        return f"no field tests; it has {', '.join(raw)}"
+    try:
+        tests = json.loads(raw["tests"]) if isinstance(raw["tests"], str) else raw["tests"]
+    except ValueError as error:
+        return f"tests are not JSON: {error}"
+    if isinstance(tests, list) and isinstance(raw.get("metadata"), dict):  # LiveCodeBench may name the function here
+        tests = [{"metadata": raw["metadata"], **test} if isinstance(test, dict) else test for test in tests]
+    starter = raw.get("starter_code") or ""
+    question = raw["problem"] + (f"\n\nStart from this code:\n```python\n{starter.strip()}\n```" if starter else "")
+    return untestable(tests) or Row(name, question, solution(raw.get("solutions")), {"tests": tests})
+
+
+def solution(solutions: Any) -> str | None:
+    """A reference program, where there is one."""
+    first = solutions[0] if isinstance(solutions, list) and solutions else solutions
+    return first if isinstance(first, str) and first.strip() else None
+
+
+HUB = "agentica-org/DeepCoder-Preview-Dataset"
+DEEPCODER = Source(
+    "deepcoder",
+    "programming problems of contests, with tests",
+    "code",
+    parse,
+    (
+        Hub(HUB, "primeintellect", {"train": "train"}),
+        Hub(HUB, "taco", {"train": "train"}),
+        Hub(HUB, "lcbv5", {"train": "train", "test": "test"}),
+        Hub(HUB, "codeforces", {"test": "test"}),
+    ),
+)

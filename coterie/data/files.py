@@ -1,0 +1,106 @@
+"""Rows of jsonl, JSON and Parquet files: a source's own, and prepared ones."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+
+from coterie.data.row import Raw, Row
+
+KINDS = (".jsonl", ".json", ".parquet")
+PREPARED = b"coterie"  # the key in a Parquet file's schema that says so
+NOT_JSON = (ValueError, RecursionError)
+COLUMNS = pyarrow.schema([(name, pyarrow.string()) for name in ("id", "question", "answer", "meta")])
+
+
+def read(file: Path) -> Iterator[tuple[int, Raw]]:
+    """The rows of a file with their numbers, from 1; the first that is none is an error."""
+    for number, row in rows(file):
+        if isinstance(row, str):
+            raise ValueError(f"{file}, row {number}: {row}")
+        yield number, row
+
+
+def rows(file: Path) -> Iterator[tuple[int, Raw | str]]:
+    """The rows of a file with their numbers, from 1; a text says why one is none. Blank lines only count."""
+    if not file.is_file():
+        raise ValueError(f"{file}: no such file")
+    if file.suffix == ".parquet":
+        yield from enumerate(_table(file).to_pylist(), 1)
+    elif file.suffix == ".jsonl":
+        for number, line in enumerate(file.read_bytes().split(b"\n"), 1):
+            if line.strip():
+                yield number, _object(line)
+    elif file.suffix == ".json":
+        yield from enumerate(_list(file), 1)
+    else:
+        raise ValueError(f"{file}: a .jsonl, .json or .parquet file is needed")
+
+
+def is_prepared(file: Path) -> bool:
+    """Whether `coterie data prepare` wrote this file."""
+    if file.suffix != ".parquet" or not file.is_file():
+        return False
+    return PREPARED in (_open(file).schema_arrow.metadata or {})
+
+
+def read_prepared(file: Path) -> Iterator[Row]:
+    for raw in _table(file).to_pylist():
+        yield Row(raw["id"], raw["question"], raw["answer"], json.loads(raw["meta"]))
+
+
+def as_parquet(source: str, chosen: Iterable[Row]) -> bytes:
+    """A prepared file's content. A row whose texts or meta do not fit is a ValueError: see `problem`."""
+    table = pyarrow.Table.from_pylist([as_columns(row) for row in chosen], schema=COLUMNS)
+    buffer = io.BytesIO()
+    pyarrow.parquet.write_table(table.replace_schema_metadata({PREPARED: source.encode()}), buffer, compression="zstd")
+    return buffer.getvalue()
+
+
+def as_columns(row: Row) -> dict[str, str | None]:
+    meta = json.dumps(dict(row.meta), ensure_ascii=False, allow_nan=False)
+    return {"id": row.id, "question": row.question, "answer": row.answer, "meta": meta}
+
+
+def problem(row: Row) -> str | None:
+    """Why a row cannot be stored, or None."""
+    try:
+        "".join(text for text in as_columns(row).values() if text is not None).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        return f"cannot be stored: {error}"
+    return None
+
+
+def _open(file: Path) -> pyarrow.parquet.ParquetFile:
+    try:
+        return pyarrow.parquet.ParquetFile(file)
+    except pyarrow.ArrowInvalid as error:
+        raise ValueError(f"{file}: not Parquet: {error}") from None
+
+
+def _table(file: Path) -> Any:
+    return _open(file).read()
+
+
+def _object(line: bytes) -> Raw | str:
+    try:
+        row = json.loads(line)
+    except NOT_JSON as error:
+        return f"not JSON: {error}"
+    return row if isinstance(row, dict) else f"an object is needed, not {line[:40].decode(errors='replace')}"
+
+
+def _list(file: Path) -> list[Raw | str]:
+    try:
+        whole = json.loads(file.read_bytes())
+    except NOT_JSON as error:
+        raise ValueError(f"{file}: not JSON: {error}") from None
+    if not isinstance(whole, list):
+        raise ValueError(f"{file}: a list of objects is needed")
+    return [row if isinstance(row, dict) else f"an object is needed, not {json.dumps(row)[:40]}" for row in whole]

@@ -1,0 +1,26 @@
+"""HumanEval: Python functions to complete from their docstrings."""
+
+from __future__ import annotations
+
+from coterie.data.row import Hub, Raw, Row, Source, lacks
+from coterie.data.tests import untestable
+
+
+def parse(raw: Raw, name: str) -> Row | str:
+    problem = lacks(raw, "task_id", "prompt", "entry_point", "canonical_solution", "test")
+    if problem:
+        return problem
+    stub = raw["prompt"]
+    question = f"Complete this function and give the whole of it:\n```python\n{stub.strip()}\n```"
+    tests = {"prompt": stub, "entry_point": raw["entry_point"], "test": raw["test"]}
+    return untestable(tests) or Row(raw["task_id"], question, stub + raw["canonical_solution"], {"tests": tests})
+
+
+HUMANEVAL = Source(
+    "humaneval",
+    "Python functions to complete from their docstrings",
+    "code",
+    parse,
+    (Hub("openai/openai_humaneval", None, {"test": "test"}),),
+    split="test",
+)

@@ -1,0 +1,103 @@
+"""Data sets as tables and texts for a terminal."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from difflib import get_close_matches
+from itertools import islice
+from pathlib import Path
+from statistics import median
+
+import rich
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from coterie.data.files import is_prepared, read_prepared
+from coterie.data.prepare import Prepared
+from coterie.data.row import Source
+
+WIDEST = 600  # characters of a text that are shown
+
+
+def show(parts: Iterable[RenderableType]) -> None:
+    for part in parts:
+        rich.get_console().print(part, soft_wrap=isinstance(part, Text))
+
+
+def sources(known: Iterable[Source]) -> Iterator[RenderableType]:
+    table = _table("name", "what it is", "reward", "on the hub")
+    for source in known:
+        table.add_row(
+            source.name, source.about, source.reward, "\n".join(dict.fromkeys(hub.path for hub in source.hubs))
+        )
+    table.add_row("reasoning_gym:NAME", "tasks that reasoning-gym makes up", "native", "")
+    yield table
+
+
+def prepared(folder: Path, result: Prepared) -> Iterator[RenderableType]:
+    """What was written where, and why rows were set aside."""
+    yield Text(str(folder), style="bold")
+    table = _table("file", "rows", "why")
+    for split, rows in result.splits.items():
+        if rows:
+            table.add_row(f"{split}.parquet", str(len(rows)), "")
+    for reason, count in result.reasons.most_common(8):
+        table.add_row("rejected.jsonl", str(count), Text(reason))
+    yield table
+
+
+def first(path: Path, count: int) -> Iterator[RenderableType]:
+    """The first tasks of each file, as they are asked and answered."""
+    for file in _files(path):
+        for row in islice(read_prepared(file), count):
+            yield Text(f"{file.name}  {row.id}", style="bold")
+            yield Text(f"{_cut(row.question)}\n→ {_cut(str(row.answer))}")
+            yield Text(f"{_cut(json.dumps(dict(row.meta), ensure_ascii=False))}\n", style="dim")
+
+
+def statistics(path: Path) -> Iterator[RenderableType]:
+    """How many tasks, how long they are, and what is answered most."""
+    table = _table("file", "tasks", "words: question", "answer", "answers", "commonest")
+    for file in _files(path):
+        rows = list(read_prepared(file))
+        answers = Counter(str(row.answer) for row in rows)
+        common = ", ".join(f"{_cut(answer, 24)} {count / len(rows):.0%}" for answer, count in answers.most_common(3))
+        table.add_row(
+            file.name, str(len(rows)), _lengths(row.question for row in rows), _lengths(map(str, answers)),
+            str(len(answers)), Text(common),
+        )  # fmt: skip
+    yield table
+
+
+def unknown(name: str, names: Sequence[str]) -> str:
+    near = get_close_matches(name, names, n=1)
+    return f"{name}: unknown; there are {', '.join(names)}" + (f"; did you mean {near[0]}?" if near else "")
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def _lengths(texts: Iterable[str]) -> str:
+    counts = [len(text.split()) for text in texts]
+    return f"{median(counts):g}, at most {max(counts)}"
+
+
+def _cut(text: str, most: int = WIDEST) -> str:
+    shown = text.strip()
+    return shown if len(shown) <= most else f"{shown[:most]}…"
+
+
+def _files(path: Path) -> list[Path]:
+    """The prepared files that a path names."""
+    files = [path] if path.is_file() else [path / f"{split}.parquet" for split in ("train", "test")]
+    found = [file for file in files if is_prepared(file)]
+    if not found:
+        raise ValueError(f"{path}: holds nothing that `coterie data prepare` has written")
+    return found

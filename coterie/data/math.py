@@ -1,0 +1,43 @@
+"""Competition mathematics: DeepScaleR, AIME 2024 and MATH-500 are written alike."""
+
+from __future__ import annotations
+
+from coterie.data.row import Hub, Raw, Row, Source, lacks, others
+
+
+def parse(raw: Raw, name: str) -> Row | str:
+    """The answer is a formula or a number; AIME's may be given as a number."""
+    if "answer" in raw and isinstance(raw["answer"], int):
+        raw = {**raw, "answer": str(raw["answer"])}
+    problem = lacks(raw, "problem", "answer")
+    if problem:
+        return problem
+    return Row(
+        str(raw.get("unique_id", name)), raw["problem"], raw["answer"], others(raw, "problem", "answer", "unique_id")
+    )
+
+
+DEEPSCALER = Source(
+    "deepscaler",
+    "competition mathematics to train on",
+    "math",
+    parse,
+    (Hub("agentica-org/DeepScaleR-Preview-Dataset", None, {"train": "train"}),),
+    split="train",
+)
+AIME2024 = Source(
+    "aime2024",
+    "30 hard problems to measure with",
+    "math",
+    parse,
+    (Hub("HuggingFaceH4/aime_2024", None, {"train": "test"}),),
+    split="test",
+)
+MATH500 = Source(
+    "math500",
+    "500 problems of MATH to measure with",
+    "math",
+    parse,
+    (Hub("HuggingFaceH4/MATH-500", None, {"test": "test"}),),
+    split="test",
+)

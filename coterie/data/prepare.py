@@ -1,0 +1,147 @@
+"""A source's rows → train and test Parquet, and a file of those that are no good, with the reasons."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from coterie.data.files import KINDS, as_parquet, problem, rows
+from coterie.data.row import Raw, Row, Source
+from coterie.data.sources import from_hub
+from coterie.files import atomic_folder
+from coterie.seeds import stable_hash
+
+if TYPE_CHECKING:
+    from coterie.types import Split
+
+SPLITS: tuple[Split, Split] = ("test", "train")  # the test first: what is in it may not be trained on
+SAYS: dict[str, Split] = {
+    "train": "train",
+    "test": "test",
+    "dev": "test",
+    "valid": "test",
+    "validation": "test",
+    "eval": "test",
+}
+HELD_OUT = 5  # of rows that nothing says about, one in so many is for the test
+
+
+@dataclass(frozen=True)
+class Found:
+    """A row of a source, where it stood, and the split that its place names."""
+
+    place: str  # a file's name, or the hub's split
+    number: int
+    raw: Raw | str  # a text says why it is none
+    split: Split | None
+
+
+@dataclass
+class Prepared:
+    """What came of a source."""
+
+    splits: dict[Split, list[Row]] = field(default_factory=lambda: {"train": [], "test": []})
+    rejected: list[tuple[Found, str]] = field(default_factory=list)
+
+    @property
+    def reasons(self) -> Counter[str]:
+        return Counter(reason for _, reason in self.rejected)
+
+
+def found_in(source: Source, place: Path | None) -> Iterator[Found]:
+    """All rows of a file, of a folder's files, or of the hub."""
+    if place is None:
+        for split in SPLITS:
+            for number, raw in from_hub(source, split):
+                yield Found(split, number, raw, split)
+        return
+    for file in _files(place):
+        for number, read in rows(file):
+            yield Found(file.name, number, read, said_by(file.stem))
+
+
+def said_by(stem: str) -> Split | None:
+    """The split that a file's name tells: r1_dev and test_200 are for the test."""
+    words = stem.lower().replace("-", "_").replace(".", "_").split("_")
+    return next((SAYS[word] for word in words if word in SAYS), None)
+
+
+def sort_out(source: Source, found: Iterable[Found], limit: int | None = None) -> Prepared:
+    """Good rows into their splits, `limit` of each at most; the others with the reason why not."""
+    result, parsed = Prepared(), list[tuple[Found, Row]]()
+    for one in found:
+        row = read(source, one)
+        if isinstance(row, str):
+            result.rejected.append((one, row))
+        else:
+            parsed.append((one, row))
+    for split in SPLITS:
+        _fill(result, split, [(one, row) for one, row in parsed if row.split == split], limit)
+    return result
+
+
+def read(source: Source, found: Found) -> Row | str:
+    """A row with its split, or what is wrong with it."""
+    if isinstance(found.raw, str):
+        return found.raw
+    name = f"{source.name}/{Path(found.place).stem}/{found.number}"
+    row = source.parse(found.raw, name)
+    if isinstance(row, str):
+        return row
+    unfit = problem(row)
+    if unfit:
+        return unfit
+    return replace(row, split=row.split or found.split or source.split or dealt(row.question))
+
+
+def dealt(question: str) -> Split:
+    """The same question always goes to the same split, whatever else is in the file."""
+    return "test" if stable_hash("held out", question) % HELD_OUT == 0 else "train"
+
+
+def write(source: str, prepared: Prepared, out: Path) -> None:
+    """A new folder with what there is; it appears whole or not at all."""
+    with atomic_folder(out) as folder:
+        for split, chosen in prepared.splits.items():
+            if chosen:
+                (folder / f"{split}.parquet").write_bytes(as_parquet(source, chosen))
+        if prepared.rejected:
+            lines = (_set_aside(one, reason) for one, reason in prepared.rejected)
+            (folder / "rejected.jsonl").write_text("".join(lines), "utf-8", errors="backslashreplace")
+
+
+def _fill(result: Prepared, split: Split, parsed: list[tuple[Found, Row]], limit: int | None) -> None:
+    seen = {key: "a row of the test" for row in result.splits["test"] for key in _keys(row, "train")}
+    for found, row in parsed:
+        if len(result.splits[split]) == limit:
+            break
+        twice = [key for key in _keys(row, split) if key in seen]
+        if twice:
+            result.rejected.append((found, f"the same {twice[0][0]} as {seen[twice[0]]}"))
+        else:
+            result.splits[split].append(row)
+            seen |= dict.fromkeys(_keys(row, split), "an earlier row")
+
+
+def _keys(row: Row, split: Split) -> list[tuple[str, str]]:
+    """What no two rows may share. A question that its authors put into the test twice stays there twice."""
+    return [("id", row.id)] + ([("question", row.question.strip())] if split == "train" else [])
+
+
+def _set_aside(found: Found, reason: str) -> str:
+    raw = None if isinstance(found.raw, str) else found.raw
+    kept = {"source": found.place, "row": found.number, "reason": reason, "raw": raw}
+    return json.dumps(kept, ensure_ascii=False, default=str) + "\n"
+
+
+def _files(place: Path) -> list[Path]:
+    if place.is_file():
+        return [place]
+    files = sorted(file for file in place.glob("*") if file.suffix in KINDS)
+    if not files:
+        raise ValueError(f"{place}: there is no {', '.join(KINDS)} file")
+    return files

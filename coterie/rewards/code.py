@@ -1,0 +1,175 @@
+"""Right when the program passes its tests."""
+
+from __future__ import annotations
+
+import ast
+import json
+import marshal
+import re
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coterie.rewards.code_tests import Tests, read_tests
+from coterie.rewards.same import same_output, same_value
+from coterie.sandbox import Limits, Ran, shared
+
+HARNESS = Path(__file__).with_name("code_inside.py").read_text()
+OUTPUT = 32 << 20  # bytes that all tests of a program may print together
+SHOWN = 2000  # letters of an input or an output in a report
+FENCE = re.compile(
+    r"^[ \t]*```[ \t]*(?P<language>[\w+#.-]*)[^\n]*\n(?P<code>.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE
+)
+PYTHON = ("python", "python3", "py")
+LONGEST = 50_000  # letters of a program without a fence; parsing takes a while
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A test that a program did not pass."""
+
+    test: int
+    input: str
+    expected: str
+    got: str  # or what went wrong
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came of a program's tests."""
+
+    passed: int
+    total: int
+    failures: tuple[Failure, ...]
+
+    @property
+    def fraction(self) -> float:
+        return self.passed / self.total
+
+    def __str__(self) -> str:
+        """A report for whoever repairs the program."""
+        said = [f"{self.passed} of {self.total} tests passed."]
+        for failure in self.failures:
+            said.append(f"Input:\n{failure.input}\nExpected:\n{failure.expected}\nGot:\n{failure.got}")
+        return "\n\n".join(said)
+
+
+async def code(
+    answer: Any, truth: Any, *, partial: bool = False, test_seconds: float = 4.0, seconds: float = 20.0
+) -> float:
+    """1 when the program in the answer passes all of its tests; `partial: true` gives the share that it passes.
+
+    `test_seconds` is the time of one test, `seconds` of all. What `truth` may be, `read_tests` says.
+    """
+    tests, program = read_tests(truth), code_in(str(answer))
+    if program is None:
+        return 0.0
+    verdict = await run_tests(program, tests, test_seconds=test_seconds, seconds=seconds)
+    return verdict.fraction if partial else float(verdict.passed == verdict.total)
+
+
+def code_in(text: str) -> str | None:
+    """The program that a text gives: its last Python block, else its last block, else all of it if it is Python.
+
+    The last block need not be closed. Graders and workflows read a model's program with this one function.
+    """
+    blocks = [(found["language"].lower(), found["code"]) for found in FENCE.finditer(text)]
+    named = [code for language, code in blocks if language in PYTHON]
+    if blocks:
+        return (named or [code for _, code in blocks])[-1]
+    return text if _is_python(text) else None
+
+
+async def run_tests(program: str, tests: Tests, *, test_seconds: float = 4.0, seconds: float = 20.0) -> Verdict:
+    """Try a program on its tests in the sandbox, and tell which it did not pass, with input, expected and got."""
+    token = secrets.token_hex(8)
+    request = {
+        "token": token,
+        "kind": tests.kind,
+        "before": tests.before,
+        "program": tests.whole(program),
+        "inputs": [] if tests.kind == "checks" else list(tests.inputs),  # the script of checks has them
+        "function": tests.function,
+        "script": tests.script,
+        "seconds": test_seconds,
+    }
+    limits = Limits(seconds=min(seconds, 2 + test_seconds * len(tests.inputs)), output=OUTPUT)
+    ran = await shared().run(HARNESS, stdin=marshal.dumps(request), limits=limits)
+    lines = [line.removeprefix(token) for line in ran.stdout.split("\n")[:-1] if line.startswith(token)]
+    records = [record for line in lines if (record := _record(line))]
+    return _judged_checks(tests, records, ran) if tests.kind == "checks" else _judged(tests, records, ran)
+
+
+def _record(line: str) -> dict[str, Any]:
+    """What a program reports of a test; nothing where no one can read it, as it is the program's own value."""
+    try:
+        record: dict[str, Any] = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return record
+
+
+def _judged(tests: Tests, records: list[dict[str, Any]], ran: Ran) -> Verdict:
+    told = {record["test"]: record for record in records if "test" in record}
+    why = _why_not_all(records, ran)
+    failures = []
+    for number, (given, wanted) in enumerate(zip(tests.inputs, tests.expected, strict=True)):
+        record = told.get(number, {"error": why})
+        if record.get("error"):
+            failures.append(_failure(number, given, wanted, record["error"]))
+        elif tests.kind == "stdin" and not same_output(record["stdout"], wanted):
+            failures.append(_failure(number, given, wanted, record["stdout"]))
+        elif tests.kind == "calls" and not same_value(record["value"], wanted):
+            failures.append(_failure(number, given, wanted, record["value"]))
+    return Verdict(len(tests.inputs) - len(failures), len(tests.inputs), tuple(failures))
+
+
+def _judged_checks(tests: Tests, records: list[dict[str, Any]], ran: Ran) -> Verdict:
+    """An assert in a loop is passed when it was every time. One that test code never came to counts only where
+    that is the program's fault: when the tests did not come to their end."""
+    done = any("done" in record for record in records)
+    told: dict[int, dict[str, Any]] = {}
+    for record in records:
+        if "test" in record and told.get(record["test"], {"passed": True})["passed"]:
+            told[record["test"]] = record
+    failures = []
+    for number, source in enumerate(tests.inputs):
+        if number in told and not told[number]["passed"]:
+            record = told[number]
+            wanted = record.get("expected", "")
+            failures.append(_failure(number, source, wanted, record.get("error") or record["got"]))
+    if not done:
+        missing = [number for number in range(len(tests.inputs)) if number not in told] or [len(tests.inputs)]
+        why = _why_not_all(records, ran)
+        failures += [_failure(n, [*tests.inputs, "the end of the tests"][n], "", why) for n in missing]
+    total = len(told) if done else max(len(tests.inputs), len(told) + (len(told) == len(tests.inputs)))
+    return Verdict(total - len(failures), max(total, 1), tuple(failures))
+
+
+def _why_not_all(records: list[dict[str, Any]], ran: Ran) -> str:
+    """Why tests have no result of their own."""
+    broken = [record["broken"] for record in records if "broken" in record]
+    if broken:
+        return str(broken[0])
+    if ran.ended == "timeout":
+        return f"timeout: all tests together took more than {ran.seconds:.0f} s"
+    last = ran.stderr.strip().rpartition("\n")[2]
+    return f"the run ended before this test: {ran.ended}, exit code {ran.exit}{f', {last}' if last else ''}"
+
+
+def _failure(number: int, given: Any, wanted: Any, got: Any) -> Failure:
+    shown = [value if isinstance(value, str) else json.dumps(value) for value in (given, wanted, got)]
+    return Failure(number, *(text if len(text) <= SHOWN else text[:SHOWN] + " …" for text in shown))
+
+
+def _is_python(text: str) -> bool:
+    """Whether a whole text is Python, or would be as the rest of a function."""
+    if len(text) > LONGEST:
+        return False
+    for candidate in (text, "if True:\n" + text):
+        try:
+            return bool(ast.parse(candidate).body)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            continue
+    return False

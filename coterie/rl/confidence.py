@@ -1,0 +1,74 @@
+"""Advantages that grow or shrink with how sure of itself a message was: pure functions of tensors, each [N] → [N].
+
+A message's confidence is the mean over its tokens of log|V| − H, V the vocabulary and H the entropy. Only its standard
+score within a group is ever used, and log|V| is the same for the whole group, so it cancels and is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from coterie.rl.advantages import FLAT, centred, group_mean
+from coterie.rl.groups import Sample
+from coterie.types import Episode, Turn
+
+Gain = Literal["none", "confidence", "relative", "nll"]
+
+
+def confidence(advantages: Tensor, entropy: Tensor, group: Tensor, alpha: float) -> Tensor:
+    """A·exp(sign(A)·α·z), z the standard score of the confidence. One message has one advantage, so its mean is it."""
+    return advantages * (advantages.sign() * alpha * standard_score(-entropy, group)).exp()
+
+
+def relative(advantages: Tensor, entropy: Tensor, others: Tensor, group: Tensor, alpha: float) -> Tensor:
+    """The same of the confidence beyond that of the other roles, whose mean entropy is `others`."""
+    return confidence(advantages, entropy - others, group, alpha)
+
+
+def nll(advantages: Tensor, logprobs: Tensor, group: Tensor, alpha: float) -> Tensor:
+    """A·exp(−α·z), z the standard score of minus the mean log-prob of the message's tokens."""
+    return advantages * (-alpha * standard_score(-logprobs, group)).exp()
+
+
+def standard_score(x: Tensor, group: Tensor) -> Tensor:
+    """Zero mean and unit variance within each group, by the biased deviation; zero where all are equal."""
+    off = centred(x, group)
+    deviation = group_mean(off**2, group).sqrt()
+    return torch.where(deviation < FLAT, 0.0, off / deviation.clamp(min=FLAT))
+
+
+def mean_entropy(turn: Turn) -> float | None:
+    """Of the turn's tokens; None where nobody read it: of turns that are empty, given, or by a frozen policy."""
+    return float(turn.entropy.double().mean()) if turn.entropy is not None and len(turn.entropy) else None
+
+
+def mean_logprob(turn: Turn) -> float | None:
+    """Of the turn's tokens, by the sampler; None where there are none."""
+    return sum(turn.logprobs) / len(turn.logprobs) if turn.logprobs else None
+
+
+def entropy_of_others(episode: Episode, turn: Turn) -> float | None:
+    """The mean over the other roles' turns of the same round; a turn that stands alone is as sure as itself."""
+    beside = [mean_entropy(t) for t in episode.turns if t.role != turn.role and t.round == turn.round]
+    known = [entropy for entropy in beside if entropy is not None]
+    return sum(known) / len(known) if known else mean_entropy(turn)
+
+
+def gained(advantages: Tensor, samples: Sequence[Sample], group: Tensor, gain: Gain, alpha: float) -> Tensor:
+    """The advantages after a gain. A turn of which nobody knows how sure it was keeps its own and moves no other."""
+    read = mean_logprob if gain == "nll" else mean_entropy
+    known = [read(sample.turns[0]) for sample in samples]
+    sure = torch.tensor([0.0 if number is None else number for number in known], dtype=torch.float64)
+    alone = torch.tensor([number is None for number in known], dtype=torch.bool)
+    group = torch.where(alone, -1 - torch.arange(len(group)), group)
+    if gain == "nll":
+        return nll(advantages, sure, group, alpha)
+    if gain == "confidence":
+        return confidence(advantages, sure, group, alpha)
+    beside = [entropy_of_others(sample.episode, sample.turns[0]) for sample in samples]
+    others = torch.tensor([0.0 if number is None else number for number in beside], dtype=torch.float64)
+    return relative(advantages, sure, others, group, alpha)

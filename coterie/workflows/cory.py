@@ -1,0 +1,39 @@
+"""One answers, the other reads that and answers too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from coterie.types import Task, Team
+from coterie.workflows.conversation import opening
+from coterie.workflows.template import check, fill
+
+OBSERVE = "{question}\n\nSomeone answered:\n{pioneer}\n\nGive your own answer to the question."
+
+
+@dataclass(frozen=True)
+class Cory:
+    """The pioneer answers the question; the observer reads the question and the pioneer's answer, and answers again.
+
+    Both answers are graded, each as its own role's; `credit: aggregate` gives both roles the sum.
+    """
+
+    prompt: str = "{question}"
+    observe: str = OBSERVE
+    system: str | None = None
+
+    def __post_init__(self) -> None:
+        check(self.prompt, ["question"], "prompt")
+        check(self.observe, ["question", "pioneer"], "observe")
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        return ("pioneer", "observer")
+
+    async def run(self, task: Task, team: Team, world: Any) -> dict[str, str]:
+        said = {"question": task.prompt}
+        pioneer = await team.pioneer.say(opening(fill(self.prompt, said), self.system))
+        said["pioneer"] = pioneer.text
+        observer = await team.observer.say(opening(fill(self.observe, said), self.system))
+        return {"pioneer": pioneer.text, "observer": observer.text}

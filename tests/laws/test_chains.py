@@ -1,0 +1,340 @@
+"""Laws of credit along chains: PPO by token and by turn, over the team and by role, and token-level VDN."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from coterie.algorithms.base import Algorithm
+from coterie.algorithms.ippo import Ippo
+from coterie.algorithms.mappo import Mappo
+from coterie.algorithms.ppo import Ppo
+from coterie.algorithms.vdn_token import VdnToken
+from coterie.batch import make_batches
+from coterie.rl.advantages import first_of_turn, whitened
+from coterie.rl.losses import value_loss
+from coterie.types import Batch, Episode, Scores, Turn
+from tests.episodes import credited, episode, random_episodes, turn
+
+SEEDS = range(5)
+DISCOUNTS: dict[str, Any] = {"gamma_turn": 0.7, "lam_turn": 0.6, "whiten": None}
+BY_TOKEN = DISCOUNTS | {"gamma_token": 0.97, "lam_token": 0.9}
+EVERY: dict[str, Ppo] = {
+    "team by token": Ppo(**BY_TOKEN),
+    "team by turn": Ppo(**DISCOUNTS, level="turn"),
+    "role by token": Ippo(**BY_TOKEN),
+    "role by turn": Ippo(**DISCOUNTS, level="turn"),
+}
+
+
+def ragged(seed: int, longest: int = 5) -> Episode:
+    """Three roles in no order, one of them perhaps absent, some turns frozen, rewards of their own and the team's."""
+    draw = torch.Generator().manual_seed(seed)
+
+    def pick(most: int) -> int:
+        return int(torch.randint(most, (1,), generator=draw))
+
+    turns = []
+    for _ in range(2 + pick(6)):
+        spoken = turn(role="abc"[pick(3)], response=range(3, 4 + pick(longest)))
+        spoken.logprobs = tuple((-torch.rand(len(spoken.response_ids), generator=draw)).tolist())
+        spoken.reward = float(torch.randn(1, generator=draw))
+        if pick(5):
+            spoken.values = torch.randn(len(spoken.response_ids), generator=draw)
+            spoken.ref_logprobs = -torch.rand(len(spoken.response_ids), generator=draw)
+        turns.append(spoken)
+    return episode(turns, reward=float(torch.randn(1, generator=draw)))
+
+
+def slow(turns: list[Turn], it: Ppo, penalty: float = 0.0, beside: float = 0.0) -> dict[tuple[int, int], float]:
+    """Section 2 in words, from the end of one chain to its beginning: the advantage of each (turn, token)."""
+    steps: list[tuple[int, int, float, float, bool]] = []  # turn, token, value, reward, whether the turn ends with it
+    for k, spoken in enumerate(turns):
+        if spoken.values is None:  # environment: what it earns is what the step before it brought about
+            if steps:
+                steps[-1] = (*steps[-1][:3], steps[-1][3] + spoken.earned, steps[-1][4])
+            continue
+        size = len(spoken.response_ids)
+        cost = [penalty * (spoken.logprobs[t] - float(spoken.ref_logprobs[t])) for t in range(size)]
+        if it.level == "turn":
+            steps.append((k, 0, float(spoken.values[0]), spoken.earned - sum(cost), True))
+            continue
+        for t in range(size):
+            last = t == size - 1
+            steps.append((k, t, float(spoken.values[t]), (spoken.earned if last else 0.0) - cost[t], last))
+    found: dict[tuple[int, int], float] = {}
+    after, carried = 0.0, 0.0
+    for k, t, value, reward, last in reversed(steps):
+        gamma, lam = (it.gamma_turn, it.lam_turn) if last else (it.gamma_token, it.lam_token)
+        carried = reward + gamma * after - (value + beside) + gamma * lam * carried
+        after = value + beside
+        found[k, t] = carried
+    return found
+
+
+def assert_chain(turns: list[Turn], it: Ppo, penalty: float = 0.0, beside: float = 0.0) -> None:
+    expected = slow(turns, it, penalty, beside)
+    for k, spoken in enumerate(turns):
+        if spoken.values is None:
+            assert spoken.advantages is None and spoken.returns is None
+            continue
+        places = [0 if it.level == "turn" else t for t in range(len(spoken.response_ids))]
+        advantages = torch.tensor([expected[k, place] for place in places])
+        torch.testing.assert_close(spoken.advantages, advantages, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(spoken.returns, advantages + spoken.values[places], atol=1e-5, rtol=1e-5)
+
+
+def chains(played: Episode, chain: str) -> list[list[Turn]]:
+    if chain == "team":
+        return [played.turns]
+    return [[t for t in played.turns if t.role == role] for role in "abc"]
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("name", EVERY)
+def test_every_chain_is_as_its_definition_says(name: str, seed: int) -> None:
+    played = ragged(seed)
+    credited(EVERY[name], [played])
+    for turns in chains(played, EVERY[name].chain):
+        assert_chain(turns, EVERY[name])
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_leaving_the_reference_costs_where_it_happens_or_at_the_turn_it_is_in(name: str) -> None:
+    it = replace(EVERY[name], kl=0.3, kl_in="reward")
+    played = ragged(3)
+    credited(it, [played])
+    for turns in chains(played, it.chain):
+        assert_chain(turns, it, penalty=0.3)
+
+
+def test_roles_do_not_share_what_their_turns_earn_where_each_has_a_chain_of_its_own() -> None:
+    turns = [turn("a"), turn("b"), turn("a")]
+    for spoken, reward in zip(turns, (1.0, 10.0, 100.0), strict=True):
+        spoken.reward, spoken.values = reward, torch.zeros(1)
+    played = episode(turns)
+    for algorithm, expected in (
+        (Ippo(lam_turn=1.0, whiten=None), [101, 10, 100]),
+        (Ppo(lam_turn=1.0, whiten=None), [111, 110, 100]),
+    ):
+        credited(algorithm, [played])
+        assert [float(t.advantages[0]) for t in turns if t.advantages is not None] == expected
+
+
+@pytest.mark.parametrize("level", ["token", "turn"])
+def test_a_discount_of_zero_between_turns_cuts_the_chain_there_and_nowhere_else(level: Any) -> None:
+    played = ragged(4)
+    credited(Ppo(gamma_turn=0.0, whiten=None, level=level), [played])
+    for spoken in (t for t in played.turns if t.values is not None):
+        assert spoken.returns is not None
+        earned = spoken.earned + _of_environment_after(played, spoken)
+        assert spoken.returns.tolist() == pytest.approx([earned] * len(spoken.response_ids), abs=1e-5)
+
+
+def _of_environment_after(played: Episode, spoken: Turn) -> float:
+    total = 0.0
+    for later in played.turns[[t is spoken for t in played.turns].index(True) + 1 :]:
+        if later.values is not None:
+            break
+        total += later.earned or 0.0
+    return total
+
+
+# Turns of one token: both levels are the same algorithm.
+
+
+def scored(batch: Batch, seed: int) -> tuple[Scores, Batch]:
+    """Random scores of a learner that has moved, and the batch cut to what was sampled."""
+    part = batch.each(lambda column: column[batch.mask])
+    draw = torch.Generator().manual_seed(seed)
+    new, entropy, values = torch.randn(3, len(part), generator=draw) * 0.1
+    return Scores((part.old_logprobs + new).requires_grad_(), entropy, values.requires_grad_()), part
+
+
+@pytest.mark.parametrize("kind", [Ppo, Ippo, Mappo])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_turns_of_one_token_make_action_level_token_level(kind: type[Ppo], seed: int) -> None:
+    options: dict[str, Any] = {"gamma_turn": 0.7, "lam_turn": 0.6, "epochs": 2, "value_clip": 0.2, "value_huber": 0.5}
+    results = []
+    for level in ("token", "turn"):
+        algorithm = kind(level=level, **options)
+        episodes = [ragged(seed * 10 + i, longest=1) for i in range(4)]
+        credited(algorithm, episodes)
+        batch = make_batches(episodes)["policy"]
+        scores, part = scored(batch, seed)
+        weights = algorithm.weights(batch)[batch.mask]
+        loss = algorithm.loss(scores, part)
+        (weights * loss).sum().backward()
+        results.append(
+            (batch.advantages, batch.returns, weights, loss.detach(), scores.logprobs.grad, scores.values.grad)
+        )
+    torch.testing.assert_close(results[0], results[1])
+
+
+# The level of turns
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_what_stands_first_in_a_turn_is_found_for_each_of_its_tokens(seed: int) -> None:
+    batch = make_batches(random_episodes(seed), judged=False)["policy"]
+    turns = batch.turn[batch.mask]
+    x = torch.randn(len(turns), generator=torch.Generator().manual_seed(seed), requires_grad=True)
+    expected = [x.tolist()[turns.tolist().index(t)] for t in turns.tolist()]
+    found = first_of_turn(x, turns)
+    assert found.tolist() == expected
+    found.sum().backward()
+    sizes = [turns.tolist().count(t) if turns.tolist().index(t) == i else 0 for i, t in enumerate(turns.tolist())]
+    assert x.grad is not None and x.grad.tolist() == sizes
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_value_of_a_turn_is_learned_at_its_first_token_and_every_turn_has_one_vote(seed: int) -> None:
+    algorithm = Ppo(level="turn", epochs=2, value_clip=0.2)
+    episodes = [ragged(seed * 10 + i) for i in range(4)]
+    credited(algorithm, episodes)
+    batch = make_batches(episodes)["policy"]
+    scores, part = scored(batch, seed)
+    loss = (algorithm.weights(batch)[batch.mask] * algorithm.value_loss(scores, part)).sum()
+    first = [part.turn.tolist().index(t) for t in sorted(set(part.turn.tolist()))]
+    by_hand = [value_loss(scores.values[i], part.values[i], part.returns[i], 0.2) for i in first]
+    assert float(loss.detach()) == pytest.approx(float(torch.stack(by_hand).detach().mean()), abs=1e-6)
+    loss.backward()
+    touched = scores.values.grad.nonzero()[:, 0].tolist()
+    assert set(touched) <= set(first)
+
+
+def test_the_level_decides_how_tokens_are_added_up_unless_that_is_given() -> None:
+    batch = make_batches(random_episodes(1), judged=False)["policy"]
+    for level, other in (("token", "turn"), ("turn", "token")):
+        by_default, given = Ppo(level=level), Ppo(level=level, reduce=other)  # type: ignore[arg-type]
+        assert torch.equal(by_default.weights(batch), Algorithm(reduce=level).weights(batch))  # type: ignore[arg-type]
+        assert torch.equal(given.weights(batch), Algorithm(reduce=other).weights(batch))  # type: ignore[arg-type]
+
+
+def test_the_ratio_of_a_turn_is_one_number_however_it_is_normalised() -> None:
+    batch = make_batches(random_episodes(2), judged=False)["policy"]
+    scores, part = scored(batch, 0)
+    part.advantages, part.words = torch.ones(len(part)), torch.full((len(part),), 3.0)
+    moved = scores.logprobs - part.old_logprobs
+    for normalize in ("sum", "token", "word"):
+        algorithm = Ppo(level="turn", normalize=normalize, epochs=2, clip=0.9, clip_high=50.0)  # type: ignore[arg-type]
+        loss = Algorithm.loss(algorithm, scores, part)
+        for t in part.turn.unique():
+            own = moved[part.turn == t]
+            count = {"sum": 1, "token": len(own), "word": 3}[normalize]
+            torch.testing.assert_close(loss[part.turn == t], -(own.sum() / count).exp().expand(len(own)))
+
+
+# Whitening
+
+
+def test_whitening_at_the_level_of_turns_counts_every_turn_once() -> None:
+    episodes = [ragged(seed) for seed in range(4)]
+    credited(Ppo(level="turn", whiten="batch"), episodes)
+    each = torch.stack([t.advantages[0] for e in episodes for t in e.turns if t.advantages is not None])
+    assert abs(float(each.mean())) < 1e-5 and float(each.std()) == pytest.approx(1.0, abs=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_whitening_makes_no_advantages_out_of_rounding_noise(dtype: torch.dtype) -> None:
+    flat = torch.full((7,), 0.1, dtype=dtype) + torch.tensor([0.3] * 7, dtype=dtype)
+    noisy = flat * (1 + 1e-8 * torch.arange(7))
+    assert whitened(noisy, torch.zeros(7, dtype=torch.long)).tolist() == [0.0] * 7
+
+
+# Token-level VDN
+
+
+def parts_of(played: Episode) -> dict[str, float]:
+    """Each role's mean value over the tokens it said in the episode."""
+    own = {role: [t.values for t in played.turns if t.role == role and t.values is not None] for role in "abc"}
+    return {role: float(torch.cat(values).mean()) if values else 0.0 for role, values in own.items()}
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_values_of_token_level_vdn_add_up_to_the_team_s(seed: int) -> None:
+    """V_tot = V_i + Σ_{j≠i} mean V_j; A = GAE of V_tot; what V_i learns is the return less the others' part."""
+    algorithm = VdnToken(**BY_TOKEN)
+    played = ragged(seed)
+    credited(algorithm, [played])
+    parts = parts_of(played)
+    for role, turns in zip("abc", chains(played, "role"), strict=True):
+        assert_chain(turns, algorithm, beside=sum(parts.values()) - parts[role])
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_value_loss_of_token_level_vdn_is_that_of_the_sum_against_the_team_s_return(seed: int) -> None:
+    algorithm = VdnToken(**BY_TOKEN)
+    played = ragged(seed)
+    credited(algorithm, [played])
+    parts = parts_of(played)
+    for role, turns in zip("abc", chains(played, "role"), strict=True):
+        others = sum(parts.values()) - parts[role]
+        for (k, t), advantage in slow(turns, algorithm, beside=others).items():
+            values, returns = turns[k].values, turns[k].returns
+            assert values is not None and returns is not None
+            team_value = float(values[t]) + others
+            team_return = advantage + team_value
+            learned = float(value_loss(values[t], values[t], returns[t]))
+            assert learned == pytest.approx((team_value - team_return) ** 2 / 2, abs=1e-5)
+
+
+def test_one_role_makes_token_level_vdn_ippo() -> None:
+    one, other = ragged(6), ragged(6)
+    for spoken in (*one.turns, *other.turns):
+        spoken.role = "a"
+    credited(VdnToken(**BY_TOKEN), [one])
+    credited(Ippo(**BY_TOKEN), [other])
+    for a, b in zip(one.turns, other.turns, strict=True):
+        if a.values is not None:
+            assert torch.equal(a.advantages, b.advantages) and torch.equal(a.returns, b.returns)
+
+
+def test_value_that_moves_from_one_role_to_another_changes_no_advantage_of_token_level_vdn() -> None:
+    one, other = ragged(4), ragged(4)
+    assert {"a", "b"} <= {t.role for t in other.turns if t.values is not None}
+    for spoken in other.turns:
+        if spoken.values is not None:
+            spoken.values = spoken.values + {"a": 0.5, "b": -0.5, "c": 0.0}[spoken.role]
+    for played in (one, other):
+        credited(VdnToken(whiten=None), [played])
+    for a, b in zip(one.turns, other.turns, strict=True):
+        if a.values is not None:
+            torch.testing.assert_close(a.advantages, b.advantages, atol=1e-5, rtol=1e-5)
+
+
+# Who is there
+
+
+@pytest.mark.parametrize("make", [Ppo, Ippo, VdnToken, lambda: Ppo(level="turn")])
+def test_a_role_absent_from_some_episodes_is_counted_and_the_others_learn(make: Callable[[], Ppo]) -> None:
+    both, lone, nobody = episode([turn("a"), turn("b")], 1.0), episode([turn("a")], 0.5), episode([], 0.0)
+    for spoken in (*both.turns, *lone.turns):
+        spoken.values = torch.zeros(1)
+    assert credited(make(), [both, lone, nobody])["absent"] == 3.0
+    assert all(t.advantages is not None for t in (*both.turns, *lone.turns))
+
+
+def test_a_step_in_which_nobody_has_a_value_teaches_nothing() -> None:
+    played = episode([turn("a"), turn("b")], 1.0)
+    assert credited(Ppo(), [played]) == {"absent": 0.0}
+    assert all(t.advantages is None for t in played.turns)
+
+
+def tensors(turns: list[Turn]) -> list[Tensor]:
+    return [t.advantages for t in turns if t.advantages is not None]
+
+
+@pytest.mark.parametrize("name", [*EVERY, "vdn"])
+def test_permuting_episodes_changes_no_advantage(name: str) -> None:
+    algorithm = replace({**EVERY, "vdn": VdnToken(**BY_TOKEN)}[name], whiten="role")
+    straight, shuffled = ([ragged(seed) for seed in range(4)] for _ in range(2))
+    credited(algorithm, straight)
+    credited(algorithm, [shuffled[i] for i in (2, 0, 3, 1)])
+    for one, other in zip(straight, shuffled, strict=True):
+        torch.testing.assert_close(tensors(one.turns), tensors(other.turns), atol=1e-5, rtol=1e-5)

@@ -1,0 +1,490 @@
+"""Laws of credit: what each turn earns, out of the team's reward and the turns' own."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from coterie.algorithms.grpo import Grpo
+from coterie.algorithms.ppo import Ppo
+from coterie.config import ConfigError
+from coterie.config.crosscheck import cross_check
+from coterie.credit.aggregate import Aggregate
+from coterie.credit.base import Credit
+from coterie.credit.difference import Difference
+from coterie.credit.influence import Influence
+from coterie.credit.maporl import Maporl
+from coterie.credit.own import Own
+from coterie.credit.replies import has_box, repeated
+from coterie.credit.team import Team
+from coterie.log import read_episodes
+from coterie.rl.credit import returns_to_go, shapley
+from coterie.types import Episode
+from tests.episodes import episode, turn
+from tests.runs import naming_config, trained, written
+
+
+def spoken(*said: tuple[str, float | None], reward: float = 0.0, **more: Any) -> Episode:
+    """An episode of turns by (role, own reward), in play order."""
+    count: dict[str, int] = {}
+    turns = []
+    for role, own in said:
+        turns.append(replace(turn(role, round=count.setdefault(role, 0)), reward=own))
+        count[role] += 1
+    return episode(turns, reward, **more)
+
+
+def ragged(seed: int) -> Episode:
+    """Two to four roles in one to four rounds. Some leave early, some turns have no score."""
+    draw = random.Random(seed)
+    roles = [f"role {i}" for i in range(draw.randint(2, 4))]
+    stays = {role: draw.randint(1, 4) for role in roles}
+    said = [(role, t) for t in range(4) for role in draw.sample(roles, len(roles)) if t < stays[role]]
+    scored = [(role, None if draw.random() < 0.15 else draw.choice([0.0, 1.0, draw.random()])) for role, _ in said]
+    return spoken(*scored, ("role 0", 0.5), reward=draw.random(), task=f"task {seed}")
+
+
+def earned(credit: Credit, played: Episode, once: bool = False) -> list[float]:
+    credit.assign([played], {}, once)
+    assert all(isinstance(t.earned, float) for t in played.turns)
+    return [t.earned for t in played.turns if t.earned is not None]
+
+
+def scores(played: Episode) -> dict[tuple[str, int], float]:
+    return {(t.role, t.round): t.reward for t in played.turns if t.reward is not None}
+
+
+SEEDS = range(30)
+TWO = [("a", 0.5), ("b", None), ("a", 0.25), ("b", 2.0)]
+
+
+# Team and own
+
+
+def test_the_team_s_reward_stands_at_each_role_s_own_last_turn() -> None:
+    assert earned(Team(), spoken(*TWO, reward=1.0)) == [0.5, 0.0, 1.25, 3.0]
+
+
+def test_where_reward_flows_along_the_whole_team_it_stands_there_once() -> None:
+    assert earned(Team(), spoken(*TWO, reward=1.0), once=True) == [0.5, 0.0, 0.25, 3.0]
+
+
+def test_with_all_turns_every_turn_earns_the_team_s_reward() -> None:
+    assert earned(Team(turns="all"), spoken(*TWO, reward=1.0)) == [1.5, 1.0, 1.25, 3.0]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_turn_counts_the_team_s_reward_once_with_last_turns_and_gamma_one_or_all_turns_and_gamma_zero(
+    seed: int,
+) -> None:
+    played = ragged(seed)
+    for each in played.turns:
+        each.reward = None
+    at_last = earned(Team(), played)
+    everywhere = earned(Team(turns="all"), played)
+    roles = [t.role for t in played.turns]
+    flowing, cut = returns_to_go(at_last, roles, 1.0), returns_to_go(everywhere, roles, 0.0)
+    assert flowing == cut == [played.reward] * len(played.turns)
+
+
+def test_a_role_without_a_reward_of_its_own_gets_nothing_or_shares_the_team_s() -> None:
+    said = [("a", 0.5), ("b", None), ("c", None), ("b", None), ("a", None)]
+    assert earned(Own(), spoken(*said, reward=1.0)) == [0.5, 0.0, 0.0, 0.0, 0.0]
+    assert earned(Own(share_reward=True), spoken(*said, reward=1.0)) == [0.5, 0.0, 1.0, 1.0, 0.0]
+    # Along one chain the two would count it twice.
+    assert earned(Own(share_reward=True), spoken(*said, reward=1.0), once=True) == [0.5, 0.0, 0.0, 1.0, 0.0]
+
+
+def test_a_reward_of_zero_is_a_reward() -> None:
+    assert earned(Own(share_reward=True), spoken(("a", 0.0), ("b", None), reward=1.0)) == [0.0, 1.0]
+
+
+def test_what_each_role_earned_in_an_episode_is_a_metric() -> None:
+    first, second = spoken(*TWO, reward=1.0), spoken(("a", None), reward=0.5)
+    second.turns[0].given = False
+    first.turns[0].given = True  # said elsewhere, so nothing was earned by it here
+    assert Team().assign([first, second], {}, once=False) == {"earned/a": (1.25 + 0.5) / 2, "earned/b": 3.0}
+
+
+# Aggregation
+
+
+def worth(played: Episode, mode: str, role: str, t: int) -> float:
+    given = {r: s for (r, at), s in scores(played).items() if at == t}
+    first = played.turns[0].role
+    if not given:
+        return 0.0
+    several: dict[str, Any] = {"sum": sum, "max": max, "mean": lambda values: sum(values) / len(values)}
+    if mode in several:
+        return float(several[mode](list(given.values())))
+    return given.get(role if mode == "own" else first, 0.0)
+
+
+MODES = ["sum", "max", "mean", "first", "own"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_rounds_are_put_together_as_defined(seed: int, mode: Any) -> None:
+    played = ragged(seed)
+    last = max(t.round for t in played.turns)
+    final = {t.role: t for t in played.turns}
+    dense = [worth(played, mode, t.role, t.round) for t in played.turns]
+    sparse = [
+        0.0 if final[t.role] is not t else worth(played, mode, t.role, t.round if mode == "own" else last)
+        for t in played.turns
+    ]
+    ahead = [sum(worth(played, mode, t.role, later) for later in range(t.round, last + 1)) for t in played.turns]
+    assert earned(Aggregate(mode=mode), played) == pytest.approx(dense)
+    assert earned(Aggregate(mode=mode, when="sparse"), played) == pytest.approx(sparse)
+    assert earned(Aggregate(mode=mode, when="accumulative"), played) == pytest.approx(ahead)
+
+
+def test_accumulated_rewards_are_dense_ones_that_have_flown_back() -> None:
+    played = spoken(*[(role, random.Random(7 * t).random()) for t in range(4) for role in "ab"])
+    roles = [t.role for t in played.turns]
+    flown = returns_to_go(earned(Aggregate(mode="mean"), played), roles, 1.0)
+    assert earned(Aggregate(mode="mean", when="accumulative"), played) == pytest.approx(flown)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_along_the_whole_team_a_round_pays_once(seed: int) -> None:
+    played = ragged(seed)
+    total = sum(worth(played, "sum", "", t) for t in range(5))
+    assert sum(earned(Aggregate(), played, once=True)) == pytest.approx(total)
+
+
+@pytest.mark.parametrize("credit", [Aggregate(), Influence(), Maporl()], ids=lambda c: type(c).__name__)
+def test_credit_made_of_own_rewards_says_so_where_there_are_none(credit: Credit) -> None:
+    with pytest.raises(ValueError, match=r"no turn was given a reward of its own.*turn\.reward"):
+        credit.assign([spoken(("a", None), ("b", None), reward=1.0)], {}, once=False)
+    assert credit.assign([], {}, once=False) == {}
+
+
+# MaPoRL
+
+KNOWN = [("a", 1.0), ("b", 0.0), ("a", 0.5), ("b", 1.0), ("a", 0.0), ("b", 1.0)]
+
+
+def test_maporl_gives_the_known_values() -> None:
+    assert earned(Maporl(), spoken(*KNOWN))[0] == pytest.approx(0.91367, abs=5e-6)
+    assert earned(Maporl(share="individual"), spoken(*KNOWN))[0] == pytest.approx(0.82734, abs=5e-6)
+
+
+def slow_score(played: Episode, i: str, t: int, gamma: float, horizon: str, share: str) -> float:
+    """R_{t,i}, term by term; a term that nobody has a score for is in neither sum."""
+    s, x = scores(played), max(u.round for u in played.turns)
+    terms: list[tuple[int, float]] = []
+    for later in range(t, x + 1):
+        team = [score for (_, at), score in s.items() if at == later]
+        if later == t or share == "individual":
+            team = [s[i, later]] if (i, later) in s else []
+        if team:
+            terms.append((later, sum(team) / len(team)))
+    if horizon == "last":
+        return terms[-1][1] if terms else 0.0
+    if horizon == "current":
+        return s.get((i, t), 0.0)
+    below = sum(gamma ** (later - t) for later, _ in terms)
+    return sum(gamma ** (later - t) * score for later, score in terms) / below if terms else 0.0
+
+
+@pytest.mark.parametrize("share", ["all", "individual"])
+@pytest.mark.parametrize("horizon", ["discounted", "last", "current"])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_scores_over_turns_are_as_defined_also_where_roles_leave_early(seed: int, horizon: Any, share: Any) -> None:
+    played = ragged(seed)
+    credit = Maporl(gamma=0.1 + 0.02 * seed, horizon=horizon, share=share)
+    wanted = [slow_score(played, t.role, t.round, credit.gamma, horizon, share) for t in played.turns]
+    assert earned(credit, played) == pytest.approx(wanted, abs=1e-12)
+
+
+def slow_incentive(played: Episode, i: str, t: int, alpha: tuple[float, float, float, float]) -> float:
+    s, x = scores(played), max(u.round for u in played.turns)
+
+    def c(role: str, at: int) -> int | None:
+        return None if (role, at) not in s else int(s[role, at] > 0.5)
+
+    def peers(at: int) -> bool | None:
+        theirs = [int(score > 0.5) for (role, when), score in s.items() if when == at and role != i]
+        return sum(theirs) / len(theirs) > 0.5 if theirs else None
+
+    total = 0.0
+    if t >= 1 and peers(t - 1) is not None:
+        if (c(i, t - 1), c(i, t)) == (1, 0):
+            total -= alpha[1] if peers(t - 1) else alpha[0]
+        if (c(i, t - 1), c(i, t)) == (0, 1):
+            total += alpha[0] if peers(t - 1) else alpha[1]
+    if t < x and c(i, t) is not None:
+        if (peers(t), peers(t + 1)) == (False, True):
+            total += alpha[3] if c(i, t) else alpha[2]
+        if (peers(t), peers(t + 1)) == (True, False):
+            total -= alpha[2] if c(i, t) else alpha[3]
+    return total
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_incentives_are_as_defined(seed: int) -> None:
+    played = ragged(seed)
+    alpha = (0.01, 0.1, 1.0, 10.0)
+    plain = earned(Maporl(), played)
+    with_them = earned(Maporl(alpha0=alpha[0], alpha1=alpha[1], alpha2=alpha[2], alpha3=alpha[3]), played)
+    wanted = [slow_incentive(played, t.role, t.round, alpha) for t in played.turns]
+    assert [a - b for a, b in zip(with_them, plain, strict=True)] == pytest.approx(wanted, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("own", "peer", "change"),
+    [
+        ((1, 0), (1, 1), (0.0, -0.1)),  # left peers who were right
+        ((1, 0), (0, 0), (0.0, -0.01)),  # joined peers who were wrong
+        ((0, 1), (0, 0), (0.0, 0.1)),  # left peers who were wrong
+        ((0, 1), (1, 1), (0.0, 0.01)),  # joined peers who were right
+        ((1, 1), (0, 1), (10.0, 0.0)),  # convinced them
+        ((0, 0), (0, 1), (1.0, 0.0)),  # they found out in spite of it
+        ((0, 0), (1, 0), (-10.0, 0.0)),  # misled them
+        ((1, 1), (1, 0), (-1.0, 0.0)),  # they went astray in spite of it
+    ],
+)
+def test_each_incentive_by_hand(own: tuple[int, int], peer: tuple[int, int], change: tuple[float, float]) -> None:
+    played = spoken(("a", own[0]), ("b", peer[0]), ("a", own[1]), ("b", peer[1]))
+    plain = earned(Maporl(), played)
+    credit = earned(Maporl(alpha0=0.01, alpha1=0.1, alpha2=1.0, alpha3=10.0), played)
+    assert [credit[k] - plain[k] for k in (0, 2)] == pytest.approx(change)
+
+
+def test_a_bad_reply_loses_the_penalty_once() -> None:
+    texts = ["", r"I think that it is \boxed{4}", "a b c d " * 5 + r"\boxed{4}", "it is four I am sure"]
+    played = spoken(*[("a", 1.0)] * 4)
+    for said, text in zip(played.turns, texts, strict=True):
+        said.text = text
+    credit = Maporl(penalty=0.5, min_words=3, max_repeated=0.3, boxed=True, horizon="current")
+    metrics = credit.assign([played], {}, once=False)
+    assert [t.earned for t in played.turns] == [0.5, 1.0, 0.5, 0.5]
+    assert metrics["penalised"] == 0.75
+
+
+def test_runs_of_words_and_boxes_are_found() -> None:
+    assert repeated("a b c d a b c d") == pytest.approx(1 / 5)
+    assert repeated("a b c") == repeated("") == 0.0
+    assert has_box(r"so \boxed{ 3 }") and not has_box(r"so \boxed{ }") and not has_box("boxed{3}")
+
+
+# Influence
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_influence_is_the_sign_of_how_the_others_fared_next(seed: int) -> None:
+    played = ragged(seed)
+    s = scores(played)
+    wanted = []
+    for t in played.turns:
+        peers = {role for role, _ in s} - {t.role}
+        moves = [s[j, t.round + 1] - s[j, t.round] for j in peers if {(j, t.round), (j, t.round + 1)} <= s.keys()]
+        moved = sum(moves) / len(moves) if moves and t.reward is not None else 0.0
+        wanted.append((t.reward or 0.0) + 0.2 * ((moved > 1e-12) - (moved < -1e-12)))
+    assert earned(Influence(), played) == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize(
+    "credit",
+    [Influence(), Influence(mode="mean"), Maporl(alpha1=0.5, alpha3=0.25), Aggregate(), Own(), Team()],
+    ids=str,
+)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_order_of_agents_does_not_matter(seed: int, credit: Credit) -> None:
+    played = ragged(seed)
+    straight = {(t.role, t.round): e for t, e in zip(played.turns, earned(credit, played), strict=True)}
+    turns = [t for at in range(5) for t in reversed(played.turns) if t.round == at]
+    turned = earned(credit, replace(played, turns=turns))
+    assert {(t.role, t.round): e for t, e in zip(turns, turned, strict=True)} == straight  # to the bit
+
+
+def test_moves_that_cancel_have_no_sign_whatever_the_order() -> None:
+    """0.1 + 0.2 − 0.3 is not zero in every order of adding."""
+    for order in itertools.permutations("bcd"):
+        rise = {"b": 0.1, "c": 0.2, "d": -0.3}
+        said = [("a", 1.0), *((r, 0.3) for r in order), ("a", 1.0), *((r, 0.3 + rise[r]) for r in order)]
+        exact = math.fsum([x for r in order for x in (0.3 + rise[r], -0.3)])
+        assert earned(Influence(), spoken(*said))[0] == 1.0 + 0.2 * ((exact > 0) - (exact < 0))
+
+
+# Difference
+
+
+def test_leaving_one_out_is_the_reward_less_the_mean_of_the_task_s_others() -> None:
+    episodes = [spoken(("a", None), ("b", 0.5), reward=r, repeat=i) for i, r in enumerate([1.0, 0.0, 0.5])]
+    episodes.append(spoken(("a", None), reward=1.0, task="another"))
+    Difference(by="leave_one_out").assign(episodes, {}, once=False)
+    found = [[t.earned for t in e.turns] for e in episodes]
+    assert found == [[0.75, 1.25], [-0.75, -0.25], [0.0, 0.5], [0.0]]
+
+
+def fake(played: Episode, credit: Difference, reward: dict[frozenset[str], float]) -> dict[str, Episode]:
+    """The forks that credit asks for, as if played; by the roles that could still speak."""
+    roles = {t.role for t in played.turns}
+    otherwise = {}
+    for fork in credit.forks([played]):
+        silent = {role for (role, _), said in fork.given.items() if isinstance(said, str)}
+        otherwise[fork.id] = Episode(fork.id, played.task, 0, reward=reward[frozenset(roles - silent)])
+    return otherwise
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+@pytest.mark.parametrize("seed", range(5))
+def test_shapley_shares_are_the_mean_over_all_orders_and_sum_to_what_the_team_adds(count: int, seed: int) -> None:
+    draw = random.Random(seed)
+    roles = "abcd"[:count]
+    coalitions = [frozenset(some) for size in range(count + 1) for some in itertools.combinations(roles, size)]
+    value = {some: draw.random() for some in coalitions}
+    played = spoken(*[(role, None) for role in roles], reward=value[frozenset(roles)])
+    credit = Difference(by="shapley")
+    otherwise = fake(played, credit, value)
+    assert len(otherwise) == 2**count - 1
+    credit.assign([played], otherwise, once=False)
+    for t in played.turns:
+        gains = []
+        for order in itertools.permutations(roles):
+            before = frozenset(order[: order.index(t.role)])
+            gains.append(value[before | {t.role}] - value[before])
+        assert t.earned == pytest.approx(sum(gains) / len(gains))
+    total = sum(t.earned or 0.0 for t in played.turns)
+    assert total == pytest.approx(value[frozenset(roles)] - value[frozenset()])
+
+
+def test_two_who_add_the_same_share_alike_and_one_who_adds_nothing_gets_nothing() -> None:
+    worth = {
+        frozenset(some): float("a" in some or "b" in some)
+        for n in range(4)
+        for some in itertools.combinations("abc", n)
+    }
+    assert shapley(worth, "abc") == pytest.approx({"a": 0.5, "b": 0.5, "c": 0.0})
+
+
+def test_a_role_s_difference_stands_at_its_last_turn_and_a_failed_comparison_is_counted() -> None:
+    played = spoken(("a", None), ("b", 0.5), ("a", None), reward=1.0)
+    credit = Difference()
+    otherwise = fake(played, credit, {frozenset("b"): 0.25, frozenset("a"): 1.5})
+    metrics = credit.assign([played], otherwise, once=False)
+    assert [t.earned for t in played.turns] == [0.0, 0.0, 0.75]
+    assert metrics["difference/missing"] == 0
+    lost = {name: e for name, e in otherwise.items() if "'b'" not in name}
+    metrics = credit.assign([played], lost, once=False)
+    assert [t.earned for t in played.turns] == [0.0, 0.5, 0.75] and metrics["difference/missing"] == 1
+    by_coalition = Difference(by="shapley")
+    assert by_coalition.assign([played], {}, once=False)["difference/missing"] == 2
+
+
+def test_a_failed_episode_is_not_played_again() -> None:
+    played = spoken(("a", None))
+    played.error = "Traceback …"
+    assert Difference().forks([played]) == []
+
+
+# Credit and algorithm
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "all turns": ({"credit": {"name": "team", "turns": "all"}}, "algorithm.gamma_turn: must be 0: credit team already"),
+    "accumulated": ({"credit": {"name": "aggregate", "when": "accumulative"}}, "algorithm.gamma_turn: must be 0"),
+    "maporl": ({"credit": "maporl"}, "algorithm.gamma_turn: must be 0: credit maporl"),
+    "gamma": (
+        {"credit": {"name": "maporl", "horizon": "last", "gamma": 0.5}},
+        "credit.gamma: has no effect with horizon: last",
+    ),
+    "share": (
+        {"credit": {"name": "maporl", "horizon": "current", "share": "individual"}},
+        "credit.share: has no effect with horizon: current",
+    ),
+    "penalty": ({"credit": {"name": "maporl", "penalty": 1.0}}, "credit.penalty: has no effect without a rule"),
+    "rule": ({"credit": {"name": "maporl", "boxed": True}}, "credit.boxed: has no effect while credit.penalty is 0"),
+    "default": (
+        {"credit": {"name": "difference", "by": "leave_one_out", "default": "?"}},
+        "credit.default: has no effect",
+    ),
+    "lone episode": (
+        {"credit": {"name": "difference", "by": "leave_one_out"}, "episodes_per_task": 1},
+        "episodes_per_task: is 1",
+    ),
+    "mixed": ({"credit": "difference", "algorithm": "ppo"}, "credit: Ppo lets rewards flow back along the whole team"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_credit_that_does_not_fit_the_algorithm_is_refused(name: str, tmp_path: Path) -> None:
+    changes, complaint = WRONG[name]
+    config = written(naming_config(tmp_path, **changes), tmp_path)
+    with pytest.raises(ConfigError) as refused:
+        cross_check(config, config.workflow.made, config.algorithm.made)
+    assert complaint in str(refused.value)
+
+
+@pytest.mark.parametrize("roles", [4, 5])
+def test_coalitions_are_played_for_teams_of_up_to_four(roles: int, tmp_path: Path) -> None:
+    names = [f"role {i}" for i in range(roles)]
+    tree = naming_config(tmp_path, credit={"name": "difference", "by": "shapley"})
+    tree |= {"roles": dict.fromkeys(names, "left"), "policies": {"left": tree["policies"]["left"]}}
+    tree["workflow"] |= {"order": names}
+    config = written(tree, tmp_path)
+    if roles > 4:
+        with pytest.raises(ConfigError, match=r"credit\.by: shapley plays every coalition of up to 4 roles, not of 5"):
+            cross_check(config, config.workflow.made, config.algorithm.made)
+    else:
+        cross_check(config, config.workflow.made, config.algorithm.made)
+
+
+@pytest.mark.parametrize("names", [["left"], ["left", "right"]], ids=["one", "two"])
+def test_one_role_has_nobody_to_influence(names: list[str], tmp_path: Path) -> None:
+    tree = naming_config(tmp_path, credit="influence")
+    tree |= {"roles": {name: name for name in names}, "policies": {name: tree["policies"][name] for name in names}}
+    tree["workflow"] |= {"order": names}
+    config = written(tree, tmp_path)
+    if len(names) == 1:
+        with pytest.raises(ConfigError, match="credit: influence has no effect: one role has nobody to influence"):
+            cross_check(config, config.workflow.made, config.algorithm.made)
+    else:
+        cross_check(config, config.workflow.made, config.algorithm.made)
+
+
+def test_credit_that_looks_ahead_counts_once_in_every_algorithm() -> None:
+    played = spoken(("a", None), ("b", None), ("a", None), reward=1.0)
+    earned(Team(turns="all"), played)
+    assert Grpo(gamma_turn=0.0).returns(played) == [1.0, 1.0, 1.0]
+    for each in played.turns:
+        each.values = torch.zeros(len(each.response_ids))
+    Ppo(gamma_turn=0.0, whiten=None).credit([played], {})
+    assert [each.returns.tolist() for each in played.turns if each.returns is not None] == [[1.0]] * 3
+
+
+VOWELS = "def vowels(answer, truth):\n    return sum(sign in 'aeiou' for sign in answer) / max(1, len(answer))\n"
+
+
+@pytest.mark.parametrize("credit", ["maporl", "influence", "aggregate", "own"])
+def test_a_debate_in_which_every_answer_is_graded_trains_on_own_rewards(
+    credit: str, model_folder: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "vowels.py").write_text(VOWELS)
+    (tmp_path / "rows.jsonl").write_text("".join(f'{{"question": "Say {i}.", "answer": "{i}"}}\n' for i in range(4)))
+    tree = naming_config(model_folder("llama"), steps=1, algorithm={"name": "grpo", "gamma_turn": 0.0}, credit=credit)
+    tree |= {
+        "workflow": {"name": "debate", "roles": ["left", "right"], "rounds": 2, "grade": "each"},
+        "env": {"name": "rows", "train": str(tmp_path / "rows.jsonl"), "test": str(tmp_path / "rows.jsonl")},
+        "reward": f"{tmp_path}/vowels.py:vowels",
+    }
+    trained(tree, tmp_path)
+    episodes = read_episodes(tmp_path / "episodes" / "000000.jsonl")
+    assert len({t.reward for e in episodes for t in e.turns}) > 4 and len(episodes[0].turns) == 4
+    before = [[t.earned for t in e.turns] for e in episodes]
+    BY_NAME[credit].assign(episodes, {}, once=False)
+    assert [[t.earned for t in e.turns] for e in episodes] == before
+    assert any(t.advantages is not None and bool(t.advantages.abs().max() > 0.1) for e in episodes for t in e.turns)
+
+
+BY_NAME: dict[str, Credit] = {"maporl": Maporl(), "influence": Influence(), "aggregate": Aggregate(), "own": Own()}

@@ -1,0 +1,329 @@
+"""Laws of critics: whose turns they judge, what they read, what they never touch, and how they learn."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from coterie.batch import make_batches
+from coterie.config import ConfigError
+from coterie.learners.critics import Critics, joint_context
+from coterie.learners.torch import TorchLearner
+from coterie.log import read_episodes
+from coterie.train import Run, judge, play, train
+from coterie.types import Task, Team
+from tests.models import tiny_model, tiny_tokenizer
+from tests.runs import naming_config, resumed, started, trained
+
+Folder = Callable[[str], Path]
+SMALL: dict[str, Any] = {"steps": 2, "tasks_per_step": 2, "episodes_per_task": 3, "eval": {"tasks": 1}}
+
+
+def kinds(model: Path) -> dict[str, dict[str, Any]]:
+    """Every way to have a critic, by name: what goes under `critics`, and the algorithm."""
+    lora = {"model": str(model), "lora": {"rank": 2}, "lr": 1e-2}
+    whole = {"model": str(model), "lora": None, "lr": 1e-3}
+    return {
+        "head": {"algorithm": "ppo"},
+        "one for each role": {"algorithm": "ippo", "critics": {n: lora | {"roles": [n]} for n in ("left", "right")}},
+        "shared": {"algorithm": "ppo", "critics": {"both": lora}},
+        "whole models": {"algorithm": "vdn_token", "critics": {n: whole | {"roles": [n]} for n in ("left", "right")}},
+        "central": {"algorithm": "happo", "critics": {"team": lora | {"sees": "joint"}}},
+        "central by default": {"algorithm": "mappo"},
+    }
+
+
+KINDS = tuple(kinds(Path()))
+
+
+def always_right(tree: dict[str, Any]) -> dict[str, Any]:
+    """The same game, in which everything that is said earns 1."""
+    return tree | {"env": tree["env"] | {"letters": {"left": "", "right": ""}}}
+
+
+def config(model: Path, kind: str, **options: Any) -> dict[str, Any]:
+    chosen = kinds(model)[kind]
+    algorithm = {"name": chosen["algorithm"], **options}
+    return naming_config(model, **SMALL, critics=chosen.get("critics", {})) | {"algorithm": algorithm}
+
+
+def critics(run: Run) -> Critics:
+    assert isinstance(run.critic, Critics)
+    return run.critic
+
+
+def weights(learner: TorchLearner) -> dict[str, Tensor]:
+    named = learner.parameters() | (dict(learner.head.named_parameters()) if learner.head else {})
+    return {name: parameter.detach().clone() for name, parameter in named.items()}
+
+
+def of_all(run: Run) -> dict[str, dict[str, Tensor]]:
+    judges = critics(run).judges.items() if run.critic else ()
+    policies = {name: weights(learner) for name, learner in run.learners.items()}
+    return policies | {f"critic {name}": weights(judge.learner) for name, judge in judges}
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def logged(run: Run) -> list[dict[str, float]]:
+    rows = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+    clocks = ("time", "tokens_per_second")
+    return [{k: v for k, v in row.items() if k not in clocks and not k.startswith("seconds/")} for row in rows]
+
+
+# Learning and going on
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_critic_learns_and_resumes_to_the_bit(kind: str, model_folder: Folder, tmp_path: Path) -> None:
+    tree = config(model_folder("llama"), kind, epochs=2, minibatches=2)
+    untrained = of_all(started(tree, tmp_path / "untrained"))
+    straight = trained(tree, tmp_path / "straight")
+    trained(tree | {"steps": 1}, tmp_path / "halves")
+    again = resumed(tree, tmp_path / "halves")
+    for name, learned in of_all(straight).items():
+        assert not same(learned, untrained[name]), name
+        assert same(learned, of_all(again)[name]), name
+    assert logged(straight) == logged(again)
+    states = [
+        {name: judge.learner.state() for name, judge in critics(run).judges.items()} if run.critic else {}
+        for run in (straight, again)
+    ]
+    torch.testing.assert_close(states[0], states[1], rtol=0, atol=0)
+    rows = logged(straight)[:2]
+    assert rows[0]["value/mean"] == 0.0 != rows[1]["value/mean"]  # heads start at zero
+    assert all(row["left/gap_max"] < 1e-4 for row in rows)
+
+
+def test_values_of_a_role_come_from_its_own_critic(model_folder: Folder, tmp_path: Path) -> None:
+    run = started(config(model_folder("llama"), "one for each role"), tmp_path)
+    for worth, name in enumerate(("left", "right")):
+        with torch.no_grad():
+            head = critics(run).judges[name].learner.head
+            assert head is not None
+            head.bias.fill_(1.0 + worth)
+    episodes, _ = play(run, run.tasks.next(), 2)
+    critics(run).read(episodes)
+    for spoken in (t for e in episodes for t in e.turns):
+        assert spoken.values is not None
+        assert spoken.values.tolist() == [1.0 if spoken.role == "left" else 2.0] * len(spoken.response_ids)
+
+
+def test_a_critic_learns_several_times_a_step_and_alone_while_it_warms_up(model_folder: Folder, tmp_path: Path) -> None:
+    tree = config(model_folder("llama"), "central", value_fits=3, warmup=1, value_clip=0.5)
+    run = started(tree, tmp_path)
+    before = of_all(run)
+    run.config = replace(run.config, steps=1)
+    train(run)
+    assert critics(run).judges["team"].learner.version == 3
+    assert all(same(before[policy], weights(learner)) for policy, learner in run.learners.items())
+    assert not same(before["critic team"], of_all(run)["critic team"])
+    run.config = replace(run.config, steps=2)
+    train(run)
+    assert critics(run).judges["team"].learner.version == 6
+    assert not any(same(before[policy], weights(learner)) for policy, learner in run.learners.items())
+
+
+@pytest.mark.parametrize("kind", ["shared", "central"])
+def test_a_critic_comes_to_foresee_what_the_team_earns(kind: str, model_folder: Folder, tmp_path: Path) -> None:
+    tree = config(model_folder("llama"), kind, value_fits=40, value_lr=0.03, lam_turn=1.0)
+    run = started(always_right(tree), tmp_path)
+    episodes, otherwise = play(run, run.tasks.next(), 2)
+    judge(run, episodes, otherwise)
+    critics(run).fit(episodes, 0)
+    critics(run).read(episodes)
+    values = torch.cat([t.values for e in episodes for t in e.turns if t.values is not None])
+    assert float(((values - 1) ** 2).mean()) < 0.05  # it began at zero, so at an error of 1
+
+
+# What they read
+
+
+def test_a_central_critic_reads_what_all_have_said_and_who_is_to_speak(model_folder: Folder, tmp_path: Path) -> None:
+    tree = config(model_folder("llama"), "central by default")
+    tree["workflow"] |= {"rounds": 2}
+    run = started(tree, tmp_path)
+    episodes, _ = play(run, run.tasks.next(), 1)
+    team = critics(run).judges["team"]
+    for played in episodes:
+        shadow = team.shadow(played)
+        assert [t.role for t in shadow.turns] == ["left", "right", "left", "right"]
+        for k, (spoken, read) in enumerate(zip(played.turns, shadow.turns, strict=True)):
+            context = joint_context(played, spoken)
+            assert team.learner.base.chat.prompt([{"role": "user", "content": context}]) == read.prompt_ids
+            said = [f"{t.role}: {t.text}" for t in played.turns[:k]]
+            assert context == "\n\n".join([played.task.prompt, *said, f"{spoken.role}:"])
+            assert read.response_ids == spoken.response_ids and spoken.prompt_ids != read.prompt_ids
+
+
+def test_a_critic_of_one_role_s_own_context_reads_what_the_role_read(model_folder: Folder, tmp_path: Path) -> None:
+    run = started(config(model_folder("llama"), "one for each role"), tmp_path)
+    episodes, _ = play(run, run.tasks.next(), 1)
+    shadow = critics(run).judges["left"].shadow(episodes[0])
+    assert [(t.role, t.prompt_ids) for t in shadow.turns] == [("left", episodes[0].turns[0].prompt_ids)]
+
+
+def test_a_critic_with_another_tokenizer_is_refused(model_folder: Folder, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_tokens(["reasoner"])
+    tokenizer.save_pretrained(other)
+    tiny_model("llama").save_pretrained(other)
+    tree = config(model_folder("llama"), "one for each role")
+    tree["critics"]["right"] = tree["critics"]["right"] | {"model": str(other)}
+    with pytest.raises(ConfigError, match=r"critics.right: .*other has another tokenizer than policies.right"):
+        started(tree, tmp_path / "run")
+    # The same tokenizer in another folder, under another model, is no matter.
+    tiny_tokenizer().save_pretrained(other)
+    tree["critics"]["right"] |= {"lora": None}
+    assert critics(started(tree, tmp_path / "run")).judges["right"].learner.base.folder == other
+
+
+# Whom they judge
+
+
+def test_frozen_policies_are_environment_to_a_critic_of_everyone(model_folder: Folder, tmp_path: Path) -> None:
+    tree = config(model_folder("llama"), "central by default")
+    tree["policies"] = tree["policies"] | {"right": tree["policies"]["right"] | {"frozen": True}}
+    run = started(tree, tmp_path)
+    episodes, otherwise = play(run, run.tasks.next(), 2)
+    judge(run, episodes, otherwise)
+    for spoken in (t for e in episodes for t in e.turns):
+        assert (spoken.values is None) == (spoken.advantages is None) == (spoken.role == "right")
+    assert {t.role for e in episodes for t in critics(run).judges["team"].shadow(e).turns} == {"left"}
+    assert "right: " in joint_context(episodes[0], replace(episodes[0].turns[0], seen=(1,)))
+
+
+def test_turns_that_were_given_and_empty_ones_are_judged_by_nobody(model_folder: Folder, tmp_path: Path) -> None:
+    run = started(config(model_folder("llama"), "shared"), tmp_path)
+    episodes, _ = play(run, run.tasks.next(), 2)
+    given, empty = episodes[0].turns[0], episodes[1].turns[1]
+    given.given, empty.response_ids, empty.logprobs = True, (), ()
+    critics(run).read(episodes)
+    unjudged = [t for e in episodes for t in e.turns if t.values is None]
+    assert len(unjudged) == 2 and unjudged[0] is given and unjudged[1] is empty
+
+
+@dataclass(frozen=True)
+class Sometimes:
+    """The right one speaks about every other task only."""
+
+    @property
+    def roles(self) -> Sequence[str]:
+        return ("left", "right")
+
+    async def run(self, task: Task, team: Team, world: Any) -> str:
+        turn = await team.left.say(task.prompt)
+        if int(task.id.rpartition("/")[2]) % 2:
+            turn = await team.right.say(turn.text)
+        return turn.text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_role_absent_from_some_episodes_is_handled_and_counted(
+    kind: str, model_folder: Folder, tmp_path: Path
+) -> None:
+    tree = config(model_folder("llama"), kind) | {"steps": 1, "workflow": f"{Path(__file__)}:Sometimes"}
+    run = started(tree | {"tasks_per_step": 4}, tmp_path)
+    train(run)
+    played = read_episodes(tmp_path / "episodes" / "000000.jsonl")
+    alone = sum(len(e.turns) == 1 for e in played)
+    assert 0 < alone < len(played)
+    assert logged(run)[0]["absent"] == alone
+    assert all(learner.version == 1 for learner in run.learners.values())
+
+
+# What they never touch
+
+
+def test_a_critic_on_the_policies_base_changes_nothing_that_is_said_or_scored(
+    model_folder: Folder, tmp_path: Path
+) -> None:
+    tree = config(model_folder("llama"), "central")
+    alone, judged = started(config(model_folder("llama"), "head"), tmp_path / "alone"), started(tree, tmp_path / "run")
+    learner = critics(judged).judges["team"].learner
+    assert learner.base is judged.learners["left"].base and learner.adapter is not None
+    with torch.no_grad():
+        for pair in learner.adapter.pairs.values():
+            pair.up.normal_(generator=torch.Generator().manual_seed(1))
+
+    def said(run: Run) -> tuple[list[Any], Tensor]:
+        episodes, _ = play(run, run.tasks.next(), 2)
+        batch = make_batches(episodes, judged=False)["left"]
+        return [(t.response_ids, t.logprobs) for e in episodes for t in e.turns], run.learners["left"].logprobs(batch)
+
+    (tokens, scores), (same_tokens, same_scores) = said(alone), said(judged)
+    assert tokens == same_tokens and torch.equal(scores, same_scores)
+
+
+@pytest.mark.parametrize("kind", ["central", "whole models"])
+def test_fitting_a_critic_moves_no_policy_and_no_base(kind: str, model_folder: Folder, tmp_path: Path) -> None:
+    run = started(always_right(config(model_folder("llama"), kind)), tmp_path)
+    episodes, otherwise = play(run, run.tasks.next(), 2)
+    judge(run, episodes, otherwise)
+    before = of_all(run)
+    base = {name: p.detach().clone() for name, p in run.learners["left"].base.model.named_parameters()}
+    critics(run).fit(episodes, 0)
+    for name, learned in of_all(run).items():
+        assert same(learned, before[name]) != name.startswith("critic")
+    assert same(base, dict(run.learners["left"].base.model.named_parameters()))
+
+
+# Options that do not fit
+
+
+WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "fits without critics": ({"name": "ppo", "value_fits": 2}, {}, r"algorithm.value_fits: needs `critics`"),
+    "warm-up without critics": ({"name": "ppo", "warmup": 1}, {}, r"algorithm.warmup: needs `critics`"),
+    "endless warm-up": ({"name": "mappo", "warmup": 2}, {}, r"algorithm.warmup: is 2 in a run of steps=2"),
+    "tokens of turns": ({"name": "ppo", "level": "turn", "gamma_token": 0.9}, {}, r"gamma_token: has no effect with"),
+    "lambda of turns": ({"name": "ppo", "level": "turn", "lam_token": 0.9}, {}, r"lam_token: has no effect with"),
+    "weight of a critic": ({"name": "mappo", "value_weight": 2.0}, {}, r"value_weight: has no effect with critics"),
+    "a clip of one step": ({"name": "ppo", "value_clip": 0.2}, {}, r"value_clip: has no effect with one optimiser"),
+    "a clip of one fit": ({"name": "mappo", "epochs": 2, "value_clip": 0.2}, {}, r"value_clip: has no effect with one"),
+    "no rate": ({"name": "ppo", "value_lr": 0}, {}, r"algorithm.value_lr: "),
+    "turns of tokens": ({"name": "vdn_token", "level": "turn"}, {}, r"algorithm.level: is token for vdn_token"),
+    "nobody wants it": ({"name": "grpo"}, {"a": {}}, r"critics: have no effect: Grpo asks for no values"),
+    "nobody judged": ({"name": "ppo"}, {"a": {"roles": ["left"]}}, r"critics: nobody judges right"),
+    "judged twice": ({"name": "ppo"}, {"a": {}, "b": {"roles": ["left"]}}, r"left is already judged by a"),
+    "a stranger": ({"name": "ppo"}, {"a": {"roles": ["lefty", "right"]}}, r"nobody is called 'lefty'"),
+    "not central": ({"name": "happo"}, {"a": {"sees": "own"}}, r"critics.a.sees: Happo needs critics that see"),
+}
+
+
+@pytest.mark.parametrize("mistake", WRONG)
+def test_options_of_critics_that_contradict_the_rest_are_refused(
+    mistake: str, model_folder: Folder, tmp_path: Path
+) -> None:
+    algorithm, given, message = WRONG[mistake]
+    tree = naming_config(model_folder("llama"), **SMALL, critics=given, algorithm=algorithm)
+    with pytest.raises(ConfigError, match=message):
+        started(tree, tmp_path)
+
+
+def test_a_critic_of_frozen_roles_alone_is_refused(model_folder: Folder, tmp_path: Path) -> None:
+    tree = config(model_folder("llama"), "one for each role")
+    tree["policies"] = tree["policies"] | {"right": tree["policies"]["right"] | {"frozen": True}}
+    with pytest.raises(ConfigError, match=r"critics.right: has no effect: nobody learns who plays right"):
+        started(tree, tmp_path)
+
+
+def test_a_policy_that_is_called_like_a_critic_is_refused(model_folder: Folder, tmp_path: Path) -> None:
+    tree = config(model_folder("llama"), "central")
+    tree["policies"] = {"critic team": tree["policies"]["left"], "right": tree["policies"]["right"]}
+    with pytest.raises(ConfigError, match=r"policies.critic team: critics.team goes by that name"):
+        started(tree | {"roles": {"left": "critic team", "right": "right"}}, tmp_path)
+
+
+def test_values_that_fit_the_rest_are_accepted(model_folder: Folder, tmp_path: Path) -> None:
+    for algorithm in ({"name": "ppo", "epochs": 2, "value_clip": 0.2}, {"name": "mappo", "value_fits": 2, "warmup": 1}):
+        started(naming_config(model_folder("llama"), **SMALL, algorithm=algorithm), tmp_path / algorithm["name"])

@@ -1,0 +1,398 @@
+"""Laws of data preparation: every good row becomes a task, every bad one is set aside with the reason."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import types
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from typer.testing import CliRunner
+
+from coterie.cli import app
+from coterie.data import procedural
+from coterie.data.files import as_parquet, is_prepared, problem, read, read_prepared
+from coterie.data.prepare import Found, dealt, found_in, said_by, sort_out, write
+from coterie.data.row import Raw, Row
+from coterie.data.sources import SOURCES
+from coterie.envs.anli import Anli
+from coterie.envs.base import TaskEnv, graded
+from coterie.envs.code import DeepCoder, HumanEval, Mbpp
+from coterie.envs.gsm8k import Gsm8k
+from coterie.envs.hotpotqa import HotpotQa
+from coterie.envs.known import Known
+from coterie.envs.math import Aime, Math
+from coterie.envs.rows import Rows
+from coterie.rewards.code_tests import read_tests
+
+MBPP = {"text": "Add.", "code": "def add(a, b): return a + b", "task_id": 601, "test_list": ["assert add(1, 2) == 3"]}
+HUMANEVAL = {
+    "task_id": "HumanEval/0",
+    "prompt": "def one():\n    '''Give 1.'''\n",
+    "entry_point": "one",
+    "canonical_solution": "    return 1\n",
+    "test": "def check(candidate):\n    assert candidate() == 1\n",
+}
+SWE = {
+    "instance_id": "a__a-1",
+    "repo": "a/a",
+    "base_commit": "f00",
+    "problem_statement": "It breaks.",
+    "patch": "+ fixed",
+    "test_patch": "+ test",
+    "FAIL_TO_PASS": '["test_a"]',
+    "PASS_TO_PASS": [],
+}
+HOTPOT = {
+    "id": "h1",
+    "question": "Where?",
+    "answer": "Bath",
+    "supporting_facts": {"title": ["Bath"], "sent_id": [0]},
+    "context": {"title": ["Bath", "Rome"], "sentences": [["Bath is here.", " It is old."], ["Rome is not."]]},
+}
+# A source's row and what of it a task has.
+GOOD: list[tuple[str, Raw, tuple[str, str | None]]] = [
+    ("gsm8k", {"question": "Pay?", "answer": "It is\n#### 1,080"}, ("Pay?", "1080")),
+    ("deepscaler", {"problem": "1 + 1", "answer": "2", "type": "Algebra"}, ("1 + 1", "2")),
+    ("aime2024", {"problem": "1 + 1", "answer": 2, "year": 2024}, ("1 + 1", "2")),
+    ("math500", {"problem": "1 + 1", "answer": "2", "unique_id": "test/a/1.json"}, ("1 + 1", "2")),
+    ("anli", {"premise": "P", "hypothesis": "H", "label": 2}, ("Premise: P\nHypothesis: H", "contradiction")),
+    (
+        "anli",
+        {"uid": "u", "premise": "P", "hypothesis": "H", "label": "e"},
+        ("Premise: P\nHypothesis: H", "entailment"),
+    ),
+    ("hotpotqa", HOTPOT, ("Where?", "Bath")),
+    ("mbpp", MBPP, ("Add.\nYour code must pass this test:\nassert add(1, 2) == 3", MBPP["code"])),
+    ("swebench", SWE, ("It breaks.", "+ fixed")),
+    ("deepcoder", {"problem": "Add.", "tests": {"inputs": ["1 2"], "outputs": ["3"]}}, ("Add.", None)),
+]
+BAD: list[tuple[str, Raw, str]] = [
+    ("gsm8k", {"question": "Pay?"}, "no field answer; it has question"),
+    ("gsm8k", {"question": "Pay?", "answer": "#### none"}, "the answer does not end in `#### number`"),
+    ("gsm8k", {"question": " ", "answer": "#### 1"}, "question is empty"),
+    ("deepscaler", {"problem": "p", "answer": None}, "answer is null, not text"),
+    ("anli", {"premise": "P", "hypothesis": "H", "label": -1}, "label is '-1', which is none of"),
+    (
+        "hotpotqa",
+        {"question": "q", "answer": "a", "context": [1]},
+        "context and supporting_facts are not lists of pairs",
+    ),
+    ("mbpp", {**MBPP, "test_list": []}, "test_list is no list of asserts"),
+    ("mbpp", {**MBPP, "test_list": ["assert ("]}, "tests cannot be read: SyntaxError"),
+    ("humaneval", {**HUMANEVAL, "test": "def check(candidate): pass"}, "tests cannot be read: .*assert nothing"),
+    ("deepcoder", {"problem": "p"}, "no field tests"),
+    ("deepcoder", {"problem": "p", "tests": "{"}, "tests are not JSON"),
+    ("deepcoder", {"problem": "p", "tests": []}, "tests cannot be read"),
+    ("swebench", {**SWE, "FAIL_TO_PASS": "[]"}, "FAIL_TO_PASS is empty"),
+    ("swebench", {**SWE, "PASS_TO_PASS": "x"}, "PASS_TO_PASS is no list of tests"),
+]
+
+
+def coterie(*words: Any) -> Any:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def jsonl(path: Path, rows: list[Any]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.mark.parametrize(("name", "raw", "wanted"), GOOD)
+def test_a_sources_row_becomes_a_question_and_an_answer(name: str, raw: Raw, wanted: tuple[str, str | None]) -> None:
+    row = SOURCES[name].parse(raw, "the/id")
+    assert isinstance(row, Row), row
+    assert (row.question, row.answer) == wanted
+    assert problem(row) is None
+
+
+@pytest.mark.parametrize(("name", "raw", "reason"), BAD)
+def test_a_bad_row_is_told_why(name: str, raw: Raw, reason: str) -> None:
+    found = sort_out(SOURCES[name], [Found("x.jsonl", 1, raw, None)])
+    ((_, why),) = found.rejected
+    assert re.search(reason, why), why
+
+
+def test_what_a_search_team_needs_is_in_the_meta_whichever_way_it_came() -> None:
+    pairs = {**HOTPOT, "supporting_facts": [["Bath", 0]]}
+    pairs["context"] = [["Bath", ["Bath is here.", " It is old."]], ["Rome", ["Rome is not."]]]
+    hub, file = (SOURCES["hotpotqa"].parse(raw, "") for raw in (HOTPOT, pairs))
+    assert isinstance(hub, Row) and hub == file
+    assert hub.id == "h1" and hub.meta["supporting_facts"] == [["Bath", 0]]
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        {"functional": "def check(candidate):\n    assert candidate(1) == 2\ncheck(Solution().f)"},
+        {"fn_name": "f", "inputs": [[1]], "outputs": [2]},
+        [{"type": "function_call", "fn_name": "f", "input": [1], "output": 2}],
+        [{"type": "stdin_stdout", "input": "1", "output": "2"}],
+        [{"testtype": "functional", "input": "1", "output": "2", "metadata": {"func_name": "f"}}],
+        [{"testtype": "functional", "input": "1", "output": "2"}],
+    ],
+)
+@pytest.mark.parametrize("as_text", [False, True])
+def test_every_way_to_write_tests_is_read_by_the_code_grader(tests: Any, as_text: bool) -> None:
+    raw = {"problem": "p", "solutions": ["x = 1"], "tests": json.dumps(tests) if as_text else tests}
+    row = SOURCES["deepcoder"].parse(raw | {"metadata": {"func_name": "f"}}, "d/1")
+    assert isinstance(row, Row), row
+    assert row.answer == "x = 1" and read_tests(row.meta["tests"]).inputs
+
+
+def test_mbpp_is_split_as_its_authors_did() -> None:
+    rows = [{**MBPP, "task_id": number, "text": f"Add {number}."} for number in (1, 10, 11, 510, 511, 974)]
+    splits = sort_out(SOURCES["mbpp"], [Found("mbpp.jsonl", 1, row, None) for row in rows]).splits
+    assert [row.id for row in splits["test"]] == ["mbpp/11", "mbpp/510"]
+    assert len(splits["train"]) == 4
+
+
+def test_a_files_name_tells_its_split() -> None:
+    names = {
+        "r1_dev": "test",
+        "test_200": "test",
+        "train": "train",
+        "train-00000-of-00001": "train",
+        "validation": "test",
+    }
+    assert {name: said_by(name) for name in names} == names
+    assert said_by("contest") is None and said_by("distractor_100") is None
+
+
+def sums(count: int, start: int = 0) -> list[Raw]:
+    return [{"question": f"What is {i} + 1?", "answer": f"#### {i + 1}"} for i in range(start, start + count)]
+
+
+def test_where_nothing_tells_some_rows_are_held_out_always_the_same() -> None:
+    found = [Found("all.jsonl", i, row, None) for i, row in enumerate(sums(500), 1)]
+    splits = sort_out(SOURCES["gsm8k"], found).splits
+    assert 60 < len(splits["test"]) < 140
+    assert {row.question for row in splits["test"]} == {
+        row["question"] for row in sums(500) if dealt(row["question"]) == "test"
+    }
+
+
+def test_no_training_row_is_in_the_test_and_none_comes_twice() -> None:
+    train, test = [*sums(10), *sums(2)], sums(3)
+    found = [Found("train", i, row, "train") for i, row in enumerate(train, 1)]
+    found += [Found("test", i, row, "test") for i, row in enumerate([*test, test[0]], 1)]
+    result = sort_out(SOURCES["gsm8k"], found)
+    assert [row.answer for row in result.splits["train"]] == ["4", "5", "6", "7", "8", "9", "10"]
+    assert len(result.splits["test"]) == 4  # as its authors made it
+    assert result.reasons == {"the same question as a row of the test": 5}
+    twice = [Found("a", i, {"uid": "u", "premise": str(i), "hypothesis": "h", "label": 0}, "test") for i in (1, 2)]
+    assert sort_out(SOURCES["anli"], twice).reasons == {"the same id as an earlier row": 1}
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "json", "parquet"])
+def test_prepared_files_are_what_the_environment_reads(tmp_path: Path, kind: str) -> None:
+    for split, rows in (("train", sums(5)), ("test", sums(2, 50))):
+        file = tmp_path / f"{split}.{kind}"
+        if kind == "parquet":
+            pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), file)
+        elif kind == "json":
+            file.write_text(json.dumps(rows))
+        else:
+            jsonl(file, rows)
+    done = coterie("data", "prepare", "gsm8k", "--source", tmp_path, "--out", tmp_path / "out", "--limit", 4)
+    assert done.exit_code == 0, done.output
+    out = tmp_path / "out"
+    assert sorted(file.name for file in out.iterdir()) == ["test.parquet", "train.parquet"]
+    prepared = Gsm8k(out / "train.parquet", out / "test.parquet")
+    raw = Gsm8k(tmp_path / f"train.{kind}", tmp_path / f"test.{kind}", limit=4)
+    for split in ("train", "test"):
+        assert prepared.tasks(split) == raw.tasks(split)  # the same ids, too
+        assert prepared.tasks(split) == Rows(out / "train.parquet", out / "test.parquet").tasks(split)
+
+
+def test_what_is_no_good_is_set_aside_with_the_reason(tmp_path: Path) -> None:
+    lines = [json.dumps(row) for row in sums(2)]
+    lines += [
+        "{",
+        "[1]",
+        '{"question": "q"}',
+        '{"question": "\\ud800", "answer": "#### 1"}',
+        "",
+        '{"a": ' * 5000,
+        "\xff",
+    ]
+    file = tmp_path / "train.jsonl"
+    file.write_bytes("\n".join(lines).encode("latin-1"))
+    done = coterie("data", "prepare", "gsm8k", "--source", file, "--out", tmp_path / "out")
+    assert done.exit_code == 0, done.output
+    assert len(list(read_prepared(tmp_path / "out" / "train.parquet"))) == 2
+    aside = [json.loads(line) for line in (tmp_path / "out" / "rejected.jsonl").read_text().splitlines()]
+    assert [row["row"] for row in aside] == [3, 4, 5, 6, 8, 9]
+    for row, reason in zip(
+        aside, ["not JSON", "an object", "no field", "cannot be stored", "not JSON", "not JSON"], strict=True
+    ):
+        assert reason in row["reason"], row
+    assert aside[2]["raw"] == {"question": "q"} and aside[2]["source"] == "train.jsonl"
+
+
+def test_preparing_leaves_all_or_nothing(tmp_path: Path) -> None:
+    result = sort_out(SOURCES["gsm8k"], [Found("train", i, row, "train") for i, row in enumerate(sums(3), 1)])
+    result.splits["test"].append(Row("broken", "q", "a", {"a set": {1}}))  # the train file is written before it
+    with pytest.raises(TypeError):
+        write("gsm8k", result, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["prepare", "gsm8"], "gsm8: unknown; there are gsm8k,"),
+        (["prepare", "gsm8k", "--source", "nowhere"], "nowhere: there is no .jsonl, .json, .parquet file"),
+        (["prepare", "gsm8k", "--source", "bad.jsonl"], "gsm8k: no row is any good; the first says: not JSON"),
+        (["prepare", "gsm8k", "--source", "bad.json"], "bad.json: not JSON"),
+        (["prepare", "gsm8k", "--source", "bad.parquet"], "bad.parquet: not Parquet"),
+        (["prepare", "gsm8k", "--source", "bad.csv"], "bad.csv: a .jsonl, .json or .parquet file is needed"),
+        (["prepare", "gsm8k", "--source", "good.jsonl", "--out", "there"], "there is already there"),
+        (["prepare", "gsm8k"], "pip install coterie[hub]"),
+        (["prepare", "reasoning_gym:chain_sums"], "did you mean chain_sum?"),
+        (["prepare", "reasoning_gym:chain_sum", "--source", "x"], "takes no --source"),
+        (["show", "good.jsonl"], "holds nothing that `coterie data prepare` has written"),
+        (["stats", "nowhere"], "holds nothing that `coterie data prepare` has written"),
+    ],
+)
+def test_a_users_mistake_is_told_plainly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    for kind in ("jsonl", "json", "parquet", "csv"):
+        Path(f"bad.{kind}").write_text("{")
+    jsonl(Path("good.jsonl"), sums(2))
+    Path("there").mkdir()
+    done = coterie("data", *words)
+    assert done.exit_code == 2
+    assert message in done.output
+
+
+def test_list_show_and_stats_say_what_there_is(tmp_path: Path) -> None:
+    jsonl(tmp_path / "train.jsonl", sums(4))
+    coterie("data", "prepare", "gsm8k", "--source", tmp_path / "train.jsonl", "--out", tmp_path / "out")
+    listed = coterie("data", "list").output
+    assert all(name in listed for name in SOURCES)
+    shown = coterie("data", "show", tmp_path / "out", "--rows", 1).output
+    assert "What is 0 + 1?\n→ 1" in shown and "What is 1 + 1?" not in shown
+    counted = coterie("data", "stats", tmp_path / "out").output
+    assert "train.parquet" in counted and "25%" in counted
+
+
+def test_made_up_tasks_are_prepared_like_others(tmp_path: Path) -> None:
+    name = "reasoning_gym:chain_sum"
+    done = coterie("data", "prepare", name, "--out", tmp_path / "out", "--limit", 5)
+    assert done.exit_code == 0, done.output
+    out = tmp_path / "out"
+    env = Rows(out / "train.parquet", out / "test.parquet")
+    tasks = [*env.tasks("train"), *env.tasks("test")]
+    assert len({task.id for task in tasks}) == len(tasks) == 10
+    assert all(eval(task.meta["expression"]) == int(task.answer) for task in tasks)
+    again = sort_out(procedural.source(name), procedural.made_up(name, None, 5))
+    assert again.splits["train"][0].question == tasks[0].prompt
+
+
+class FakeHub(types.ModuleType):
+    """Stands for the `datasets` package: every split of everything has the rows that it was given."""
+
+    def __init__(self, rows: Mapping[str, list[Raw]]) -> None:
+        super().__init__("datasets")
+        self.rows, self.asked = rows, list[tuple[str, str | None, str]]()
+
+    def load_dataset(self, path: str, config: str | None, split: str) -> list[Raw]:
+        self.asked.append((path, config, split))
+        return self.rows[split]
+
+
+def test_without_a_file_rows_come_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = FakeHub({"train": sums(3), "test": sums(2, 9)})
+    monkeypatch.setitem(sys.modules, "datasets", hub)
+    splits = sort_out(SOURCES["gsm8k"], found_in(SOURCES["gsm8k"], None)).splits
+    assert [len(splits["train"]), len(splits["test"])] == [3, 2]
+    assert sorted(hub.asked) == [("openai/gsm8k", "main", "test"), ("openai/gsm8k", "main", "train")]
+    assert [task.id for task in Gsm8k().tasks("test")] == [row.id for row in splits["test"]]
+
+
+def test_every_source_names_its_place_on_the_hub_once() -> None:
+    for source in SOURCES.values():
+        places = [(hub.path, hub.config, split) for hub in source.hubs for split in hub.splits]
+        assert places and len(places) == len(set(places))
+
+
+def test_an_environment_asks_in_its_own_words_or_the_users(tmp_path: Path) -> None:
+    file = jsonl(tmp_path / "anli.jsonl", [{"premise": "P.", "hypothesis": "H.", "label": "c"}])
+    assert "one word: entailment" in Anli(file).tasks("train")[0].prompt
+    (task,) = Anli(file, prompt="Is {hypothesis} so, if {premise}?").tasks("train")
+    assert (task.prompt, task.answer) == ("Is H. so, if P.?", "contradiction")
+    (task,) = HotpotQa(jsonl(tmp_path / "h.jsonl", [HOTPOT]), prompt="{context}\n\n{question}").tasks("train")
+    assert task.prompt == "Bath\nBath is here. It is old.\n\nRome\nRome is not.\n\nWhere?"
+    with pytest.raises(ValueError, match=r"prompt: unknown field {premise}"):
+        Gsm8k(prompt="{premise}")
+
+
+def test_a_bad_row_of_a_file_stops_the_environment_that_reads_it(tmp_path: Path) -> None:
+    file = jsonl(tmp_path / "m.jsonl", [{"problem": "p", "answer": "1"}, {"problem": "p"}])
+    with pytest.raises(ValueError, match=r"m.jsonl, row 2: no field answer"):
+        Math(file).tasks("train")
+
+
+def test_any_text_comes_back_from_a_prepared_file(tmp_path: Path) -> None:
+    rows = [Row("a\0b", "\n\u202e😀\r\n", "", {"deep": [{"x": None, "y": [1.5, "é"]}]}), Row("b", " ", None, {})]
+    file = tmp_path / "x.parquet"
+    file.write_bytes(as_parquet("mine", rows))
+    assert list(read_prepared(file)) == rows and is_prepared(file)
+
+
+# --- real data ---
+
+REAL: list[tuple[str, str, Callable[..., Known], tuple[int, int], int]] = [
+    ("gsm8k", "gsm8k", Gsm8k, (7473, 200), 0),
+    ("deepscaler", "deepscaler", Math, (8179, 0), 270),  # 4 without an answer, 266 in both of its files
+    ("aime2024", "aime24", Aime, (0, 30), 0),
+    ("math500", "math500", Math, (0, 500), 0),
+    ("anli", "anli", Anli, (0, 2000), 0),
+    ("hotpotqa", "hotpotqa", HotpotQa, (84, 16), 0),
+    ("deepcoder", "deepcoder", DeepCoder, (1889, 200), 0),
+    ("mbpp", "mbpp", Mbpp, (474, 500), 0),
+    ("humaneval", "humaneval", HumanEval, (0, 164), 0),
+    ("swebench", "swebench_lite", Rows, (0, 300), 0),
+]
+
+
+@pytest.mark.parametrize(("name", "folder", "env", "sizes", "rejected"), REAL)
+def test_real_data_is_prepared_and_read_back(
+    tmp_path: Path, name: str, folder: str, env: Callable[..., TaskEnv], sizes: tuple[int, int], rejected: int
+) -> None:
+    place = Path(os.environ.get("COTERIE_DATA", "")) / folder
+    if not os.environ.get("COTERIE_DATA") or not place.is_dir():
+        pytest.skip(f"COTERIE_DATA names no folder with {folder}")
+    result = sort_out(SOURCES[name], found_in(SOURCES[name], place))
+    write(name, result, tmp_path / "out")
+    assert (len(result.splits["train"]), len(result.splits["test"]), len(result.rejected)) == (*sizes, rejected)
+    for split, size in zip(("train", "test"), sizes, strict=True):
+        file = tmp_path / "out" / f"{split}.parquet"
+        assert file.is_file() == bool(size)
+        if size:
+            tasks = env(train=file, test=file).tasks(split)
+            assert len({task.id for task in tasks}) == len(tasks) == size
+            assert all(task.prompt.strip() and task.answer.strip() for task in tasks)
+            assert sum(1 for _ in read(file)) == size
+
+
+def test_a_reward_of_the_source_fits_its_environment() -> None:
+    for env, source in (
+        (Gsm8k(), "gsm8k"),
+        (Math(), "math500"),
+        (Anli(), "anli"),
+        (HotpotQa(), "hotpotqa"),
+        (Mbpp(), "mbpp"),
+    ):
+        assert isinstance(graded(env, SOURCES[source].reward, {}, 1.0), TaskEnv)
