@@ -1,0 +1,69 @@
+"""Every algorithm on real weights: five steps without a NaN, and a run cut in two that ends as the straight one."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from coterie.config.registry import BUILTIN
+from tests.runs import resumed, trained
+
+pytestmark = pytest.mark.slow
+
+SUMS = Path(__file__).parents[1] / "sums.py"
+RECIPE = Path(__file__).parents[2] / "recipes" / "demo.yaml"
+NEEDS: dict[str, dict[str, Any]] = {  # what an algorithm must be told
+    "dr_grpo": {"reduce_length": 12},
+    "vdn": {"warmup": 2},
+    "qmix": {"warmup": 2},
+    "at_grpo": {"siblings": 2},
+}
+
+
+def config(algorithm: str, shared: bool) -> dict[str, Any]:
+    """The demo with one-digit sums, so that some answers are right from the start."""
+    tree = yaml.safe_load(RECIPE.read_text())
+    if shared:
+        tree["policies"] = {"both": {"model": "demo", "lr": 5e-4}}
+        tree["roles"] = {name: role | {"policy": "both"} for name, role in tree["roles"].items()}
+    tree |= {"env": f"{SUMS}:Sums", "reward": "native"}
+    tree["algorithm"] = {"name": algorithm} | NEEDS.get(algorithm, {})
+    small = {"steps": 5, "tasks_per_step": 2, "episodes_per_task": 4, "eval": {"tasks": 2}, "checkpoint": {"every": 3}}
+    return tree | small | {"device": "cpu"}
+
+
+def metrics(folder: Path) -> list[dict[str, float]]:
+    """All but times and speeds, which no two runs share."""
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    timed = ("seconds/", "time", "tokens_per_second")
+    return [{name: value for name, value in row.items() if not name.startswith(timed)} for row in rows]
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["adapter per role", "shared policy"])
+@pytest.mark.parametrize("algorithm", BUILTIN["algorithm"])
+def test_five_steps_on_real_weights_and_three_and_two_are_the_same(
+    algorithm: str, shared: bool, tmp_path: Path
+) -> None:
+    if algorithm == "cory" and shared:
+        pytest.skip("CORY is a matter of two policies")
+    tree = config(algorithm, shared)
+    straight = trained(tree, tmp_path / "straight")
+    rows = metrics(straight.folder)
+    assert len(rows) == 6
+    assert all(math.isfinite(value) for row in rows for value in row.values())
+    policies = tree["policies"]
+    # A step in which nothing could be learned trains nobody, and so measures no gap.
+    gaps = [row[f"{policy}/gap"] for row in rows for policy in policies if f"{policy}/gap" in row]
+    assert gaps and max(gaps) < 1e-4
+    trained(tree | {"steps": 3}, tmp_path / "halves")
+    again = resumed(tree, tmp_path / "halves")
+    assert metrics(again.folder) == rows
+    for policy, learner in straight.learners.items():
+        for name, parameter in learner.parameters().items():
+            assert torch.equal(parameter, again.learners[policy].parameters()[name]), (policy, name)
