@@ -178,10 +178,16 @@ class TorchLearner:
     def _hidden(self, base: Base, stream: Stream, adapter: str | None) -> Tensor:
         return base.hidden(stream.tokens, stream.positions, stream.layout, [(0, len(stream.tokens), adapter)])
 
+    def _values(self, hidden: Tensor) -> Tensor:
+        """In full precision also under autocast: returns differ by less than half precision can tell."""
+        assert self.head is not None
+        with torch.autocast(hidden.device.type, enabled=False):
+            return self.head(hidden.float())[:, 0]
+
     def _score(self, stream: Stream, part: Batch) -> Scores:
         """The sampled tokens of one stream; `part` is the batch cut to them."""
         hidden = self._hidden(self.base, stream, self._name)[stream.source]
-        values = self.head(hidden.float())[:, 0] if self.head is not None else None
+        values = self._values(hidden) if self.head is not None else None
         if not self.speaks:
             return Scores(hidden.new_zeros(0), hidden.new_zeros(0), values)
         return Scores(*chosen_logprobs(self.base, hidden, part.tokens, part.temperature), values)
