@@ -1,3 +1,27 @@
 """Coterie fine-tunes teams of language models with reinforcement learning."""
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from coterie.api import AgentTrainer
+    from coterie.decorators import reward, tool, workflow
+
 __version__ = "0.1.0"
+__all__ = ["AgentTrainer", "reward", "tool", "workflow"]
+
+# Where each name comes from: imported when it is asked for, so that small processes stay small.
+PLACES = {
+    "AgentTrainer": "coterie.api",
+    "reward": "coterie.decorators",
+    "tool": "coterie.decorators",
+    "workflow": "coterie.decorators",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(PLACES[name]), name)

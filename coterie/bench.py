@@ -21,6 +21,7 @@ import torch
 import typer
 from transformers import LogitsProcessorList
 
+from coterie.bench_games import games
 from coterie.console import table
 from coterie.engines.hf import Draw
 from coterie.engines.native.engine import NativeEngine
@@ -30,6 +31,7 @@ from coterie.models.store import load_model, resolve
 from coterie.types import Message, Sampling
 
 app = typer.Typer(help="Measure speed against a peer, in one run.", no_args_is_help=True)
+app.command()(games)
 Ids = tuple[int, ...]
 Talk = list[Message]
 
@@ -45,7 +47,10 @@ REQUESTS = (
 
 @app.callback()
 def _bench() -> None:
-    """Keeps `rollout` a command of its own."""
+    """Each measurement is a command of its own."""
+
+
+app.command()(games)
 
 
 @dataclass(frozen=True)
@@ -115,7 +120,8 @@ class Bench:
         self.peer = load_model(base.folder, torch.float32, "sdpa")  # as it comes, without our linear layers
 
     def compare(self, talks: list[Talk], temperature: float, repeats: int, turns: int = 1) -> dict[str, list[Timing]]:
-        self._ours(talks[:2], temperature, turns, ["base"])  # warm up
+        self._ours(talks[:2], temperature, turns, ["base"])  # warm up, both
+        self._theirs(talks[:2], temperature, turns)
         ours, peers = [], []
         for _ in range(repeats):
             mine, said = self._timed(lambda: self._ours(talks, temperature, turns, ["base"]))

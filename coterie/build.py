@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from coterie import alarm, opponents
 from coterie.algorithms.base import Algorithm
 from coterie.algorithms.ppo import Ppo
 from coterie.algorithms.vdn import Vdn
@@ -47,9 +48,10 @@ def build(config: Config, folder: Path, console: bool = True, training: bool = T
 
     device = pick_device(config.device)
     shared: Shared = {}
-    bases = load_bases(config, device, shared)
-    engine = build_engine(config, bases)
-    learners = {name: build_learner(config, name, bases[name], algorithm) for name in config.policies}
+    everyone = opponents.with_slots(config)
+    bases = load_bases(everyone, device, shared)
+    engine = build_engine(everyone, bases)
+    learners = {name: build_learner(everyone, name, bases[name], algorithm) for name in everyone.policies}
     chats = {name: base.chat for name, base in bases.items()}
     chats |= {base_policy(name): chat for name, chat in chats.items()}
     limits = config.rollout
@@ -64,8 +66,9 @@ def build(config: Config, folder: Path, console: bool = True, training: bool = T
     elif training:
         critic = build_critics(config, algorithm, device, shared, bases)
     return Run(
-        config, folder, algorithm, collector, engine, learners, tasks, held_out, log, rng, config.credit.made, critic
-    )
+        config, folder, algorithm, collector, engine, learners, tasks, held_out, log, rng, config.credit.made, critic,
+        opponents.memory_of(config) | alarm.memory_of(config),
+    )  # fmt: skip
 
 
 def held_out_tasks(tasks: Sequence[Task], count: int) -> list[Task]:

@@ -39,7 +39,7 @@ def start(config_file: Path, changes: Sequence[str], out: Path, examples: int) -
     if _holds_run(config_file):
         raise ConfigError(f"{config_file} is a run's folder; `coterie train --resume {config_file}` goes on with it")
     config = load(config_file, changes)
-    _train(config, _free(out / config.name), examples, resuming=False)
+    _train(config, free(out / config.name), examples, resuming=False)
 
 
 def go_on(folder: Path, changes: Sequence[str], examples: int) -> None:
@@ -103,7 +103,7 @@ def _holds_run(folder: Path) -> bool:
     return (folder / "config.yaml").is_file()
 
 
-def _free(folder: Path) -> Path:
+def free(folder: Path) -> Path:
     """The folder itself, or demo-2, demo-3 … where it holds a run already: nothing is overwritten."""
     names = chain([folder], (folder.with_name(f"{folder.name}-{n}") for n in count(2)))
     return next(path for path in names if not _holds_run(path))

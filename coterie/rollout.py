@@ -201,7 +201,7 @@ class Collector:
                     outcome = await self._play(episode, seats, given)
             # Not under the gate: how long a grader takes must not decide which episodes are sampled together.
             async with asyncio.timeout(self.score_deadline):
-                await self._score(episode, outcome)
+                await self.score(episode, outcome)
         except Exception as error:  # the one place: whatever a workflow or a grader does wrong is the episode's
             episode.error, episode.error_kind = traceback.format_exc(), type(error).__name__
 
@@ -218,7 +218,8 @@ class Collector:
             await _close(world)
         return said if isinstance(said, Outcome) else Outcome(said)
 
-    async def _score(self, episode: Episode, outcome: Outcome) -> None:
+    async def score(self, episode: Episode, outcome: Outcome) -> None:
+        """Write down what came of an episode, and what it was worth."""
         episode.answer = outcome.answer
         episode.reward = outcome.reward or 0.0
         await self.env.score(episode)

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from coterie import checkpoint
+from coterie import alarm, checkpoint, opponents
 from coterie.algorithms.base import Algorithm, fresh
 from coterie.batch import hand_back, make_batches
 from coterie.config import Config
@@ -53,6 +53,8 @@ class Run:
         """Who plays which role now, and how it is sampled."""
         roles = {name: role.policies[0] for name, role in self.config.roles.items()}
         played = self.algorithm.seats(self.step, roles)
+        if not evaluating:
+            played = opponents.seats(self.config, self.step, self.memory, played)
         sampling = self.config.evaluation_sampling_of if evaluating else self.config.sampling_of
         later = {name: role.policies[1:] for name, role in self.config.roles.items()}
         return {role: Seat(policy, sampling(role), later[role]) for role, policy in played.items()}
@@ -77,7 +79,7 @@ def train(run: Run) -> None:
 
 def learn(run: Run, log: StepLog) -> None:
     """One step: play, judge, update, and let the engine speak with the new weights."""
-    algorithm = run.algorithm
+    algorithm = run.algorithm.at(run.step)
     started = time.perf_counter()
     with log.phase("rollout"):
         episodes, otherwise = play(run, run.tasks.next(), run.config.episodes_per_task)
@@ -97,6 +99,11 @@ def learn(run: Run, log: StepLog) -> None:
             log.add(run.critic.fit(played, run.step))
         for policy, learner in run.learners.items():
             run.engine.load(policy, learner.version)
+        log.add(opponents.remember(run.config, run.step, run.memory, run.learners, run.engine))
+    alarmed, news = alarm.watch(run.config, run.memory, played, log.metrics)
+    log.add(alarmed)
+    for line in news:
+        print(f"step {run.step}: {line}", file=sys.stderr)
 
 
 def play(run: Run, tasks: list[Task], repeats: int) -> tuple[list[Episode], dict[str, Episode]]:

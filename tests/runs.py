@@ -11,9 +11,10 @@ import yaml
 from coterie import checkpoint
 from coterie.build import build
 from coterie.config import Config, load
+from coterie.games import naming
 from coterie.train import Run, train
 
-NAMING = Path(__file__).with_name("naming.py")
+NAMING = Path(naming.__file__)
 
 
 def naming_config(model: Path, **changes: Any) -> dict[str, Any]:

@@ -15,13 +15,16 @@ class Line:
         self.role = role
         self.lines = list(lines)
         self.heard: list[list[Message]] = []
+        self.turns: list[Turn] = []
 
     async def say(self, messages: str | Sequence[Message], **sampling: Any) -> Turn:
         if isinstance(messages, str):
             messages = [Message(role="user", content=messages)]
         self.heard.append(list(messages))
         text = self.lines.pop(0)
-        return Turn(self.role, "policy", 0, len(self.heard) - 1, (1,), (2,), (0.0,), 1.0, text, "end")
+        turn = Turn(self.role, "policy", 0, len(self.heard) - 1, (1,), (2,), (0.0,), 1.0, text, "end")
+        self.turns.append(turn)
+        return turn
 
 
 class Scripted:
@@ -35,3 +38,7 @@ class Scripted:
 
     def __getitem__(self, role: str) -> Line:
         return self._agents[role]
+
+    def said(self) -> list[Turn]:
+        """All turns, role by role."""
+        return [turn for agent in self._agents.values() for turn in agent.turns]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -42,7 +42,8 @@ class Algorithm:
     kl: NotNegative = 0.0  # weight of the distance to the reference, the base without its adapter
     kl_estimator: KlEstimator = "k3"  # in the loss; in the reward it is k1
     kl_in: Literal["loss", "reward"] = "loss"
-    entropy: NotNegative = 0.0
+    entropy: NotNegative = 0.0  # weight of the bonus for undecided policies
+    entropy_halves: Count | None = None  # steps in which that weight falls to a half, again and again
     stop_kl: Positive | None = None  # a policy that has moved this far in a step takes no further optimiser step
     truncate: Positive | None = None  # weigh tokens by learner over sampler probability, up to this
     max_stale: CountFromZero | None = None  # leave out turns of a policy more updates old than this
@@ -76,6 +77,12 @@ class Algorithm:
     def updates(self, step: int) -> bool:
         """Whether policies learn at this step; critics always do."""
         return True
+
+    def at(self, step: int) -> Algorithm:
+        """The algorithm as it is at this step, where an option changes in the course of a run."""
+        if self.entropy_halves is None:
+            return self
+        return replace(self, entropy=self.entropy * 0.5 ** (step / self.entropy_halves))
 
     def seats(self, step: int, roles: Mapping[str, str]) -> Mapping[str, str]:
         """Which policy plays which role at this step."""
@@ -189,6 +196,8 @@ def without_effect(algorithm: Algorithm, config: Any) -> Iterator[tuple[str, str
             yield f"algorithm.{key}", "has no effect while algorithm.kl is 0"
     if it.kl > 0 and it.kl_in == "reward" and "kl_estimator" in set_by_hand:
         yield "algorithm.kl_estimator", "has no effect with kl_in: reward, which always takes k1"
+    if it.entropy == 0 and it.entropy_halves is not None:
+        yield "algorithm.entropy_halves", "has no effect while algorithm.entropy is 0"
     if it.once:
         for key in ("dual_clip", "clip_high", "clip", "stop_kl"):
             if key in set_by_hand:

@@ -11,6 +11,7 @@ from coterie.config import yamltree
 from coterie.config.problems import ConfigError, Problems, Sources
 from coterie.config.registry import Kind
 from coterie.config.settings import (
+    Alarm,
     Checkpoints,
     Count,
     CountFromZero,
@@ -22,6 +23,7 @@ from coterie.config.settings import (
     Logging,
     Lora,
     NotNegative,
+    Opponents,
     Policy,
     Role,
     Rollout,
@@ -29,11 +31,13 @@ from coterie.config.settings import (
 )
 from coterie.config.strict import Limits, Part, Reader, Weighted
 from coterie.credit.team import Team
+from coterie.graph.read import is_graph
+from coterie.graph.translate import translate
 from coterie.types import Sampling
 
 __all__ = [
-    "PARTS", "Checkpoints", "Config", "ConfigError", "CriticConfig", "EngineConfig", "Evaluation", "Hidden",
-    "Learning", "Logging", "Lora", "Part", "Policy", "Role", "Rollout", "dump", "load",
+    "PARTS", "Alarm", "Checkpoints", "Config", "ConfigError", "CriticConfig", "EngineConfig", "Evaluation", "Hidden",
+    "Learning", "Logging", "Lora", "Opponents", "Part", "Policy", "Role", "Rollout", "dump", "load",
 ]  # fmt: skip
 
 PARTS: tuple[Kind, ...] = ("workflow", "env", "reward", "algorithm", "credit", "encoder")
@@ -59,6 +63,8 @@ class Config:
     tasks_per_step: Count = 8
     episodes_per_task: Count = 8
     sampling: Annotated[Sampling, SAMPLING] = field(default_factory=Sampling)
+    opponents: Opponents | None = None
+    alarm: Alarm | None = None
     learning: Learning = field(default_factory=Learning)
     rollout: Rollout = field(default_factory=Rollout)
     engine: EngineConfig = field(default_factory=EngineConfig)
@@ -90,27 +96,36 @@ class Config:
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """Read a config file; each override, like `policies.solver.lr=1e-4`, goes over what the file says."""
+    """Read a config file, or a graph in siiRL's format; each override, like `policies.solver.lr=1e-4`, goes over it."""
     path = Path(path)
     if not path.is_file():
         raise ConfigError(f"{path}: there is no such file")
     problems = Problems(Sources(str(path)))
-    tree = yamltree.read(path.read_text(encoding="utf-8"), problems)
+    text = path.read_text(encoding="utf-8")
+    if is_graph(text):
+        tree, overrides = translate(text, path, overrides, problems)
+    else:
+        tree = yamltree.read(text, problems)
     if not isinstance(tree, dict):
         raise ConfigError(f"{path}: a config is a mapping of keys to values")
     tree.setdefault("name", path.stem)
+    return of(tree, problems, path.parent, overrides)
+
+
+def of(tree: dict[str, Any], problems: Problems, folder: Path, overrides: Sequence[str] = ()) -> Config:
+    """A config from plain data; paths in it are looked for in `folder` first."""
     _spell_out(tree)
     for override in overrides:
         yamltree.override(tree, override, problems)
         _spell_out(tree)
-    config = Reader(problems, path.parent).value(Config, tree, ())
+    config = Reader(problems, folder).value(Config, tree, ())
     problems.raise_any()
     return replace(config, _sources=problems.sources)
 
 
 def dump(config: Config) -> str:
     """The whole config as YAML, defaults included; it loads to an equal one."""
-    return yamltree.write(_plain(config))
+    return yamltree.write(plain(config))
 
 
 def _spell_out(tree: dict[str, Any]) -> None:
@@ -123,14 +138,15 @@ def _spell_out(tree: dict[str, Any]) -> None:
         tree["roles"] = {name: {"policy": role} if isinstance(role, str) else role for name, role in roles}
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """A value as YAML can hold it."""
     if isinstance(value, Part):
         weight = {"weight": value.weight} if isinstance(value, Weighted) else {}
-        return {"name": value.name, **weight, **_plain(value.options)}
+        return {"name": value.name, **weight, **plain(value.options)}
     if is_dataclass(value):
-        return {f.name: _plain(getattr(value, f.name)) for f in fields(value) if f.name[0] != "_"}
+        return {f.name: plain(getattr(value, f.name)) for f in fields(value) if f.name[0] != "_"}
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: plain(item) for key, item in value.items()}
     if isinstance(value, Path):
         return str(value)
-    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+    return [plain(item) for item in value] if isinstance(value, (list, tuple)) else value

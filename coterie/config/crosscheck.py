@@ -29,6 +29,7 @@ def cross_check(config: Config, workflow: Workflow, algorithm: Any, training: bo
         *_critics(config, algorithm),
         *_encoder(config, algorithm),
         *config.credit.made.problems(config),
+        *_opponents(config),
     ):
         problems.add(undotted(key), message)
     problems.raise_any()
@@ -94,6 +95,22 @@ def _encoder(config: Config, algorithm: Any) -> Iterator[tuple[str, str]]:
             yield "encoder", f"{config.encoder.name} has no method encode(texts), which gives a vector for each text"
     elif config.encoder.name != "hidden" or config.encoder.made != Hidden():
         yield "encoder", f"has no effect: {type(algorithm).__name__} reads no vectors of texts"
+
+
+def _opponents(config: Config) -> Iterator[tuple[str, str]]:
+    """Where a pool would have no effect, or could not be kept."""
+    if config.opponents is None:
+        return
+    if len(config.roles) < 2:
+        yield "opponents", "there is only one role, so nobody to play against"
+    for name, policy in config.policies.items():
+        if policy.lora is None and not policy.frozen:
+            yield f"policies.{name}.lora", "is null, and opponents are snapshots of adapters"
+    for name, role in config.roles.items():
+        if len(role.policies) > 1:
+            yield f"roles.{name}.policy", "opponents take over a role as a whole; give it one policy"
+    if config.opponents.every > config.steps:
+        yield "opponents.every", f"has no effect: no snapshot is taken in a run of steps={config.steps}"
 
 
 def _adapters(config: Config) -> Found:

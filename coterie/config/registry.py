@@ -45,6 +45,7 @@ BUILTIN: dict[Kind, dict[str, str]] = {
         "influence": "coterie.credit.influence:Influence",
         "maporl": "coterie.credit.maporl:Maporl",
         "difference": "coterie.credit.difference:Difference",
+        "graph": "coterie.graph.credit:GraphCredit",
     },
     "workflow": {
         "single": "coterie.workflows.single:Single",
@@ -52,6 +53,17 @@ BUILTIN: dict[Kind, dict[str, str]] = {
         "debate": "coterie.workflows.debate:Debate",
         "vote": "coterie.workflows.vote:Vote",
         "cory": "coterie.workflows.cory:Cory",
+        "graph": "coterie.workflows.graph:Graph",
+        "summarize": "coterie.workflows.summarize:Summarize",
+        "mixture": "coterie.workflows.mixture:Mixture",
+        "refine": "coterie.workflows.refine:Refine",
+        "orchestrate": "coterie.workflows.orchestrate:Orchestrate",
+        "multi_turn": "coterie.workflows.multi_turn:MultiTurn",
+        "deepcoder": "coterie.workflows.deepcoder:DeepCoder",
+        "swe": "coterie.workflows.swe:Swe",
+        "math_tool": "coterie.workflows.math_tool:MathTool",
+        "search": "coterie.workflows.search:Search",
+        "deep_research": "coterie.workflows.deep_research:DeepResearch",
     },
     "env": {
         "reasoning_gym": "coterie.envs.reasoning_gym:ReasoningGym",
@@ -64,6 +76,12 @@ BUILTIN: dict[Kind, dict[str, str]] = {
         "humaneval": "coterie.envs.code:HumanEval",
         "deepcoder": "coterie.envs.code:DeepCoder",
         "rows": "coterie.envs.rows:Rows",
+        "graph": "coterie.graph.env:GraphTasks",
+        "graph_env": "coterie.graph.env:GraphEnv",
+        "swe": "coterie.envs.swe:Swe",
+        "nim": "coterie.envs.nim:Nim",
+        "hunt": "coterie.envs.hunt:Hunt",
+        "aec": "coterie.envs.aec:Aec",
     },
     "reward": {
         "exact": "coterie.rewards.exact:exact",
@@ -141,7 +159,7 @@ def _default(field: Any) -> Any:
 
 def _from_file(kind: Kind, name: str, folder: Path) -> Any:
     path, _, attribute = name.rpartition(":")
-    module = _module(_locate(path, folder))
+    module = user_module(_locate(path, folder))
     own = [known for known, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
     if attribute not in vars(module):
         raise ConfigError(f"{path} has no {attribute}; it has {', '.join(own)}" + did_you_mean(attribute, own))
@@ -161,7 +179,7 @@ def _locate(path: str, folder: Path) -> Path:
 
 
 @cache
-def _module(path: Path) -> ModuleType:
+def user_module(path: Path) -> ModuleType:
     """A user's file, run once."""
     name = f"coterie_user_{path.stem}_{crc32(str(path).encode()):08x}"
     spec = importlib.util.spec_from_file_location(name, path)

@@ -71,6 +71,24 @@ class Role:
 
 
 @dataclass(frozen=True)
+class Opponents:
+    """Self-play against the past: snapshots of the policies' adapters that play the other seats now and then."""
+
+    share: Share = 0.5  # of the steps; in these one role is played by who learns, all others by snapshots
+    every: Count = 10  # steps between snapshots
+    keep: Count = 8  # the last ones
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """When a run counts as collapsed: a sign that holds for so many steps on end."""
+
+    steps: Count = 10
+    same: Share = 0.99  # one and the same reply is more than this share of a role's turns
+    entropy: NotNegative = 0.01  # a policy's mean entropy is below this, in nats
+
+
+@dataclass(frozen=True)
 class Learning:
     """How gradients become steps, the same for every policy."""
 

@@ -105,16 +105,27 @@ class Tree:
     def __init__(self, problems: Problems, place: str | None = None) -> None:
         self.problems = problems
         self.place = place
+        self.around: list[yaml.Node] = []  # what the node at hand stands in
 
     def value(self, node: yaml.Node, path: Path) -> Any:
-        if isinstance(node, yaml.MappingNode):
-            return self.mapping(node, path)
-        if isinstance(node, yaml.SequenceNode):
-            return [self.item(child, (*path, str(index))) for index, child in enumerate(node.value)]
+        if isinstance(node, yaml.CollectionNode):
+            return self.collection(node, path)
         if node.tag not in READ:
             self.problems.add(path, f"the tag {node.tag} means nothing here")
             return None
         return READ[node.tag](node.value)
+
+    def collection(self, node: yaml.CollectionNode, path: Path) -> Any:
+        if any(outer is node for outer in self.around):
+            self.problems.add(path, "an anchor is used inside itself, which has no end")
+            return None
+        self.around.append(node)
+        try:
+            if isinstance(node, yaml.MappingNode):
+                return self.mapping(node, path)
+            return [self.item(child, (*path, str(index))) for index, child in enumerate(node.value)]
+        finally:
+            self.around.pop()
 
     def item(self, node: yaml.Node, path: Path) -> Any:
         self.note(node, path)

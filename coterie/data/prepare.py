@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coterie.data.files import KINDS, as_parquet, problem, rows
+from coterie.data.hotpotqa import HOTPOTQA
 from coterie.data.row import Raw, Row, Source
 from coterie.data.sources import from_hub
 from coterie.files import atomic_folder
@@ -104,11 +105,13 @@ def dealt(question: str) -> Split:
 
 
 def write(source: str, prepared: Prepared, out: Path) -> None:
-    """A new folder with what there is; it appears whole or not at all."""
+    """A new folder with what there is; it appears whole or not at all. HotpotQA's articles are a corpus."""
     with atomic_folder(out) as folder:
         for split, chosen in prepared.splits.items():
             if chosen:
                 (folder / f"{split}.parquet").write_bytes(as_parquet(source, chosen))
+        if source == HOTPOTQA.name:
+            (folder / "corpus.jsonl").write_text("".join(_articles(prepared)), "utf-8")
         if prepared.rejected:
             lines = (_set_aside(one, reason) for one, reason in prepared.rejected)
             (folder / "rejected.jsonl").write_text("".join(lines), "utf-8", errors="backslashreplace")
@@ -130,6 +133,13 @@ def _fill(result: Prepared, split: Split, parsed: list[tuple[Found, Row]], limit
 def _keys(row: Row, split: Split) -> list[tuple[str, str]]:
     """What no two rows may share. A question that its authors put into the test twice stays there twice."""
     return [("id", row.id)] + ([("question", row.question.strip())] if split == "train" else [])
+
+
+def _articles(prepared: Prepared) -> list[str]:
+    """The articles of all rows, each title once, as documents to search in."""
+    rows = [row for chosen in prepared.splits.values() for row in chosen]
+    found = {title: "".join(sentences).strip() for row in rows for title, sentences in row.meta["context"]}
+    return [json.dumps({"title": title, "text": text}, ensure_ascii=False) + "\n" for title, text in found.items()]
 
 
 def _set_aside(found: Found, reason: str) -> str:

@@ -13,6 +13,7 @@ from coterie.data.hotpotqa import HOTPOTQA
 from coterie.data.humaneval import HUMANEVAL
 from coterie.data.math import AIME2024, DEEPSCALER, MATH500
 from coterie.data.mbpp import MBPP
+from coterie.data.r2egym import R2EGYM
 from coterie.data.row import Raw, Source
 from coterie.data.swebench import SWEBENCH
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 SOURCES = {
     source.name: source
-    for source in (GSM8K, DEEPSCALER, AIME2024, MATH500, ANLI, HOTPOTQA, DEEPCODER, MBPP, HUMANEVAL, SWEBENCH)
+    for source in (GSM8K, DEEPSCALER, AIME2024, MATH500, ANLI, HOTPOTQA, DEEPCODER, MBPP, HUMANEVAL, SWEBENCH, R2EGYM)
 }
 
 

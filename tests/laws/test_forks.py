@@ -14,12 +14,12 @@ import pytest
 
 from coterie.credit.difference import Difference
 from coterie.engines.native.engine import NativeEngine
+from coterie.games.naming import Naming, OneByOne
 from coterie.log import read_episodes
 from coterie.models.base import Base
 from coterie.rollout import Collector, Seat
 from coterie.types import Episode, Fork, Sampling, Task, Team, Turn, Workflow
 from coterie.workflows.debate import Debate
-from tests.naming import Naming, OneByOne
 from tests.runs import naming_config, trained
 
 TASKS = [Task(f"task {i}", f"What is {i} + {i}?", None) for i in range(3)]

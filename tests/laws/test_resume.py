@@ -17,10 +17,10 @@ import torch
 
 from coterie import checkpoint
 from coterie.checkpoint import NoCheckpoint
+from coterie.games.naming import Naming
 from coterie.train import Run, train
 from coterie.types import Episode
 from tests.killed import CTRL_C, MOMENTS
-from tests.naming import Naming
 from tests.runs import naming_config, resumed, started, trained, written
 
 Folder = Callable[[str], Path]

@@ -13,12 +13,12 @@ import pytest
 
 from coterie.engines.native.engine import NativeEngine
 from coterie.envs.base import TaskEnv, graded
+from coterie.games.naming import Naming, OneByOne
 from coterie.models.base import Base
 from coterie.rollout import Collector, Players, Seat, TooManyFailures, enough, summary
 from coterie.types import Episode, Sampling, Split, Task, Team
 from coterie.workflows.vote import Vote
 from tests.episodes import episode
-from tests.naming import Naming, OneByOne
 
 TASKS = [Task(f"task {i}", f"What is {i} + {i}?", None) for i in range(4)]
 SEATS = {role: Seat("policy", Sampling(max_tokens=6)) for role in ("left", "right")}

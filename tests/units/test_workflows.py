@@ -8,11 +8,15 @@ from typing import Any
 
 import pytest
 
-from coterie.types import Message, Task, Turn, Workflow
+from coterie.types import Message, Outcome, Task, Turn, Workflow
 from coterie.workflows.chain import Chain
 from coterie.workflows.debate import Debate
 from coterie.workflows.majority import majority
+from coterie.workflows.mixture import Mixture
+from coterie.workflows.orchestrate import Orchestrate
+from coterie.workflows.refine import Refine
 from coterie.workflows.single import Single
+from coterie.workflows.summarize import Summarize
 from coterie.workflows.template import fill
 from coterie.workflows.vote import Vote
 from tests.scripted import Line, Scripted
@@ -25,7 +29,10 @@ def play(workflow: Workflow, lines: dict[str, list[str]]) -> tuple[Any, Scripted
     return asyncio.run(workflow.run(TASK, team, None)), team
 
 
-@pytest.mark.parametrize("workflow", [Single(), Vote(), Chain(), Debate()], ids=lambda w: type(w).__name__)
+ALL = [Single(), Vote(), Chain(), Debate(), Summarize(), Mixture(), Refine(), Orchestrate()]
+
+
+@pytest.mark.parametrize("workflow", ALL, ids=lambda w: type(w).__name__)
 def test_a_workflow_asks_every_role_it_names_and_no_other(workflow: Workflow) -> None:
     assert isinstance(workflow, Workflow)
     _, team = play(workflow, {role: ["4"] * 9 for role in workflow.roles})
@@ -78,6 +85,14 @@ def test_a_chain_of_any_names_has_prompts_of_its_own() -> None:
         (lambda: Debate(revise="{other}"), r"revise: unknown field {other}"),
         (lambda: Debate(roles=("a",)), r"roles: two or more"),
         (lambda: Debate(rounds=0), r"rounds: at least 1"),
+        (lambda: Summarize(solvers=("summarizer",)), r"solvers: one or more different ones"),
+        (lambda: Summarize(summary="{answer}"), r"summary: unknown field {answer}"),
+        (lambda: Mixture(proposers=()), r"proposers: one or more"),
+        (lambda: Mixture(layers=0), r"layers: at least 1"),
+        (lambda: Refine(max_rounds=0), r"max_rounds: at least 1"),
+        (lambda: Refine(evaluate="{answers}"), r"evaluate: unknown field {answers}"),
+        (lambda: Orchestrate(workers=("orchestrator",)), r"workers: one or more different ones"),
+        (lambda: Orchestrate(max_steps=0), r"max_steps: at least 1"),
     ],
 )
 def test_a_mistake_in_a_workflow_is_told_when_it_is_made(build: Any, message: str) -> None:
@@ -134,3 +149,88 @@ def test_the_majority_answer_keeps_its_whole_text() -> None:
 )
 def test_the_majority_is_counted_by_meaning_and_a_tie_goes_to_the_earliest(answers: list[str], winner: str) -> None:
     assert majority(answers) == winner
+
+
+def test_a_summarizer_reads_every_answer_and_gives_the_teams() -> None:
+    workflow = Summarize(solvers=("ann", "bob"), summary="{answers} So?", systems={"bob": "Be brief."})
+    answer, team = play(workflow, {"ann": ["four"], "bob": ["4"], "summarizer": [r"\boxed{4}"]})
+    assert answer == r"\boxed{4}"
+    assert team.summarizer.heard[0][0]["content"] == "Answer 1:\nfour\n\nAnswer 2:\n4 So?"
+    assert team.bob.heard[0][0] == {"role": "system", "content": "Be brief."}
+
+
+def test_every_layer_of_a_mixture_reads_the_layer_before() -> None:
+    workflow = Mixture(proposers=("ann", "bob"), layers=2, improve="{answers}")
+    answer, team = play(workflow, {"ann": ["1", "3"], "bob": ["2", "4"], "aggregator": ["5"]})
+    assert answer == "5"
+    assert team.bob.heard[1][0]["content"] == "Answer 1:\n1\n\nAnswer 2:\n2"
+    assert team.aggregator.heard[0][0]["content"] == "Answer 1:\n3\n\nAnswer 2:\n4"
+
+
+def graded(outcome: Outcome) -> dict[str, float]:
+    """The metrics after a grader that wants a 4."""
+
+    async def grade(answer: str) -> float:
+        return float("4" in answer)
+
+    assert outcome.judge is not None
+    return dict(outcome.metrics) | dict(asyncio.run(outcome.judge(grade)))
+
+
+@pytest.mark.parametrize(
+    ("answers", "verdicts", "rewards", "true"),
+    [
+        (["4"], ["Verdict: correct"], [1.0], [1.0]),
+        (["5", "4"], ["Verdict: incorrect", "Correct."], [0.0, 1.0], [1.0, 1.0]),
+        (["5", "6"], ["Verdict: incorrect", "Verdict: incorrect"], [0.0, 0.0], [1.0, 1.0]),
+        (["5"], ["Verdict: correct"], [0.0], [0.0]),
+        (["4", "4"], ["I cannot tell.", "Verdict: correct"], [1.0, 1.0], [0.0, 1.0]),
+    ],
+    ids=["right at once", "right after refinement", "never right", "accepted too soon", "malformed verdict"],
+)
+def test_an_evaluator_ends_the_loop_and_earns_for_being_right(
+    answers: list[str], verdicts: list[str], rewards: list[float], true: list[float]
+) -> None:
+    outcome, team = play(Refine(max_rounds=2), {"optimizer": list(answers), "evaluator": list(verdicts)})
+    metrics = graded(outcome)
+    assert outcome.answer == answers[-1]
+    assert [turn.reward for turn in team.optimizer.turns] == rewards
+    assert [turn.reward for turn in team.evaluator.turns] == true
+    assert metrics["total_iterations"] == len(answers) and metrics["final_success"] == rewards[-1]
+    assert metrics["evaluator_accuracy"] == sum(true) / len(true)
+
+
+def test_an_optimizer_goes_on_in_one_conversation_with_the_remarks() -> None:
+    _, team = play(Refine(), {"optimizer": ["5", "4"], "evaluator": ["Too high. Verdict: wrong", "Correct"]})
+    assert team.optimizer.heard[1][:2] == [*team.optimizer.heard[0], {"role": "assistant", "content": "5"}]
+    assert "Too high." in team.optimizer.heard[1][2]["content"]
+
+
+def test_workers_share_the_steps_of_a_plan_and_the_orchestrator_answers() -> None:
+    lines = {"orchestrator": ["1. two\n2. and two\n3. more", "4"], "ann": ["2", "0"], "bob": ["2"]}
+    outcome, team = play(Orchestrate(workers=("ann", "bob")), lines)
+    assert outcome.answer == "4" and outcome.metrics == {"steps": 3}
+    assert "and two\n→ 2" in team.orchestrator.heard[1][-1]["content"]
+    assert "Done so far" not in team.ann.heard[1][0]["content"]
+
+
+def test_steps_in_sequence_know_what_came_before() -> None:
+    lines = {"orchestrator": ["two\nand two", "4"], "worker": ["TWO", "4"]}
+    _, team = play(Orchestrate(sequence=True), lines)
+    assert "Done so far:\ntwo\n→ TWO" in team.worker.heard[1][0]["content"]
+
+
+def test_a_plan_of_nothing_is_the_whole_task() -> None:
+    outcome, team = play(Orchestrate(), {"orchestrator": [" ", "4"], "worker": ["4"]})
+    assert TASK.prompt in team.worker.heard[0][0]["content"] and outcome.metrics == {"steps": 1}
+
+
+def test_workers_of_a_plan_work_at_the_same_time() -> None:
+    class Meets(Line):
+        async def say(self, messages: str | Sequence[Message], **sampling: Any) -> Turn:
+            if self.role == "worker":
+                await barrier.wait()
+            return await super().say(messages, **sampling)
+
+    team, barrier = Scripted({"orchestrator": ["a\nb", "4"], "worker": ["1", "2"]}, Meets), asyncio.Barrier(2)
+    asyncio.run(asyncio.wait_for(Orchestrate().run(TASK, team, None), 5))

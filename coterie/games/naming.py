@@ -1,4 +1,4 @@
-"""A game with a known best answer: every role has a letter, and the team earns the share of roles that say theirs."""
+"""The naming game: every role has a letter, and the team earns the share of roles that say theirs. The best is 1."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ class Naming:
 
     letters: dict[str, str]
     size: int = 64
+    prompt: str = "Game {n}: say your letter."
 
     def tasks(self, split: Split) -> list[Task]:
-        return [Task(f"{split}/{i}", f"Game {i}: say your letter.", None) for i in range(self.size)]
+        return [Task(f"{split}/{i}", self.prompt.format(n=i), None) for i in range(self.size)]
 
     def open(self, task: Task) -> None:
         return None

@@ -1,0 +1,61 @@
+"""Notices a run that has collapsed: everyone says the same, nobody doubts, nothing that is earned changes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from coterie.config import Config
+from coterie.types import Episode, Metrics
+
+SIGNS = "alarm"  # in a run's memory: for how many steps each sign has been seen
+REWARDS = "alarm/rewards"  # and what roles earned in the last step
+
+
+def memory_of(config: Config) -> dict[str, Any]:
+    """What a fresh run remembers of its alarm."""
+    return {} if config.alarm is None else {SIGNS: {}, REWARDS: {}}
+
+
+def watch(
+    config: Config, memory: dict[str, Any], episodes: Sequence[Episode], metrics: Metrics
+) -> tuple[Metrics, list[str]]:
+    """`alarm/collapse`, and what to tell the user: each sign once, when it has held for long enough."""
+    if config.alarm is None:
+        return {}, []
+    seen = dict([*_same(episodes, config.alarm.same), *_certain(config, metrics), *_still(memory, metrics)])
+    held = memory[SIGNS]
+    memory[SIGNS] = {sign: held[sign] + 1 if sign in held else 1 for sign in seen}
+    steps = config.alarm.steps
+    news = [f"collapse? For {steps} steps {seen[sign]}" for sign, held in memory[SIGNS].items() if held == steps]
+    return {"alarm/collapse": float(any(held >= steps for held in memory[SIGNS].values()))}, news
+
+
+def _same(episodes: Sequence[Episode], most: float) -> Iterator[tuple[str, str]]:
+    """Roles that nearly always say the same."""
+    said: dict[str, Counter[str]] = {}
+    for episode in episodes:
+        for turn in episode.turns:
+            said.setdefault(turn.role, Counter())[turn.text] += 1
+    for role, texts in said.items():
+        text, count = texts.most_common(1)[0]
+        if count > most * texts.total():
+            yield f"same/{role}", f"{role} has said {text[:40]!r} in {count / texts.total():.0%} of its turns"
+
+
+def _certain(config: Config, metrics: Metrics) -> Iterator[tuple[str, str]]:
+    """Policies that have no doubt left."""
+    assert config.alarm is not None
+    for policy in config.policies:
+        name = f"{policy}/entropy"
+        if name in metrics and metrics[name] < config.alarm.entropy:
+            yield name, f"{policy}'s entropy has been below {config.alarm.entropy:g}"
+
+
+def _still(memory: dict[str, Any], metrics: Metrics) -> Iterator[tuple[str, str]]:
+    """Whether every role earned exactly what it earned in the step before."""
+    rewards = {name: value for name, value in metrics.items() if name.startswith("reward/")}
+    before, memory[REWARDS] = memory[REWARDS], rewards
+    if rewards == before:
+        yield "still", "every role has earned exactly the same"

@@ -1,0 +1,167 @@
+"""Every algorithm on every game with a known best answer: who finds it, how surely, and how fast."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Annotated, Any
+
+import rich
+import torch
+import typer
+import yaml
+
+from coterie.build import build
+from coterie.config import load
+from coterie.config.registry import BUILTIN
+from coterie.console import table
+from coterie.games import kuhn, pennies
+from coterie.games.model import tiny_player
+from coterie.games.plot import plot
+from coterie.games.reading import chances
+from coterie.games.setups import GAMES, config_of, plays
+from coterie.models.quiet import quiet
+from coterie.opponents import KEPT, slots
+from coterie.train import Run, train
+
+QUICK = ("naming",)
+
+
+@dataclass(frozen=True)
+class Result:
+    """One run: what it reached, and how long it took."""
+
+    game: str
+    algorithm: str
+    seed: int
+    reached: float  # the share of the best that the team earns; in zero-sum games the exploitability
+    average: float | None  # there also that of all opponents in the pool, one drawn anew for each game
+    seconds: float
+
+
+def games(
+    algorithms: Annotated[str, typer.Option(metavar="A,B", help="Which ones.  [default: all]")] = "",
+    games: Annotated[str, typer.Option(metavar="X,Y", help=f"Which of {', '.join(GAMES)}.  [default: all]")] = "",
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each.")] = 3,
+    quick: Annotated[bool, typer.Option("--quick", help="One seed of the naming game.")] = False,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at the same time.")] = os.cpu_count() or 1,
+    out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Write games.json and games.svg there.")] = None,
+) -> None:
+    """Train every algorithm on games with a known best answer: coterie bench games --algorithms grpo,happo"""
+    wanted = _chosen(games, list(QUICK) if quick else list(GAMES), list(GAMES), "game")
+    by = _chosen(algorithms, list(BUILTIN["algorithm"]), list(BUILTIN["algorithm"]), "algorithm")
+    pairs = [(g, a) for g in wanted for a in by if plays(a, g) and (algorithms or a in (GAMES[g].only or by))]
+    todo = [(game, algorithm, seed) for game, algorithm in pairs for seed in range(1 if quick else seeds)]
+    results = play_all(todo, jobs)
+    rich.print(*tables(results))
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "games.json").write_text(json.dumps([asdict(result) for result in results], indent=1))
+        (out / "games.svg").write_text(plot([(r.game, r.algorithm, r.reached, _is_zero_sum(r)) for r in results]))
+
+
+def _chosen(given: str, default: list[str], known: list[str], what: str) -> list[str]:
+    names = [name.strip() for name in given.split(",")] if given else default
+    for name in names:
+        if name not in known:
+            raise typer.BadParameter(f"no {what} is called {name!r}; there are {', '.join(known)}")
+    return names
+
+
+def play_all(todo: Sequence[tuple[str, str, int]], jobs: int) -> list[Result]:
+    """One result for each, in order; every process has one thread, for two on a core are slower than one."""
+    # In memory where there is such a place: a step is so short that flushing its files would take longer.
+    memory = Path("/dev/shm")
+    scratch = Path(tempfile.mkdtemp(prefix="coterie-games-", dir=memory if os.access(memory, os.W_OK) else None))
+    try:
+        if jobs == 1:
+            return [play(*run, scratch) for run in todo]
+        with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+            return [run.result() for run in [pool.submit(play, *run, scratch) for run in todo]]
+    finally:
+        shutil.rmtree(scratch)
+
+
+def play(game: str, algorithm: str, seed: int, scratch: Path) -> Result:
+    """Train one algorithm on one game, with a fresh tiny model."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    started = time.perf_counter()
+    run = started_run(game, algorithm, seed, scratch / f"{game}-{algorithm}-{seed}")
+    with quiet():
+        train(run)
+    run.log.close()
+    torch.set_num_threads(threads)
+    reached, average = measured(run) if GAMES[game].zero_sum else (earned(run), None)
+    return Result(game, algorithm, seed, reached, average, time.perf_counter() - started)
+
+
+def started_run(game: str, algorithm: str, seed: int, folder: Path) -> Run:
+    """A run that has not taken a step yet."""
+    folder.mkdir(parents=True)
+    model = tiny_player(folder / "model", seed, head=1.0 if GAMES[game].zero_sum else 0.25)
+    (folder / "config.yaml").write_text(yaml.safe_dump(config_of(game, algorithm, model, seed), sort_keys=False))
+    return build(load(folder / "config.yaml"), folder / "run", console=False)
+
+
+def earned(run: Run) -> float:
+    """What the team earned on average in the last evaluation, as it samples."""
+    last = (run.folder / "metrics.jsonl").read_text().splitlines()[-1]
+    return float(json.loads(last)["eval/reward"])
+
+
+def measured(run: Run) -> tuple[float, float]:
+    """The exploitability of the policy as it is, and of its snapshots in the pool together."""
+    kept = slots(run.config, "player")[: run.memory[KEPT]]
+    if run.config.env.name.endswith("Kuhn"):
+        past = [kuhn_strategy(run, policy) for policy in kept]
+        last, mixed = kuhn_strategy(run, "player"), kuhn.average(past)
+        return kuhn.exploitability(last, last), kuhn.exploitability(mixed, mixed)
+    heads = [chances(run.learners[policy], list(pennies.READ.values()), "h") for policy in [*kept, "player"]]
+    firsts, seconds = ([chance[pennies.READ[role]] for chance in heads] for role in pennies.READ)
+    return pennies.exploitability(firsts[-1], seconds[-1]), pennies.exploitability(
+        mean(firsts[:-1]), mean(seconds[:-1])
+    )
+
+
+def kuhn_strategy(run: Run, policy: str) -> dict[str, float]:
+    """How a policy plays Kuhn poker in either seat, exactly."""
+    reading = {kuhn.read(state[0], state[1:]): state for state in kuhn.SETS}
+    return {reading[text]: bet for text, bet in chances(run.learners[policy], list(reading), "b").items()}
+
+
+def _is_zero_sum(result: Result) -> bool:
+    return GAMES[result.game].zero_sum
+
+
+def tables(results: Sequence[Result]) -> list[Any]:
+    """One table of what teams earned, one of how well the players of zero-sum games defend themselves."""
+    team = [result for result in results if not _is_zero_sum(result)]
+    versus = [result for result in results if _is_zero_sum(result)]
+    shown = [table("share of the optimum: mean (worst seed), seconds a run", _rows(team))] if team else []
+    title = "exploitability at the end: mean (worst seed), of the pool's average, seconds a run"
+    return [*shown, table(title, _rows(versus))] if versus else shown
+
+
+def _rows(results: Sequence[Result]) -> list[dict[str, Any]]:
+    by: dict[str, dict[str, list[Result]]] = {}
+    for result in results:
+        by.setdefault(result.algorithm, {}).setdefault(result.game, []).append(result)
+    return [{"algorithm": a, **{g: _cell(some) for g, some in row.items()}} for a, row in by.items()]
+
+
+def _cell(results: Sequence[Result]) -> str:
+    reached = [result.reached for result in results]
+    averages = [result.average for result in results if result.average is not None]
+    worst = max(reached) if averages else min(reached)
+    pool = f"  pool {mean(averages):.3f}" if averages else ""
+    return f"{mean(reached):.3f} ({worst:.3f}){pool}  {mean(r.seconds for r in results):.1f}s"

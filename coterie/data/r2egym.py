@@ -1,0 +1,43 @@
+"""R2E-Gym: commits of real projects with the outcome that each of their tests must have."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from coterie.data.row import Hub, Raw, Row, Source, lacks, others
+
+PASSED = "PASSED"
+
+
+def parse(raw: Raw, name: str) -> Row | str:
+    """The commit's own patch is not in a row; `meta.expected` says how each test must end."""
+    problem = lacks(raw, "repo_name", "commit_hash", "docker_image", "problem_statement", "expected_output_json")
+    if problem:
+        return problem
+    expected = outcomes(raw["expected_output_json"])
+    if expected is None:
+        return "expected_output_json is no object of tests and their outcomes"
+    if PASSED not in expected.values():
+        return "no test is expected to pass"
+    meta = others(raw, "problem_statement", "expected_output_json", "prompt") | {"expected": expected}
+    return Row(f"{raw['repo_name']}/{raw['commit_hash']}", raw["problem_statement"], None, meta)
+
+
+def outcomes(text: str) -> dict[str, str] | None:
+    try:
+        read: Any = json.loads(text)
+    except ValueError:
+        return None
+    fits = isinstance(read, dict) and read and all(isinstance(outcome, str) for outcome in read.values())
+    return read if fits else None
+
+
+R2EGYM = Source(
+    "r2egym",
+    "commits of real projects, with the outcome of each test",
+    "native",
+    parse,
+    (Hub("R2E-Gym/R2E-Gym-Subset", None, {"train": "train"}),),
+    split="train",
+)

@@ -1,0 +1,81 @@
+"""Make parts of a run out of plain functions."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, field, make_dataclass
+from typing import TYPE_CHECKING, Any, get_type_hints
+
+if TYPE_CHECKING:
+    from coterie.tools.tool import Tool
+
+
+def workflow(*, roles: Sequence[str]) -> Callable[[Callable[..., Any]], type]:
+    """A coroutine function as a workflow. Its keyword-only arguments are its options in the config.
+
+    @workflow(roles=("writer", "critic"))
+    async def review(task, team, world, *, rounds: int = 2): ...
+    """
+
+    def made(function: Callable[..., Any]) -> type:
+        if not inspect.iscoroutinefunction(function):
+            raise TypeError(f"workflow {function.__name__}: write `async def`, so that it can wait for its roles")
+        _must_take(function, ("task", "team", "world"))
+        given = tuple(roles)
+
+        async def run(self: Any, task: Any, team: Any, world: Any) -> Any:
+            return await function(task, team, world, **{name: getattr(self, name) for name in options})
+
+        options = _options(function)
+        body = {"roles": property(lambda self: given), "run": run, "__doc__": function.__doc__}
+        fields = [(name, hint, _default(default)) for name, (hint, default) in options.items()]
+        cls = make_dataclass(function.__name__, fields, namespace=body, frozen=True)
+        cls.__module__, cls.__qualname__ = function.__module__, function.__qualname__
+        return cls
+
+    return made
+
+
+def reward(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function `(answer, truth) -> float` as a reward, checked here. Keyword-only arguments are its options."""
+    _must_take(function, ("answer", "truth"))
+    _options(function)
+    return function
+
+
+def tool(function: Callable[..., Any]) -> Tool:
+    """A typed function with a docstring as a tool, checked here; it may be async."""
+    from coterie.tools.tool import Tool, tool_schema  # with torch, which a process that grades can do without
+
+    made = Tool(function, function.__name__)
+    tool_schema(made)
+    return made
+
+
+def _must_take(function: Callable[..., Any], names: tuple[str, ...]) -> None:
+    """How they are called does not matter, only how many there are."""
+    kinds = [p.kind for p in inspect.signature(function).parameters.values()]
+    places = [
+        kind for kind in kinds if kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    if len(places) != len(names):
+        wanted = ", ".join(names)
+        raise TypeError(f"{function.__name__}: takes ({wanted}), and options after a `*`: ({wanted}, *, option=1)")
+
+
+def _options(function: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
+    """Keyword-only arguments with their types and defaults; those that must be given come first."""
+    hints = get_type_hints(function, include_extras=True)
+    chosen = [p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    for parameter in chosen:
+        if parameter.name not in hints:
+            raise TypeError(f"{function.__name__}: the option {parameter.name} needs a type, as in `rounds: int = 2`")
+    ordered = sorted(chosen, key=lambda p: p.default is not p.empty)
+    return {p.name: (hints[p.name], MISSING if p.default is p.empty else p.default) for p in ordered}
+
+
+def _default(value: Any) -> Any:
+    if value is MISSING:
+        return field()
+    return field(default_factory=lambda: value) if isinstance(value, list | dict | set) else field(default=value)

@@ -1,0 +1,125 @@
+"""Kuhn poker: three cards, two players, one bet. Small enough to know exactly how much a strategy can lose.
+
+Both pay one chip and get a card. `p` passes (checks, folds), `b` bets (calls) one chip more:
+
+    p p      the higher card wins 1        b p      first wins 1
+    p b p    second wins 1                 b b      the higher card wins 2
+    p b b    the higher card wins 2
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import permutations, product
+from typing import Any
+
+from coterie.types import Episode, Split, Task, Team
+
+CARDS = "jqk"  # from the lowest to the highest
+FIRST, SECOND = "first", "second"
+HISTORIES = {FIRST: ("", "pb"), SECOND: ("p", "b")}  # where each has to move
+ENDS = ("pp", "pbp", "pbb", "bp", "bb")
+SETS = tuple(card + history for histories in HISTORIES.values() for card, history in product(CARDS, histories))
+SITUATION = {"": "f", "p": "c", "b": "r", "pb": "l"}  # as players read it: first, checked, raised, the last word
+
+Strategy = Mapping[str, float]  # the chance to bet, by own card and what was done so far: "kpb"
+
+
+@dataclass(frozen=True)
+class KuhnTable:
+    """Two players who read the situation and their own card, and answer `p` or `b`; anything else is a pass."""
+
+    @property
+    def roles(self) -> Sequence[str]:
+        return FIRST, SECOND
+
+    async def run(self, task: Task, team: Team, world: Any) -> str:
+        history = ""
+        while history not in ENDS:
+            role = FIRST if history in HISTORIES[FIRST] else SECOND
+            turn = await team[role].say(read(task.meta[role], history))
+            history += "b" if turn.text == "b" else "p"
+        return history
+
+
+@dataclass(frozen=True)
+class Kuhn:
+    """The six deals. Each player's winnings are its own last turn's reward; the episode's are those of the first."""
+
+    illegal: float = 1.0  # what a turn loses that is neither p nor b
+
+    def tasks(self, split: Split) -> list[Task]:
+        return [Task(f"{split}/{a}{b}", "", None, {FIRST: a, SECOND: b}) for a, b in permutations(CARDS, 2)]
+
+    def open(self, task: Task) -> None:
+        return None
+
+    async def score(self, episode: Episode) -> None:
+        deal = episode.task.meta
+        episode.reward = won(deal[FIRST], deal[SECOND], episode.answer)
+        for turn in episode.turns:
+            turn.reward = 0.0 if turn.text in ("p", "b") else -self.illegal
+        for role, gain in ((FIRST, episode.reward), (SECOND, -episode.reward)):
+            last = [turn for turn in episode.turns if turn.role == role][-1]
+            last.reward = (last.reward or 0.0) + gain
+
+
+def read(card: str, history: str) -> str:
+    """What a player reads when it has to move: two letters."""
+    return SITUATION[history] + card
+
+
+def won(first: str, second: str, history: str) -> float:
+    """What the first player wins."""
+    if history == "bp":
+        return 1.0
+    if history == "pbp":
+        return -1.0
+    stake = 2.0 if history.endswith("bb") else 1.0
+    return stake if CARDS.index(first) > CARDS.index(second) else -stake
+
+
+def value(first: Strategy, second: Strategy, history: str = "", deal: tuple[str, str] | None = None) -> float:
+    """What the first player wins on average."""
+    if deal is None:
+        return sum(value(first, second, "", (a, b)) for a, b in permutations(CARDS, 2)) / 6
+    if history in ENDS:
+        return won(*deal, history)
+    bet = first[deal[0] + history] if history in HISTORIES[FIRST] else second[deal[1] + history]
+    return bet * value(first, second, history + "b", deal) + (1 - bet) * value(first, second, history + "p", deal)
+
+
+def best_response(role: str, against: Strategy) -> float:
+    """The most that a role can win against a strategy it knows."""
+    return sum(_best(role, card, "", {c: 1 / 6 for c in CARDS if c != card}, against) for card in CARDS)
+
+
+def _best(role: str, card: str, history: str, chances: Mapping[str, float], against: Strategy) -> float:
+    """`chances`: of each card the other may hold, times that it plays up to here with it."""
+    if history in ENDS:
+        sign = 1 if role == FIRST else -1
+        deals = {other: (card, other) if role == FIRST else (other, card) for other in chances}
+        return sum(sign * chance * won(*deals[other], history) for other, chance in chances.items())
+    if history in HISTORIES[role]:
+        # One choice for all cards the other may hold: it cannot be seen which.
+        return max(_best(role, card, history + action, chances, against) for action in "pb")
+    bets = {other: chance * against[other + history] for other, chance in chances.items()}
+    passes = {other: chance - bets[other] for other, chance in chances.items()}
+    return _best(role, card, history + "b", bets, against) + _best(role, card, history + "p", passes, against)
+
+
+def exploitability(first: Strategy, second: Strategy) -> float:
+    """What a player who knows the other's strategy wins on average, over both seats; 0 only in equilibrium."""
+    return (best_response(FIRST, second) + best_response(SECOND, first)) / 2
+
+
+def average(strategies: Sequence[Strategy]) -> dict[str, float]:
+    """The strategy that plays as one of these, drawn anew before each deal: each counts at a set of states as much
+    as its own moves lead there."""
+    mixed = {}
+    for state in SETS:
+        reach = [1 - s[state[0]] if state[1:] == "pb" else 1.0 for s in strategies]
+        bets = sum(r * s[state] for r, s in zip(reach, strategies, strict=True))
+        mixed[state] = bets / sum(reach) if sum(reach) > 0 else 0.5
+    return mixed

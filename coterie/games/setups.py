@@ -1,0 +1,122 @@
+"""How every algorithm is put to every game: the config of one run, as a user would write it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+Tree = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One game: who plays, at what, and what is set otherwise than in `config_of`."""
+
+    workflow: Tree
+    env: Tree
+    roles: tuple[str, ...]
+    zero_sum: bool = False  # then it is measured by what can be won against it, not by what it earns
+    changes: Tree = field(default_factory=dict)
+    options: Tree = field(default_factory=dict)  # of whichever algorithm plays
+    settings: dict[str, Tree] = field(default_factory=dict)  # of one algorithm, in this game
+    only: tuple[str, ...] = ()  # the algorithms that play unless others are asked for: it takes minutes
+
+
+def part(file: str, name: str, **options: Any) -> Tree:
+    return {"name": f"{HERE / file}.py:{name}", **options}
+
+
+TEAM, PLAYERS = ("left", "right"), ("first", "second")
+AT_ONCE = part("matrix", "AtOnce", order=list(TEAM))
+# Policy gradients circle around an equilibrium. A bonus for doubt that fades, opponents out of the past and a
+# learning rate that falls make them come to rest near it.
+SELF_PLAY: Tree = {
+    "credit": "own",
+    "opponents": {"share": 0.25, "every": 10, "keep": 16},
+    "alarm": {},
+    "learning": {"schedule": "cosine"},
+}
+GAMES: dict[str, Setup] = {
+    "naming": Setup(
+        part("naming", "OneByOne", order=list(TEAM)),
+        part("naming", "Naming", letters={"left": "a", "right": "b"}, prompt="."),
+        TEAM,
+    ),
+    "additive": Setup(AT_ONCE, part("matrix", "Additive"), TEAM),
+    "climbing": Setup(AT_ONCE, part("matrix", "Climbing"), TEAM),
+    "pennies": Setup(
+        part("pennies", "PenniesTable"),
+        part("pennies", "Pennies"),
+        PLAYERS,
+        True,
+        SELF_PLAY | {"steps": 80, "tasks_per_step": 8},
+        {"entropy": 0.5, "entropy_halves": 60, "minibatches": 4},
+    ),
+    "kuhn": Setup(
+        part("kuhn", "KuhnTable"),
+        part("kuhn", "Kuhn"),
+        PLAYERS,
+        True,
+        SELF_PLAY | {"steps": 400, "tasks_per_step": 6, "episodes_per_task": 32},
+        {"entropy": 0.5, "entropy_halves": 150, "minibatches": 4},
+        # Compared with turns that met the same deal and read the same, in chips: that is the least noise.
+        {"grpo": {"peers": ["task", "role", "prompt"], "scale": "none"}},
+        ("grpo",),
+    ),
+}
+
+# What an algorithm is told beside its name, the same in every game.
+SETTINGS: dict[str, Tree] = {
+    "dr_grpo": {"reduce_length": 1},  # a turn is one token
+    "dapo": {"drop_cut": False},  # so every turn is cut, by the rules
+    "cory": {"swap": 1},  # a run is short, and both have to learn both seats
+}
+CHANGES: dict[str, Tree] = {
+    "cory": {"steps": 80},  # for the same reason
+    "at_grpo": {"episodes_per_task": 2},  # it plays each of them seven times: as many turns as the others have
+}
+# In zero-sum games the team earns nothing: whoever shares one reward, or one chain of credit, has nothing to learn.
+FOR_TEAMS = ("ppo", "cory", "magrpo", "vdn_token", "vdn", "qmix")
+
+
+def plays(algorithm: str, game: str) -> bool:
+    """Whether the game says anything about the algorithm."""
+    return not (GAMES[game].zero_sum and algorithm in FOR_TEAMS)
+
+
+def config_of(game: str, algorithm: str, model: Path, seed: int) -> Tree:
+    """A run of one algorithm on one game. In a team every role has a whole tiny model of its own; in a zero-sum game
+    one policy plays both seats, an adapter, so that its past can play against it."""
+    setup = GAMES[game]
+    options: Tree = {
+        "name": algorithm,
+        **setup.options,
+        **SETTINGS.get(algorithm, {}),
+        **setup.settings.get(algorithm, {}),
+    }
+    policies: Tree = {role: {"model": str(model), "lora": None, "lr": 3e-3} for role in setup.roles}
+    roles = {role: role for role in setup.roles}
+    if setup.zero_sum:
+        policies = {"player": {"model": str(model), "lora": {"rank": 8, "alpha": 16.0}, "lr": 1e-3}}
+        roles = dict.fromkeys(setup.roles, "player")
+    tree: Tree = {
+        "name": f"{game}-{algorithm}-{seed}",
+        "seed": seed,
+        "steps": 40,
+        "tasks_per_step": 4,
+        "episodes_per_task": 8,
+        "policies": policies,
+        "roles": roles,
+        "workflow": setup.workflow,
+        "env": setup.env,
+        "reward": "native",
+        "algorithm": options,
+        "sampling": {"max_tokens": 1},
+        "eval": {"tasks": 64, "episodes_per_task": 4, "temperature": 1.0},
+        "checkpoint": {"every": 100_000},
+        "engine": {"rows": 32},
+        "device": "cpu",
+    }
+    return tree | CHANGES.get(algorithm, {}) | setup.changes

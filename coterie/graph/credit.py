@@ -1,0 +1,36 @@
+"""Every agent of a graph is rewarded at its own last token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from coterie.credit.base import Credit
+from coterie.types import Episode, Metrics, Turn
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphCredit(Credit):
+    """What turns were given themselves. A turn that was given nothing earns what the next one that was given something
+    did, or, with `share_reward_in_agent: false`, nothing (siiRL). It stands at every role's own turn, also where
+    rewards flow back along the whole team."""
+
+    share_reward_in_agent: bool = True
+
+    def earn(self, episodes: Sequence[Episode], otherwise: Mapping[str, Episode], once: bool) -> Metrics:
+        for episode in episodes:
+            for place, turn in enumerate(episode.turns):
+                turn.earned = 0.0
+                if not turn.given:
+                    turn.earned = self._reward(episode.turns, place)
+        return {}
+
+    def _reward(self, turns: Sequence[Turn], place: int) -> float:
+        own = turns[place].reward
+        if own is not None:
+            return own
+        if not self.share_reward_in_agent:
+            return 0.0
+        later = [turn.reward for turn in turns[place:] if turn.reward is not None and not turn.given]
+        earlier = [turn.reward for turn in turns[:place] if turn.reward is not None and not turn.given]
+        return (later or earlier[::-1] or [0.0])[0]

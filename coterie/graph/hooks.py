@@ -1,0 +1,90 @@
+"""What an agent's own file makes of prompts and replies, in token ids."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from coterie.config.registry import user_module
+
+PRE, POST = "pre_process", "post_process"
+Ids = list[int]
+
+
+class HookError(ValueError):
+    """A hook that gives something else than token ids."""
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """`pre_process` and `post_process` of one agent; a function that its file does not have changes nothing."""
+
+    role: str
+    process_path: Path | None = None
+    pre_process_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    post_process_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    written: str = ""  # where, for complaints
+
+    @cached_property
+    def functions(self) -> dict[str, Callable[..., Any]]:
+        return functions(self.process_path) if self.process_path else {}
+
+    def check(self) -> None:
+        """Complain of a file that cannot be used in this way, before anyone speaks."""
+        for name, before, kwargs in (
+            (PRE, ("tokenizer", "prompt_ids", "obs"), self.pre_process_kwargs),
+            (POST, ("tokenizer", "prompt_ids", "response_ids"), self.post_process_kwargs),
+        ):
+            if name in self.functions:
+                _must_take(self.functions[name], before, kwargs)
+            elif kwargs:
+                where = f"{self.process_path} has no {name}" if self.process_path else "there is no process_path"
+                raise ValueError(f"{name}_kwargs have no effect: {where}")
+
+    def pre(self, tokenizer: Any, prompt: Ids, seen: Ids | None) -> Ids:
+        """What the agent reads: by default the prompt, and then what the environment shows."""
+        if PRE not in self.functions:
+            return [*prompt, *(seen or [])]
+        made = self.functions[PRE](tokenizer, list(prompt), list(seen or []), **self.pre_process_kwargs)
+        return self._ids(made, PRE)
+
+    def post(self, tokenizer: Any, prompt: Ids, response: Sequence[int]) -> Ids:
+        """What the next agent goes on from: by default the prompt and the reply."""
+        if POST not in self.functions:
+            return [*prompt, *response]
+        made = self.functions[POST](tokenizer, list(prompt), list(response), **self.post_process_kwargs)
+        return self._ids(made, POST)
+
+    def _ids(self, made: Any, name: str) -> Ids:
+        ids = made.tolist() if hasattr(made, "tolist") else made  # a tensor or an array is as good as a list
+        if isinstance(ids, list | tuple) and all(type(id) is int for id in ids):
+            return list(ids)
+        kind = "text" if isinstance(made, str) else f"{made!r:.60}"
+        where = f" ({self.written})" if self.written else ""
+        raise HookError(f"{self.role}: {name} of {self.process_path} returned {kind}, not a list of token ids{where}")
+
+
+def functions(path: Path) -> dict[str, Callable[..., Any]]:
+    """The hooks that a file has, by name; a ValueError where it has none or cannot be run."""
+    if not path.is_file():
+        raise ValueError(f"there is no file {path}")
+    try:
+        own = vars(user_module(path.resolve()))
+    except (ImportError, SyntaxError) as error:
+        raise ValueError(f"{path} cannot be run: {type(error).__name__}: {error}") from error
+    found = {name: own[name] for name in (PRE, POST) if name in own and callable(own[name])}
+    if not found:
+        raise ValueError(f"{path} has neither {PRE} nor {POST}")
+    return found
+
+
+def _must_take(function: Callable[..., Any], before: Sequence[str], kwargs: Mapping[str, Any]) -> None:
+    try:
+        inspect.signature(function).bind(*before, **kwargs)
+    except TypeError as error:
+        wanted = ", ".join([*before, *kwargs])
+        raise ValueError(f"{function.__name__} cannot be called with ({wanted}): {error}") from None

@@ -1,0 +1,150 @@
+"""DeepResearch: a planner splits a question, gatherers look things up, a synthesizer answers with citations."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from coterie.tools import Conversation, Tool, converse, describe
+from coterie.tools.bm25 import Document
+from coterie.tools.python import python_tool
+from coterie.tools.search import Hit, Local, Remote, open_tool, search_tool
+from coterie.types import Grade, Metrics, Outcome, Task, Team, Turn
+from coterie.workflows.conversation import opening
+from coterie.workflows.evidence import Evidence
+from coterie.workflows.library import Library
+from coterie.workflows.ranks import Member, Ranks
+from coterie.workflows.reading import items
+from coterie.workflows.template import check, fill
+
+PLAN = "{question}\n\nWhich facts must be looked up to answer this? Write up to {most} short questions, one per line."
+GATHER = "The whole question: {question}\n\nFind out: {part}\n\nUse the tools, then say briefly what you found."
+SYNTHESIZE = (
+    "{question}\n\nWhat was found out:\n\n{findings}\n\nSources:\n\n{sources}\n\nAnswer the question from this in a "
+    "sentence or two. After each fact cite its source by number, as [1]. End with <answer>the answer alone</answer>."
+)
+CITATION = re.compile(r"\[(\d{1,4})\]")
+LETTERS = 600  # of a source that the synthesizer reads
+FOR_CITING = 0.2  # of the synthesizer's reward
+
+
+class Seen:
+    """A retriever that remembers what it showed to one gatherer."""
+
+    def __init__(self, where: Local | Remote) -> None:
+        self.where = where
+        self.documents: dict[str, Document] = {}
+
+    async def search(self, query: str, count: int) -> list[Hit]:
+        hits = await self.where.search(query, count)
+        self.documents |= {hit.document.id: hit.document for hit in hits}
+        return hits
+
+    def open(self, name: str) -> Document:
+        assert isinstance(self.where, Local)
+        document = self.where.open(name)
+        self.documents[document.id] = document
+        return document
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """What one gatherer did."""
+
+    part: str
+    talk: Conversation
+    documents: dict[str, Document]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeepResearch(Library):
+    """Planner → gatherers with search, open_document and python, at once → synthesizer with citations.
+
+    When all is said: the planner earns the share of the needed documents that its gatherers saw; each gatherer earns
+    half for seeing one that helps and half for a finding that has the answer, or that was cited; the synthesizer earns
+    the grade, and a part for citing sources that exist.
+    """
+
+    max_parts: int = 2
+    max_turns: int = 3  # of a gatherer, its finding included
+    seconds: float = 20.0  # for each tool call
+    plan: str = PLAN
+    gather: str = GATHER
+    synthesize: str = SYNTHESIZE
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check(self.plan, ["question", "most"], "plan")
+        check(self.gather, ["question", "part"], "gather")
+        check(self.synthesize, ["question", "findings", "sources"], "synthesize")
+        for name in ("max_parts", "max_turns"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: at least 1, not {getattr(self, name)}")
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        return ("planner", "gatherer", "synthesizer")
+
+    async def run(self, task: Task, team: Team, world: Any) -> Outcome:
+        question = {"question": task.prompt}
+        plan = await team.planner.say(fill(self.plan, question | {"most": str(self.max_parts)}))
+        parts = items(plan.text, self.max_parts)
+        members = Ranks(team.gatherer, len(parts)).members
+        work = (self._gather(task, member, part) for member, part in zip(members, parts, strict=True))
+        gathered = await asyncio.gather(*work)
+        documents = {name: document for each in gathered for name, document in each.documents.items()}
+        sources = list(documents.values())
+        findings = "\n\n".join(f"{each.part}\n→ {each.talk.text.strip()}" for each in gathered) or "(nothing)"
+        read = {"findings": findings, "sources": numbered(sources)}
+        report = await team.synthesizer.say(fill(self.synthesize, question | read))
+
+        async def judge(grade: Grade) -> Metrics:
+            worth = await grade(report.text)
+            return judged(plan, gathered, report, sources, Evidence.of(task), worth)
+
+        results = [result for each in gathered for result in each.talk.results]
+        failures = sum(result.startswith("Error:") for result in results)
+        said = {"parts": len(parts), "sources": len(sources), "tool_calls": len(results), "tool_failures": failures}
+        return Outcome(report.text, said, judge=judge)
+
+    async def _gather(self, task: Task, member: Member, part: str) -> Gathered:
+        seen = Seen(self.where)
+        tools = self._tools(seen)
+        messages = opening(fill(self.gather, {"question": task.prompt, "part": part}), describe(tools))
+        with member:
+            talk = await converse(member, messages, tools, self.max_turns, self.seconds)
+        return Gathered(part, talk, seen.documents)
+
+    def _tools(self, seen: Seen) -> list[Tool]:
+        opened = [open_tool(seen)] if isinstance(seen.where, Local) else []  # a server only searches
+        return [search_tool(seen, self.documents), *opened, python_tool(self.seconds)]
+
+
+def numbered(sources: list[Document]) -> str:
+    return "\n\n".join(f"[{n}] {each.title}\n{each.text[:LETTERS]}" for n, each in enumerate(sources, 1)) or "(none)"
+
+
+def cited(text: str) -> list[int]:
+    return [int(number) for number in CITATION.findall(text)]
+
+
+def judged(
+    plan: Turn, gathered: list[Gathered], report: Turn, sources: list[Document], evidence: Evidence, worth: float
+) -> Metrics:
+    numbers = cited(report.text)
+    named = {sources[number - 1].id for number in numbers if 0 < number <= len(sources)}
+    honest = sum(0 < number <= len(sources) for number in numbers) / len(numbers) if numbers else 0.0
+    report.reward = (1 - FOR_CITING) * worth + FOR_CITING * honest
+    plan.reward = evidence.recall(sources)
+    rewards = []
+    for each in gathered:
+        helped = any(evidence.helps(document) for document in each.documents.values())
+        told = evidence.answered_in(each.talk.text) or bool(named & each.documents.keys())
+        rewards.append(0.5 * helped + 0.5 * (told and each.talk.answered))
+        for turn in each.talk.turns:  # one piece of work, so one reward
+            turn.reward = rewards[-1]
+    rate = {"gatherer_success_rate": sum(reward == 1 for reward in rewards) / len(rewards)} if rewards else {}
+    said = {"planner_recall": plan.reward, "citations": float(len(numbers)), "citations_valid": honest}
+    return {**said, **rate, "final_success": float(worth >= 1)}

@@ -1,0 +1,90 @@
+"""DeepCoder: a generator writes a program, a test runner explains how it fails, a refiner repairs it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from coterie.envs.bench import Bench
+from coterie.rewards.code import Verdict, code_in
+from coterie.types import Metrics, Outcome, Task, Team, Turn
+from coterie.workflows.template import check, fill
+
+ANALYZE = (
+    "{question}\n\nThis program was written for it:\n```python\n{program}\n```\n\n{failures}\n\n"
+    "Explain briefly what is wrong with the program and how to repair it. Do not write the program."
+)
+REFINE = (
+    "{question}\n\nThis program fails some tests:\n```python\n{program}\n```\n\nA tester says:\n{analysis}\n\n"
+    "Give the repaired program, whole, in one ```python block."
+)
+
+
+@dataclass(frozen=True)
+class DeepCoder:
+    """Generator → test runner → refiner, until all tests pass or `max_refinement_iterations` are over.
+
+    Generator and refiner earn the share of tests that their own program passes. The test runner sees the failing
+    tests; it earns by how much the share rose with the refinement that followed, or fell. The best program counts.
+    """
+
+    max_refinement_iterations: int = 2
+    failures: int = 3  # failing tests that are shown
+    prompt: str = "{question}"
+    analyze: str = ANALYZE
+    refine: str = REFINE
+
+    def __post_init__(self) -> None:
+        check(self.prompt, ["question"], "prompt")
+        check(self.analyze, ["question", "program", "failures"], "analyze")
+        check(self.refine, ["question", "program", "analysis"], "refine")
+        if self.max_refinement_iterations < 0:
+            raise ValueError(f"max_refinement_iterations: 0 or more, not {self.max_refinement_iterations}")
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        return ("generator", "test_runner", "refiner")
+
+    async def run(self, task: Task, team: Team, world: Any) -> Outcome:
+        if not isinstance(world, Bench):
+            raise ValueError("deepcoder needs an environment with tests to run: mbpp, humaneval or deepcoder")
+        tries = [await tested(await team.generator.say(fill(self.prompt, {"question": task.prompt})), world)]
+        gains: list[float] = []
+        best = tries[0]
+        while not passes(best) and len(gains) < self.max_refinement_iterations:
+            shown = self._shown(task, best)
+            analysis = await team.test_runner.say(fill(self.analyze, shown))
+            refined = await team.refiner.say(fill(self.refine, shown | {"analysis": analysis.text}))
+            tries.append(await tested(refined, world))
+            analysis.reward = tries[-1][1].fraction - best[1].fraction
+            gains.append(analysis.reward)
+            best = max(best, tries[-1], key=lambda each: each[1].fraction)
+        return Outcome(best[0].text, metrics(tries, gains))
+
+    def _shown(self, task: Task, tried: tuple[Turn, Verdict]) -> dict[str, str]:
+        turn, verdict = tried
+        failures = str(replace(verdict, failures=verdict.failures[: self.failures]))
+        return {"question": task.prompt, "program": (code_in(turn.text) or turn.text).strip(), "failures": failures}
+
+
+async def tested(turn: Turn, bench: Bench) -> tuple[Turn, Verdict]:
+    verdict = await bench.test(turn.text)
+    turn.reward = verdict.fraction
+    return turn, verdict
+
+
+def passes(tried: tuple[Turn, Verdict]) -> bool:
+    return tried[1].passed == tried[1].total
+
+
+def metrics(tries: list[tuple[Turn, Verdict]], gains: list[float]) -> Metrics:
+    """A role that had nothing to do in an episode has no rate there."""
+    said = {
+        "generator_success": float(passes(tries[0])),
+        "total_iterations": float(len(gains)),
+        "final_success": float(any(map(passes, tries))),
+    }
+    if gains:
+        said["refiner_success_rate"] = sum(map(passes, tries[1:])) / len(gains)
+        said["test_runner_success_rate"] = sum(gain > 0 for gain in gains) / len(gains)
+    return said

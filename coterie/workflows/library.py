@@ -1,0 +1,29 @@
+"""Where teams search."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from coterie.tools.search import Local, Remote, retriever
+
+
+@dataclass(frozen=True, kw_only=True)
+class Library:
+    """Options of every team that searches: a file of documents, or a retrieval server."""
+
+    corpus: Path | None = None  # jsonl: {"title": …, "text": …}; `coterie data prepare hotpotqa` writes one
+    server: str | None = None  # its http address
+    documents: int = 3  # for each query
+
+    def __post_init__(self) -> None:
+        if (self.corpus is None) == (self.server is None):
+            raise ValueError("corpus: either a corpus or a server is needed to search in")
+        if self.server is not None and not self.server.startswith(("http://", "https://")):
+            raise ValueError(f"server: an address that begins with http:// or https:// is needed, not {self.server}")
+        if self.documents < 1:
+            raise ValueError(f"documents: at least 1, not {self.documents}")
+
+    @property
+    def where(self) -> Local | Remote:
+        return retriever(self.corpus or self.server or "")

@@ -1,0 +1,114 @@
+"""Math tool: an analyzer plans, an executor writes Python, a verifier judges what it printed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from coterie.rewards.answers import pointed_out
+from coterie.rewards.code import code_in
+from coterie.sandbox import Limits, shared
+from coterie.tools.python import shown
+from coterie.types import Grade, Metrics, Outcome, Task, Team, Turn
+from coterie.workflows.reading import verdict
+from coterie.workflows.template import check, fill
+
+ANALYZE = "{question}\n\n{before}Say in a few short steps how a Python program can compute the answer. Do not write it."
+EXECUTE = (
+    "{question}\n\nA plan:\n{plan}\n\nWrite the Python program in one ```python block. "
+    "It must print the final answer on its last line, and nothing else on that line."
+)
+VERIFY = (
+    "{question}\n\nThis program was run:\n```python\n{program}\n```\n\nIt printed:\n{output}\n\n"
+    "Is its last line the right answer to the question? Say why, briefly, and end with "
+    '"Verdict: correct" or "Verdict: incorrect".'
+)
+BEFORE = "An earlier program:\n```python\n{program}\n```\nIt printed:\n{output}\nA reviewer says:\n{remarks}\n\n"
+NO_PROGRAM = "(no program was given)"
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One round of the team."""
+
+    analysis: Turn
+    program: Turn
+    judgement: Turn
+    ran: bool
+    answer: str  # what it would be, if this were the last
+
+
+@dataclass(frozen=True)
+class MathTool:
+    """Analyzer → executor → verifier, again until the verifier accepts or `max_iterations` are over.
+
+    Only the verifier's word ends it, in training and evaluation alike. When all is said, an attempt is graded: analyzer
+    and executor earn what their attempt is worth, the verifier earns 1 if its verdict was true.
+    """
+
+    max_iterations: int = 2
+    seconds: Annotated[float, Field(gt=0)] = 5.0  # for one program
+    boxed: bool = True  # the answer is put into \\boxed{}, where `reward: math` looks for formulas
+    analyze: str = ANALYZE
+    execute: str = EXECUTE
+    verify: str = VERIFY
+
+    def __post_init__(self) -> None:
+        check(self.analyze, ["question", "before"], "analyze")
+        check(self.execute, ["question", "plan"], "execute")
+        check(self.verify, ["question", "program", "output"], "verify")
+        if self.max_iterations < 1:
+            raise ValueError(f"max_iterations: at least 1, not {self.max_iterations}")
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        return ("analyzer", "executor", "verifier")
+
+    async def run(self, task: Task, team: Team, world: Any) -> Outcome:
+        attempts: list[Attempt] = []
+        before, accepted = "", False
+        while not accepted and len(attempts) < self.max_iterations:
+            question = {"question": task.prompt}
+            analysis = await team.analyzer.say(fill(self.analyze, question | {"before": before}))
+            program = await team.executor.say(fill(self.execute, question | {"plan": analysis.text}))
+            code = code_in(program.text)
+            ran, output, answer = await self._run(code)
+            seen = {"program": (code or program.text).strip(), "output": output}
+            judgement = await team.verifier.say(fill(self.verify, question | seen))
+            attempts.append(Attempt(analysis, program, judgement, ran, answer))
+            before = fill(BEFORE, seen | {"remarks": judgement.text})
+            accepted = verdict(judgement.text) is True
+
+        async def judge(grade: Grade) -> Metrics:
+            return await judged(attempts, grade)
+
+        ran_well = sum(attempt.ran for attempt in attempts) / len(attempts)
+        said = {"total_iterations": float(len(attempts)), "accepted": float(accepted), "executor_ran": ran_well}
+        return Outcome(attempts[-1].answer, said, judge=judge)
+
+    async def _run(self, code: str | None) -> tuple[bool, str, str]:
+        """Whether a program ran well, what the verifier sees of it, and the answer in it."""
+        if code is None:
+            return False, NO_PROGRAM, ""
+        ran = await shared().run(code, limits=Limits(seconds=self.seconds, output=32 << 10))
+        lines = ran.stdout.strip().splitlines()
+        last = lines[-1].strip() if ran.ok and lines else ""
+        bare = not last or not self.boxed or pointed_out(last) is not None
+        return ran.ok, shown(ran, self.seconds), last if bare else f"\\boxed{{{last}}}"
+
+
+async def judged(attempts: list[Attempt], grade: Grade) -> Metrics:
+    right = []
+    for attempt in attempts:
+        worth = await grade(attempt.answer) if attempt.answer else 0.0
+        attempt.analysis.reward = attempt.program.reward = worth
+        right.append(worth >= 1)
+        attempt.judgement.reward = float(verdict(attempt.judgement.text) is right[-1])
+    true = [attempt.judgement.reward or 0.0 for attempt in attempts]
+    return {
+        "executor_success": float(right[0]),
+        "verifier_accuracy": sum(true) / len(true),
+        "final_success": float(right[-1]),
+    }

@@ -1,0 +1,45 @@
+"""Mixture of agents: layer after layer, everyone reads what the whole layer before said."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+from coterie.types import Task, Team
+from coterie.workflows.conversation import opening
+from coterie.workflows.summarize import listed
+from coterie.workflows.template import check, fill
+
+IMPROVE = "{question}\n\nOthers answered:\n\n{answers}\n\nSome of this may be wrong. Give a better answer of your own."
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Proposers answer in `layers`, each layer with the answers of the one before; the aggregator answers last."""
+
+    proposers: tuple[str, ...] = ("first", "second", "third")
+    aggregator: str = "aggregator"
+    layers: int = 2  # of proposers
+    prompt: str = "{question}"
+    improve: str = IMPROVE
+
+    def __post_init__(self) -> None:
+        check(self.prompt, ["question"], "prompt")
+        check(self.improve, ["question", "answers"], "improve")
+        if not self.proposers or len(set(self.roles)) < len(self.roles):
+            raise ValueError(f"proposers: one or more different ones, not {list(self.proposers)}")
+        if self.layers < 1:
+            raise ValueError(f"layers: at least 1, not {self.layers}")
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        return (*self.proposers, self.aggregator)
+
+    async def run(self, task: Task, team: Team, world: Any) -> str:
+        question = {"question": task.prompt}
+        prompt = fill(self.prompt, question)
+        for _ in range(self.layers):
+            turns = await asyncio.gather(*(team[role].say(opening(prompt)) for role in self.proposers))
+            prompt = fill(self.improve, question | {"answers": listed([turn.text for turn in turns])})
+        return (await team[self.aggregator].say(opening(prompt))).text

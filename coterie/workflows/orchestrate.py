@@ -1,0 +1,74 @@
+"""An orchestrator splits a task, workers do the parts, the orchestrator puts them together."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+from coterie.types import Message, Outcome, Task, Team
+from coterie.workflows.conversation import opening
+from coterie.workflows.reading import items
+from coterie.workflows.template import check, fill
+
+PLAN = "{question}\n\nSplit this into at most {most} smaller steps for others to work out. Write one step per line."
+WORK = "The whole task:\n{question}\n\n{done}Your step:\n{step}\n\nDo this step only, briefly."
+COMBINE = "What came of the steps:\n\n{results}\n\nNow give the final answer to the task."
+
+
+@dataclass(frozen=True)
+class Orchestrate:
+    """The orchestrator plans, workers do one step each in turns, the orchestrator answers from what they found.
+
+    `sequence: true` has the steps done one after the other, each with what came of those before; else at once.
+    A plan without a single step is a plan of one: the whole task.
+    """
+
+    workers: tuple[str, ...] = ("worker",)  # steps go round among them
+    max_steps: int = 3
+    sequence: bool = False
+    plan: str = PLAN
+    work: str = WORK
+    combine: str = COMBINE
+
+    def __post_init__(self) -> None:
+        check(self.plan, ["question", "most"], "plan")
+        check(self.work, ["question", "done", "step"], "work")
+        check(self.combine, ["question", "results"], "combine")
+        if not self.workers or len(set(self.roles)) < len(self.roles):
+            raise ValueError(f"workers: one or more different ones, not {list(self.workers)}")
+        if self.max_steps < 1:
+            raise ValueError(f"max_steps: at least 1, not {self.max_steps}")
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        return ("orchestrator", *self.workers)
+
+    async def run(self, task: Task, team: Team, world: Any) -> Outcome:
+        question = {"question": task.prompt}
+        talk = opening(fill(self.plan, question | {"most": str(self.max_steps)}))
+        plan = await team.orchestrator.say(list(talk))
+        steps = items(plan.text, self.max_steps) or [task.prompt]
+        results = await (self._in_sequence if self.sequence else self._at_once)(task, team, steps)
+        request = fill(self.combine, question | {"results": together(steps, results)})
+        talk += [Message(role="assistant", content=plan.text), Message(role="user", content=request)]
+        answer = await team.orchestrator.say(talk)
+        return Outcome(answer.text, {"steps": len(steps)})
+
+    async def _at_once(self, task: Task, team: Team, steps: list[str]) -> list[str]:
+        return list(await asyncio.gather(*(self._work(task, team, steps, n, []) for n in range(len(steps)))))
+
+    async def _in_sequence(self, task: Task, team: Team, steps: list[str]) -> list[str]:
+        results: list[str] = []
+        for number in range(len(steps)):
+            results.append(await self._work(task, team, steps, number, results))
+        return results
+
+    async def _work(self, task: Task, team: Team, steps: list[str], number: int, before: list[str]) -> str:
+        done = f"Done so far:\n{together(steps, before)}\n\n" if before else ""
+        prompt = fill(self.work, {"question": task.prompt, "done": done, "step": steps[number]})
+        return (await team[self.workers[number % len(self.workers)]].say(prompt)).text
+
+
+def together(steps: list[str], results: list[str]) -> str:
+    return "\n\n".join(f"{step}\n→ {result}" for step, result in zip(steps, results, strict=False))

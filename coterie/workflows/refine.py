@@ -1,0 +1,74 @@
+"""Evaluator and optimizer: one answers, the other says whether it will do, until it does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from coterie.types import Grade, Message, Metrics, Outcome, Task, Team, Turn
+from coterie.workflows.conversation import opening
+from coterie.workflows.reading import verdict
+from coterie.workflows.template import check, fill
+
+EVALUATE = (
+    "{question}\n\nAn answer:\n{answer}\n\nIs it right? Say what is wrong with it, if anything, and end with "
+    '"Verdict: correct" or "Verdict: incorrect".'
+)
+IMPROVE = "A reviewer says:\n{remarks}\n\nGive a better answer."
+
+
+@dataclass(frozen=True)
+class Refine:
+    """The optimizer answers; the evaluator accepts, or says what to improve. It ends on its verdict or the limit.
+
+    Every answer is graded as its turn's own reward; the evaluator earns 1 whenever its verdict was true.
+    """
+
+    max_rounds: int = 3  # answers
+    prompt: str = "{question}"
+    evaluate: str = EVALUATE
+    improve: str = IMPROVE
+
+    def __post_init__(self) -> None:
+        check(self.prompt, ["question"], "prompt")
+        check(self.evaluate, ["question", "answer"], "evaluate")
+        check(self.improve, ["question", "remarks"], "improve")
+        if self.max_rounds < 1:
+            raise ValueError(f"max_rounds: at least 1, not {self.max_rounds}")
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        return ("optimizer", "evaluator")
+
+    async def run(self, task: Task, team: Team, world: Any) -> Outcome:
+        question = {"question": task.prompt}
+        talk = opening(fill(self.prompt, question))
+        answers, verdicts = list[Turn](), list[Turn]()
+        while True:
+            answers.append(await team.optimizer.say(list(talk)))
+            answer = answers[-1].text
+            verdicts.append(await team.evaluator.say(fill(self.evaluate, question | {"answer": answer})))
+            accepted = verdict(verdicts[-1].text) is True
+            if accepted or len(answers) == self.max_rounds:
+                break
+            request = fill(self.improve, question | {"remarks": verdicts[-1].text})
+            talk += [Message(role="assistant", content=answer), Message(role="user", content=request)]
+
+        async def judge(grade: Grade) -> Metrics:
+            return await judged(answers, verdicts, grade)
+
+        return Outcome(answer, {"total_iterations": len(answers), "accepted": float(accepted)}, judge=judge)
+
+
+async def judged(answers: list[Turn], verdicts: list[Turn], grade: Grade) -> Metrics:
+    right = []
+    for answer, judgement in zip(answers, verdicts, strict=True):
+        answer.reward = await grade(answer.text)
+        right.append(answer.reward >= 1)
+        judgement.reward = float(verdict(judgement.text) is right[-1])
+    true = [judgement.reward or 0.0 for judgement in verdicts]
+    return {
+        "optimizer_success": float(right[0]),
+        "final_success": float(right[-1]),
+        "evaluator_accuracy": sum(true) / len(true),
+    }

@@ -1,0 +1,133 @@
+"""Search: a query optimizer asks, retrievers read what is found, an extractor answers."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+from coterie.tools.bm25 import Document
+from coterie.tools.search import Hit, listed
+from coterie.tools.tool import ToolError
+from coterie.types import Grade, Metrics, Outcome, Task, Team, Turn
+from coterie.workflows.evidence import Evidence
+from coterie.workflows.library import Library
+from coterie.workflows.reading import items
+from coterie.workflows.template import check, fill
+
+OPTIMIZE = (
+    "{question}\n\n{notes}Write up to {most} short search queries that would find what is still missing to answer "
+    "this, one per line. If nothing is missing, write only: DONE"
+)
+RETRIEVE = (
+    "{question}\n\nThese documents were found for “{query}”:\n\n{documents}\n\n"
+    "Copy the facts that help to answer the question, briefly. If there are none, write only: NOTHING"
+)
+EXTRACT = "{question}\n\n{notes}Answer from these notes, in a few words, as <answer>your answer</answer>."
+LETTERS = 600  # of a document that a retriever reads
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a query led to."""
+
+    query: str
+    documents: tuple[Document, ...]
+    note: Turn
+    failed: bool  # nothing answered
+
+    @property
+    def kept(self) -> bool:
+        return "NOTHING" not in self.note.text.split("\n")[0].upper()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search(Library):
+    """Query optimizer → one retriever per query, at once → extractor. Queries are refined from what was found.
+
+    When all is said: the optimizer earns the share of the needed documents that its queries found for the first time;
+    a retriever earns 1 if it kept what helps, or said NOTHING where nothing does; the extractor earns the grade.
+    """
+
+    max_queries: int = 2
+    max_rounds: int = 2
+    optimize: str = OPTIMIZE
+    retrieve: str = RETRIEVE
+    extract: str = EXTRACT
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check(self.optimize, ["question", "notes", "most"], "optimize")
+        check(self.retrieve, ["question", "query", "documents"], "retrieve")
+        check(self.extract, ["question", "notes"], "extract")
+        for name in ("max_queries", "max_rounds"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: at least 1, not {getattr(self, name)}")
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        return ("query_optimizer", "retriever", "extractor")
+
+    async def run(self, task: Task, team: Team, world: Any) -> Outcome:
+        rounds: list[tuple[Turn, list[Found]]] = []
+        notes = ""
+        while len(rounds) < self.max_rounds:
+            asked = {"question": task.prompt, "notes": notes, "most": str(self.max_queries)}
+            queries = await team.query_optimizer.say(fill(self.optimize, asked))
+            wanted = [query for query in items(queries.text, self.max_queries) if query.upper().strip(".") != "DONE"]
+            found = await self._look_up(task, team, wanted)
+            rounds.append((queries, found))
+            if not wanted:
+                break
+            notes += "".join(f"Notes on “{each.query}”:\n{each.note.text.strip()}\n\n" for each in found)
+        answer = await team.extractor.say(fill(self.extract, {"question": task.prompt, "notes": notes}))
+
+        async def judge(grade: Grade) -> Metrics:
+            answer.reward = await grade(answer.text)
+            return judged(rounds, Evidence.of(task)) | {"final_success": float(answer.reward >= 1)}
+
+        looked = [each for _, found in rounds for each in found]
+        said = {"total_iterations": float(len(rounds)), "queries": float(len(looked))}
+        return Outcome(answer.text, said | {"search_failures": float(sum(f.failed for f in looked))}, judge=judge)
+
+    async def _look_up(self, task: Task, team: Team, queries: list[str]) -> list[Found]:
+        """All searches first: retrievers that spoke when their own search is done would speak in any order."""
+        hits = await asyncio.gather(*map(self._search, queries))
+        notes = await asyncio.gather(*(self._read(task, team, *pair) for pair in zip(queries, hits, strict=True)))
+        every = zip(queries, hits, notes, strict=True)
+        return [Found(q, tuple(hit.document for hit in some or []), note, some is None) for q, some, note in every]
+
+    async def _search(self, query: str) -> list[Hit] | None:
+        try:
+            return await self.where.search(query, self.documents)
+        except ToolError:  # a server that does not answer: the team goes on with what else it has
+            return None
+
+    async def _read(self, task: Task, team: Team, query: str, hits: list[Hit] | None) -> Turn:
+        read = listed(hits or [], LETTERS) or "(none)"
+        prompt = fill(self.retrieve, {"question": task.prompt, "query": query, "documents": read})
+        return await team.retriever.say(prompt)
+
+
+def judged(rounds: list[tuple[Turn, list[Found]]], evidence: Evidence) -> Metrics:
+    documents: list[Document] = []
+    before = 0.0
+    rewards: list[float] = []
+    for queries, found in rounds:
+        documents += [document for each in found for document in each.documents]
+        recall = evidence.recall(documents)
+        queries.reward, before = recall - before, recall
+        for each in found:
+            each.note.reward = kept_well(each, evidence)
+            rewards.append(each.note.reward)
+    rate = {"retriever_success_rate": sum(rewards) / len(rewards)} if rewards else {}
+    return {"query_optimizer_recall": before, **rate}
+
+
+def kept_well(found: Found, evidence: Evidence) -> float:
+    """1 for keeping what helps, with the answer where it stands there, or for leaving out what does not help."""
+    helps = any(evidence.helps(document) for document in found.documents)
+    if not helps or not found.kept:
+        return float(helps == found.kept)
+    answered = any(evidence.answered_in(document.text) for document in found.documents)
+    return float(not answered or evidence.answered_in(found.note.text))

@@ -1,0 +1,44 @@
+"""Several answer on their own, one reads them all and answers for the team."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+from coterie.types import Task, Team
+from coterie.workflows.conversation import opening
+from coterie.workflows.template import check, fill
+
+
+@dataclass(frozen=True)
+class Summarize:
+    """Solvers answer at the same time; the summarizer reads their answers and gives the team's."""
+
+    solvers: tuple[str, ...] = ("first", "second", "third")
+    summarizer: str = "summarizer"
+    prompt: str = "{question}"
+    summary: str = "{question}\n\n{answers}\n\nSum up what is right in these answers, then give the final answer."
+    systems: dict[str, str] = field(default_factory=dict)  # by role
+
+    def __post_init__(self) -> None:
+        check(self.prompt, ["question"], "prompt")
+        check(self.summary, ["question", "answers"], "summary")
+        if not self.solvers or len(set(self.roles)) < len(self.roles):
+            raise ValueError(f"solvers: one or more different ones, not {list(self.solvers)} with {self.summarizer}")
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        return (*self.solvers, self.summarizer)
+
+    async def run(self, task: Task, team: Team, world: Any) -> str:
+        systems, question = self.systems, {"question": task.prompt}
+        asked = fill(self.prompt, question)
+        turns = await asyncio.gather(*(team[role].say(opening(asked, systems.get(role))) for role in self.solvers))
+        prompt = fill(self.summary, question | {"answers": listed([turn.text for turn in turns])})
+        return (await team[self.summarizer].say(opening(prompt, systems.get(self.summarizer)))).text
+
+
+def listed(answers: list[str]) -> str:
+    """Answers to read, numbered: who said what does not matter."""
+    return "\n\n".join(f"Answer {number}:\n{answer}" for number, answer in enumerate(answers, 1))

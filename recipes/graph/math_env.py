@@ -1,0 +1,23 @@
+"""An environment in siiRL's form, made once for each episode."""
+
+from coterie.rewards import grader
+
+GRADE = grader("number", {}, 10.0)
+
+
+class MathEnv:
+    """Says whether the last agent's answer is right; a right one ends the episode."""
+
+    def __init__(self):
+        self.tries = 0
+
+    def reset(self):
+        return None
+
+    async def step(self, actions, ground_truth):
+        self.tries += 1
+        answer = actions[-1].rpartition("\nactor: ")[2]  # an action is all that stands there when its agent has spoken
+        reward = await GRADE(answer, ground_truth)
+        done = reward == 1.0
+        said = "That is right. " if done else f"Wrong, {self.tries} times now. "
+        return [said for _ in actions], reward, done

@@ -1,0 +1,196 @@
+"""Laws of training from Python: a user's parts in one file, as classes and as functions."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import coterie
+from coterie import AgentTrainer, reward, tool, workflow
+from coterie.commands import go_on
+from coterie.config import ConfigError, load
+from coterie.config.registry import options_of
+from coterie.types import Task, Workflow
+from coterie.workflows.chain import Chain
+
+ROWS = [{"question": f"What is {i} + {i}?", "answer": str(2 * i)} for i in range(4)]
+
+AS_FUNCTIONS = """\
+from coterie import AgentTrainer, reward, tool, workflow
+from coterie.tools import converse
+from coterie.workflows.conversation import opening
+
+@tool
+def double(number: int) -> int:
+    '''Double a number.'''
+    return 2 * number
+
+@workflow(roles=("thinker", "speaker"))
+async def pair(task, team, world, *, hint: str = "Think."):
+    thought = await converse(team.thinker, opening(hint + task.prompt), [double], limit=2)
+    return (await team.speaker.say(thought.text)).text
+
+@reward
+def vowels(answer, truth, *, of: str = "aeiou"):
+    return sum(letter in of for letter in answer) / max(len(answer), 1)
+"""
+
+AS_CLASSES = """\
+from dataclasses import dataclass
+from coterie import AgentTrainer
+from coterie.types import Task
+
+@dataclass(frozen=True)
+class pair:
+    hint: str = "Think."
+    roles = ("thinker", "speaker")
+
+    async def run(self, task, team, world):
+        thought = await team.thinker.say(self.hint + task.prompt)
+        return (await team.speaker.say(thought.text)).text
+
+@dataclass(frozen=True)
+class Words:
+    size: int = 4
+
+    def tasks(self, split):
+        return [Task(f"{split}/{i}", "A word?", None) for i in range(self.size)]
+
+    def open(self, task):
+        return None
+
+    async def score(self, episode):
+        episode.reward = sum(letter in "aeiou" for letter in episode.answer) / max(len(episode.answer), 1)
+"""
+
+
+def settings(model: Path, **changes: Any) -> dict[str, Any]:
+    tree: dict[str, Any] = {
+        "name": "mine",
+        "steps": 2,
+        "tasks_per_step": 2,
+        "episodes_per_task": 2,
+        "policies": {"all": {"model": str(model), "lora": {"rank": 2}, "lr": 0.01}},
+        "roles": {"thinker": "all", "speaker": "all"},
+        "algorithm": "grpo",
+        "sampling": {"max_tokens": 4},
+        "eval": {"tasks": 2},
+        "device": "cpu",
+    }
+    return tree | changes
+
+
+def as_script(folder: Path, parts: str, call: str) -> Any:
+    """Run a file as its user does, and return what it printed as JSON."""
+    main = f'\nif __name__ == "__main__":\n    import json\n    trained = {call}.train(console=False)\n'
+    (folder / "mine.py").write_text(parts + main + "    print(json.dumps([str(trained.folder), trained.metrics]))\n")
+    ran = subprocess.run([sys.executable, "mine.py"], cwd=folder, capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("form", ["functions", "classes"])
+def test_a_users_own_file_trains_and_its_run_can_be_resumed(
+    form: str, tmp_path: Path, model_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = settings(model_folder("llama"))
+    data = f"train_dataset={ROWS!r}, val_dataset={ROWS[:2]!r}, reward=vowels"
+    given = data if form == "functions" else "train_dataset=Words(size=3)"
+    extra = {} if form == "functions" else {"reward": "native"}
+    call = f"AgentTrainer(workflow=pair, workflow_args={{'hint': 'So: '}}, {given}, config={config | extra!r})"
+    folder, metrics = as_script(tmp_path, AS_FUNCTIONS if form == "functions" else AS_CLASSES, call)
+    assert 0 <= metrics["reward"] <= 1
+    stored = load(tmp_path / folder / "config.yaml")
+    assert stored.workflow.options == {"hint": "So: "} and stored.workflow.name == f"{tmp_path}/mine.py:pair"
+    monkeypatch.chdir(tmp_path)
+    go_on(Path(folder), ["steps=3"], examples=0)
+    assert len((Path(folder) / "metrics.jsonl").read_text().splitlines()) == 4
+
+
+def test_a_function_becomes_a_workflow_whose_options_are_its_keywords() -> None:
+    @workflow(roles=("a", "b"))
+    async def told(task: Task, team: Any, world: Any, *, must: str, rounds: int = 2) -> str:
+        """Talk."""
+        return f"{task.prompt} {must} {rounds}"
+
+    made = told(must="x")
+    assert isinstance(made, Workflow) and made.roles == ("a", "b") and told.__doc__ == "Talk."
+    assert set(options_of(told)) == {"must", "rounds"}
+    assert asyncio.run(made.run(Task("t", "Q", None), None, None)) == "Q x 2"
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: workflow(roles=())(lambda task, team, world: None), "write `async def`"),
+        (lambda: reward(lambda answer: 1.0), r"takes \(answer, truth\)"),
+        (lambda: tool(lambda x: x), "needs a name and a type"),
+    ],
+)
+def test_a_function_that_does_not_fit_is_told_where_it_is_written(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        make()
+
+
+@dataclass(frozen=True)
+class Alone:
+    """A workflow at the top of a file."""
+
+    roles: tuple[str, ...] = ("thinker", "speaker")
+
+    async def run(self, task: Task, team: Any, world: Any) -> str:
+        return ""
+
+
+def test_an_instance_and_a_path_and_a_builtin_say_the_same_as_a_recipe(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    file = tmp_path / "train.jsonl"
+    given = {"train_dataset": file, "val_dataset": file, "out": tmp_path / "runs"}
+    trainer = AgentTrainer(
+        workflow=Chain(roles=("thinker", "speaker")), config=settings(tmp_path, reward="number"), **given
+    )
+    assert trainer.config.workflow.name == "chain" and trainer.config.env.options["train"] == file
+    assert trainer.config.env.name == "rows"
+    known = AgentTrainer(workflow=Alone, config=settings(tmp_path, reward="number", env={"name": "gsm8k"}), **given)
+    assert known.config.env.name == "gsm8k" and known.config.workflow.name == f"{__file__}:Alone"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"workflow": lambda task: None}, "must stand at the top of a file"),
+        ({"workflow": "chian"}, "did you mean chain"),
+        ({"workflow": "chain", "workflow_args": {"rols": ["a"]}}, "workflow.rols: unknown key.*did you mean roles"),
+        ({"workflow_args": {"x": 1}}, "workflow_args: have no effect without a workflow"),
+        ({"config": "nowhere.yaml"}, "nowhere.yaml: there is no such file"),
+    ],
+)
+def test_a_mistake_is_told_before_a_model_loads(given: dict[str, Any], message: str, tmp_path: Path) -> None:
+    data = {"train_dataset": ROWS, "val_dataset": ROWS, "reward": "number", "out": tmp_path}
+    with pytest.raises(ConfigError, match=message):
+        AgentTrainer(**({"config": settings(tmp_path)} | data | given))
+
+
+def test_a_file_that_starts_training_when_it_is_read_is_told_what_to_write(tmp_path: Path) -> None:
+    config = settings(tmp_path, reward="number")
+    (tmp_path / "mine.py").write_text(
+        AS_FUNCTIONS + f"\nAgentTrainer(workflow=pair, train_dataset={ROWS!r}, config={config!r}).train()\n"
+    )
+    ran = subprocess.run([sys.executable, "mine.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert ran.returncode != 0 and '__name__ == "__main__"' in ran.stderr
+
+
+def test_the_package_imports_nothing_heavy_by_itself() -> None:
+    code = "import coterie, sys; from coterie import workflow; print('torch' in sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert ran.stdout.strip() == "False"
+    with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
+        _ = coterie.Nothing  # type: ignore[attr-defined]
