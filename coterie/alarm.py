@@ -25,8 +25,8 @@ def watch(
     if config.alarm is None:
         return {}, []
     seen = dict([*_same(episodes, config.alarm.same), *_certain(config, metrics), *_still(memory, metrics)])
-    held = memory[SIGNS]
-    memory[SIGNS] = {sign: held[sign] + 1 if sign in held else 1 for sign in seen}
+    before = memory[SIGNS]
+    memory[SIGNS] = {sign: before[sign] + 1 if sign in before else 1 for sign in seen}
     steps = config.alarm.steps
     news = [f"collapse? For {steps} steps {seen[sign]}" for sign, held in memory[SIGNS].items() if held == steps]
     return {"alarm/collapse": float(any(held >= steps for held in memory[SIGNS].values()))}, news
