@@ -17,7 +17,7 @@ Made by `python docs/make_algorithms.py` from the classes themselves. An algorit
 `algorithm: grpo`, or by name and options, `algorithm: {name: grpo, drop_constant: true}`. What all of them share:
 `clip`, `clip_high`, `dual_clip`, `level` (a ratio per token or per turn), `epochs`, `minibatches`, `reduce`, `kl`,
 `kl_in`, `entropy`, `stop_kl`, `truncate`, `max_stale`, `rotate`, `rotate_turns`; `coterie schema` has their types.
-How well they do on games with a known optimum: `coterie bench games`, figures in [games.md](games.md).
+How well they do on games with a known optimum: `coterie bench games`.
 """
 
 CREDIT = """# Credit
