@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from coterie.engines.native import engine
+from coterie.engines.native import steps
 from coterie.engines.native.cache import Prefill
 from coterie.models.base import Base
 from tests.models import KINDS, tiny
@@ -56,5 +56,5 @@ def prefilled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             super().__init__(*arguments)
             counts.append(len(self.positions))
 
-    monkeypatch.setattr(engine, "Prefill", Counted)
+    monkeypatch.setattr(steps, "Prefill", Counted)
     return counts

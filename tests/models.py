@@ -76,12 +76,12 @@ def tiny(kind: str, folder: Path, seed: int = 0) -> Path:
     return folder
 
 
-def tiny_model(kind: str, seed: int = 0) -> PreTrainedModel:
-    """The model alone, in eval mode, float32."""
+def tiny_model(kind: str, seed: int = 0, **shape: int) -> PreTrainedModel:
+    """The model alone, in eval mode, float32; `shape` is put in the place of the kind's own."""
     model_class, config_class, extra = KINDS[kind]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = model_class(config_class(**{**SHAPE, **extra}))
+        model = model_class(config_class(**{**SHAPE, **extra, **shape}))
         _disturb(model)
     model.generation_config = GenerationConfig(bos_token_id=1, eos_token_id=2, pad_token_id=0)
     return model.eval()

@@ -33,7 +33,7 @@ def random_adapter(base: Base, name: str, rank: int, targets: Sequence[str], see
     adapter = Adapter(name, rank, 2.0 * rank, targets).attach(base.layers, seed)
     draw = torch.Generator().manual_seed(seed + 1)
     for pair in adapter.pairs.values():
-        pair.up.normal_(0, 0.05, generator=draw)
+        pair.up.copy_(torch.empty(pair.up.shape).normal_(0, 0.05, generator=draw))
     return adapter
 
 
@@ -65,7 +65,7 @@ class Oracle:
         self.end_ids = sorted(base.chat.end_ids)
         self.sampler = Sampler(base.vocabulary)
         for layer, pair in pairs(base, adapter).items() if adapter else ():
-            self.model.get_parameter(f"{layer}.weight").add_(pair.scale * pair.up.detach() @ pair.down.detach())
+            self.model.get_parameter(f"{layer}.weight").add_((pair.scale * pair.up.detach() @ pair.down.detach()).cpu())
 
     def greedy(self, prompts: Sequence[list[int]], max_tokens: int) -> list[tuple[int, ...]]:
         """`generate`, prompts of one length at a time so that none is padded."""

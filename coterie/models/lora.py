@@ -50,8 +50,8 @@ class Joined:
     """Layers that read the same tokens, as one product. Their weights become parts of one tensor, not copies."""
 
     def __init__(self, layers: Sequence[RoutedLinear]) -> None:
-        self.sizes = [layer.out_features for layer in layers]
-        self.weight = _join(layers, "weight")
+        self.layers, self.sizes = layers, [layer.out_features for layer in layers]
+        self.weight = self.wide = _join(layers, "weight")
         self.bias = _join(layers, "bias") if layers[0].bias is not None else None
         self.shares = Shares(layers, layers[0].routing)
 
@@ -61,6 +61,16 @@ class Joined:
         if self.shares.routing.segments:
             self.shares.add(x, out)
         return out
+
+    @torch.inference_mode(False)  # whoever asks: learners will go through these weights
+    @torch.no_grad()
+    def make_room(self, rows: int) -> None:
+        """Move the weights to where so many more rows lie under them, in `wide`; the parameters stay the same ones."""
+        self.wide = self.weight.new_zeros(len(self.weight) + rows, self.weight.shape[1])
+        self.wide[: len(self.weight)] = self.weight
+        self.weight = self.wide[: len(self.weight)]
+        for layer, part in zip(self.layers, self.weight.split(self.sizes), strict=True):
+            layer.weight.data = part
 
 
 @torch.no_grad()

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from coterie.engines.native import engine as module
 from coterie.engines.native.engine import NativeEngine
 from coterie.engines.native.seats import SHARE
+from coterie.engines.native.steps import Eager
 from coterie.models.base import Base
 from coterie.models.routing import Pair
 from coterie.types import Sample, Sampling
@@ -89,7 +89,7 @@ def test_a_long_prompt_is_computed_in_pieces_as_in_one(base: Base, monkeypatch: 
         ("ab"[n % 2], random_ids(length, seed=length), n, Sampling(8)) for n, length in enumerate((60, 3, 25, 7, 33))
     ]
     whole = ask(NativeEngine(base, POLICIES), requests)
-    monkeypatch.setattr(module, "PREFILL", 7)
+    monkeypatch.setattr(Eager, "chunk", 7)
     assert_same(ask(NativeEngine(base, POLICIES), requests), whole)
 
 

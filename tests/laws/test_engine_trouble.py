@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from coterie.engines.native import engine as module
+from coterie.engines.native import steps as step_module
 from coterie.engines.native.cache import Decode, SlotCache
 from coterie.engines.native.engine import NativeEngine
 from coterie.models.base import Base
@@ -27,7 +27,7 @@ def test_a_request_that_nobody_waits_for_frees_its_row_and_changes_no_other(
             super().__init__(*arguments)
             steps.append(len(self.slots))
 
-    monkeypatch.setattr(module, "Decode", Counted)
+    monkeypatch.setattr(step_module, "Decode", Counted)
     monkeypatch.setattr(base.chat, "end_ids", frozenset())  # nobody ends a turn before the room is used up
     others: list[Request] = [("plain", random_ids(20 + n, n), n, Sampling(20)) for n in range(4)]
     given_up: Request = ("a", random_ids(20, seed=0), 0, Sampling(480))
@@ -71,7 +71,11 @@ def test_a_failure_reaches_every_caller_and_the_engine_goes_on_after_it(
 
     engine.clear()
     with monkeypatch.context() as broken:
-        places = {"a step": (engine, "sampler"), "a prompt": (module, "Prefill"), "making room": (SlotCache, "reserve")}
+        places = {
+            "a step": (engine.steps, "sampler"),
+            "a prompt": (step_module, "Prefill"),
+            "making room": (SlotCache, "reserve"),
+        }
         broken.setattr(*places[where], fail)
         assert [type(outcome) for outcome in asyncio.run(outcomes())] == [Broken] * 5
     assert_same(ask(engine, requests), expected)

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 
 from coterie.engines.native import sampler as module
-from coterie.engines.native.sampler import BLOCK, Sampler, draw_key, keep_likely, largest
+from coterie.engines.native.sampler import BLOCK, Sampler, draw_key, draw_keys, keep_likely, largest
 from coterie.seeds import stable_hash
 from coterie.types import Sampling
 from tests.oracle import distribution
@@ -124,3 +124,9 @@ def test_rows_too_many_for_one_piece_are_drawn_as_each_alone(monkeypatch: pytest
 def test_the_largest_is_found_wherever_it_stands(vocabulary: int) -> None:
     logits = random_logits(40, vocabulary)
     assert torch.equal(largest(logits), logits.argmax(dim=1))
+
+
+def test_keys_of_several_draws_at_once_are_the_keys_of_each() -> None:
+    seeds, positions = [0, 5, 2**63 - 1, stable_hash("a")], [0, 3, 17, 100_000]
+    wanted = [[draw_key(seed, at + n) for n in range(7)] for seed, at in zip(seeds, positions, strict=True)]
+    assert draw_keys(seeds, positions, 7).tolist() == wanted

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -11,6 +12,8 @@ from torch import Tensor
 from coterie.models.attention import NOWHERE, allowed
 
 STRIDE = 64  # capacity grows in steps of this many tokens
+SHARE = 0.5  # of a GPU's free memory that slots may take
+FULL = 0.9  # of a GPU's memory; beyond it slots are given back while the learner works
 
 
 class SlotCache:
@@ -18,6 +21,8 @@ class SlotCache:
 
     def __init__(self, layers: int, heads: int, width: int, dtype: torch.dtype, device: torch.device) -> None:
         self.layers = [torch.empty(2, 0, heads, 0, width, dtype=dtype, device=device) for _ in range(layers)]
+        self.whole: Tensor | None = None
+        self.seen = self.kept = False  # an update; the slots, during the last one
 
     @property
     def device(self) -> torch.device:
@@ -41,24 +46,39 @@ class SlotCache:
         Layer by layer, so that two copies of the whole never exist. Zeros, for a masked key still takes part:
         with weight 0, and 0 × NaN is NaN.
         """
-        capacity = -(-capacity // STRIDE) * STRIDE
+        capacity = rounded(capacity)
         if slots <= self.slots and capacity <= self.capacity:
+            return
+        if self.device.type == "cuda":
+            self._reserve_as_one(max(slots, self.slots), max(capacity, self.capacity))
             return
         for i, old in enumerate(self.layers):
             two, had, heads, length, width = old.shape
             self.layers[i] = old.new_zeros(two, max(slots, had), heads, max(capacity, length), width)
             self.layers[i][:, :had, :, :length] = old
 
+    def _reserve_as_one(self, slots: int, capacity: int) -> None:
+        """One tensor for all layers, so that to move a row is one launch."""
+        old, (_, had, heads, length, width) = self.layers, self.layers[0].shape
+        self.whole = old[0].new_zeros(len(old), 2, slots, heads, capacity, width)
+        for new, layer in zip(self.whole, old, strict=True):
+            new[:, :had, :, :length] = layer
+        self.layers = list(self.whole)
+
+    def _pieces(self) -> Sequence[Tensor]:
+        """What has to be moved to move a row: [..., slots, heads, capacity, width]."""
+        return self.layers if self.whole is None else [self.whole]
+
     def copy(self, source: int, target: int, length: int) -> None:
-        for layer in self.layers:
-            layer[:, target, :, :length] = layer[:, source, :, :length]
+        for piece in self._pieces():
+            piece[..., target, :, :length, :] = piece[..., source, :, :length, :]
 
     def swap(self, a: int, b: int, length_a: int, length_b: int) -> None:
         """Exchange two rows; only their live lengths move."""
-        for layer in self.layers:
-            kept = layer[:, a, :, :length_a].clone()
-            layer[:, a, :, :length_b] = layer[:, b, :, :length_b]
-            layer[:, b, :, :length_a] = kept
+        for piece in self._pieces():
+            kept = piece[..., a, :, :length_a, :].clone()
+            piece[..., a, :, :length_b, :] = piece[..., b, :, :length_b, :]
+            piece[..., b, :, :length_a, :] = kept
 
     def places(self, slots: Tensor, positions: Tensor) -> Tensor:
         """Where tokens stand in a layer that is seen as a list of vectors: [T] → [T·heads]."""
@@ -73,8 +93,40 @@ class SlotCache:
         values.view(-1, width).index_copy_(0, places, v.transpose(0, 1).reshape(-1, width))
         return keys, values
 
+    def most(self, capacity: int) -> int | None:
+        """How many slots of that many tokens a GPU has room for; None on a CPU, which says so itself."""
+        if self.device.type != "cuda":
+            return None
+        layer = self.layers[0]
+        slot = len(self.layers) * 2 * layer.shape[2] * rounded(capacity) * layer.shape[4] * layer.element_size()
+        free = torch.cuda.mem_get_info(self.device)[0] + torch.cuda.memory_reserved(self.device)
+        free += self.size - torch.cuda.memory_allocated(self.device)
+        return max(1, int(SHARE * free / slot))
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return sum(layer.nbytes for layer in self.layers)
+
     def clear(self) -> None:
+        """Give the memory back, or keep it, where it has been seen that there is enough for the learner as well."""
+        if self.whole is not None and self._affordable():
+            return
         self.layers = [layer[:, :0, :, :0].clone() for layer in self.layers]
+        self.whole = None
+
+    def _affordable(self) -> bool:
+        """Before the first update nobody knows what it takes, and the slots make way for it."""
+        seen, self.seen = self.seen, True
+        if not seen:
+            return False
+        most = torch.cuda.max_memory_allocated(self.device) + (0 if self.kept else self.size)
+        self.kept = most < FULL * torch.cuda.get_device_properties(self.device).total_memory
+        return self.kept
+
+
+def rounded(capacity: int) -> int:
+    return -(-capacity // STRIDE) * STRIDE
 
 
 class Decode:
@@ -112,6 +164,35 @@ class Decode:
 
     def _moved(self, x: Tensor, index: Tensor) -> Tensor:
         return x if self.ordered else x.index_select(0, index)
+
+
+class Flash:
+    """As `Prefill`, by a kernel that knows rows of any length: on CUDA, in half precision."""
+
+    def __init__(self, cache: SlotCache, slots: Sequence[int], starts: Sequence[int], counts: Sequence[int]) -> None:
+        row, first, many = np.array(slots), np.array(starts), np.array(counts)
+        at = np.concatenate([np.arange(a, a + n) for a, n in zip(first, many, strict=True)])
+        known = np.concatenate([np.arange(a + n) for a, n in zip(first, many, strict=True)])
+        numbers = (row.repeat(many), at, row.repeat(first + many), known, _ends(many), _ends(first + many))
+        on_device = [torch.from_numpy(x.astype(np.int32)).to(cache.device) for x in numbers]
+        self.rows, self.positions, self.key_rows, self.key_at, self.queries, self.keys = on_device
+        self.fresh = not first.any()
+        self.longest = int(many.max()), int((first + many).max())
+
+    def flash(self, cache: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None) -> Tensor:
+        """q, k, v [T, heads, width], the latter two in the cache already → [T, heads, width]."""
+        if not self.fresh:
+            k, v = (x[self.key_rows, :, self.key_at] for x in cache)
+        near = {} if window is None else {"window_size_left": window - 1, "window_size_right": 0}
+        out = torch.ops.aten._flash_attention_forward(
+            q, k, v, self.queries, self.keys, *self.longest, 0.0, True, False, scale=scale, **near
+        )
+        return out[0]
+
+
+def _ends(counts: np.ndarray) -> np.ndarray:
+    """Where each row begins in the stream, and where the last one ends."""
+    return np.concatenate([[0], counts.cumsum()])
 
 
 class Prefill:

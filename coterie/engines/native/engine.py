@@ -10,17 +10,15 @@ import asyncio
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 
 from coterie.chat import StopText
-from coterie.engines.native.cache import Decode, Prefill, SlotCache
-from coterie.engines.native.sampler import Sampler, draw_key, keep_likely
+from coterie.engines.native.cache import SlotCache
+from coterie.engines.native.sampler import Sampler
 from coterie.engines.native.seats import Row, Seats
+from coterie.engines.native.steps import Eager, Steps
 from coterie.models.base import Base
-from coterie.models.routing import Segment
 from coterie.types import Sample, Sampling
 
-PREFILL = 2048  # tokens computed in one forward before decoding goes on
 SETTLE = 8  # turns of the event loop in which a workflow that was answered may ask again
 
 
@@ -36,6 +34,9 @@ class NativeEngine:
         cache = SlotCache(*base.kept, dtype, base.device)
         self.cache = cache
         self.sampler = Sampler(base.vocabulary, base.device)
+        self.steps = steps(
+            base, cache, self.sampler, list({name: None for name in policies.values() if name is not None})
+        )
         self.seats = Seats(cache, limit=2 * rows)
         self.versions = dict.fromkeys(policies, 0)
         self.waiting: list[Row] = []
@@ -45,6 +46,7 @@ class NativeEngine:
         """The weights moved in place; rows computed with the old ones are of no use."""
         self.versions[policy] = version
         self.seats.forget(self.policies[policy])
+        self.steps.moved()
 
     def clear(self) -> None:
         """Give the cache's memory back."""
@@ -94,12 +96,11 @@ class NativeEngine:
     def _admit(self) -> None:
         """Let waiting requests in and compute their prompts, all but the last token."""
         self.waiting = [row for row in self.waiting if not row.answered.done()]
-        room = self.rows - self.seats.speaking
-        entering = self.waiting[:room]
+        entering = self.waiting[: self._room()]
         if not entering:
             return
         later = self.seats.enter(entering)
-        self.waiting = self.waiting[room:]  # not before they sit: who is in neither place would wait for ever
+        self.waiting = self.waiting[len(entering) :]  # not before they sit: who is in neither place would wait for ever
         behind = {row for row, _, _ in later}
         self._prefill([row for row in entering if row not in behind])
         while later:
@@ -110,17 +111,21 @@ class NativeEngine:
             self._prefill([row for row, _, _ in ready])
             later = [entry for entry in later if entry not in ready]
 
+    def _room(self) -> int:
+        """How many more rows may speak: as many as were asked for, or as a GPU's memory allows."""
+        most = self.cache.most(max((len(row.ids) for row in self.waiting), default=1)) if self.waiting else None
+        return max(0, (self.rows if most is None else min(self.rows, most)) - self.seats.speaking)
+
     # Forwards
 
-    @torch.inference_mode()
     def _prefill(self, rows: list[Row]) -> None:
         todo = [row for row in rows if row.computed < row.length - 1]
         while todo:
             wave: list[Row] = []
             tokens = 0
             for row in todo:
-                count = min(row.length - 1 - row.computed, PREFILL)
-                if wave and tokens + count > PREFILL:
+                count = min(row.length - 1 - row.computed, self.steps.chunk)
+                if wave and tokens + count > self.steps.chunk:
                     break
                 wave.append(row)
                 tokens += count
@@ -129,26 +134,16 @@ class NativeEngine:
 
     def _compute(self, wave: list[Row]) -> None:
         wave = sorted(wave, key=lambda row: row.adapter or "")
-        ends = [min(row.length - 1, row.computed + PREFILL) for row in wave]
-        counts = [end - row.computed for row, end in zip(wave, ends, strict=True)]
-        layout = Prefill(self.cache, [row.slot for row in wave], [row.computed for row in wave], counts)
-        ids = np.concatenate([row.ids[row.computed : end] for row, end in zip(wave, ends, strict=True)])
-        tokens = torch.from_numpy(ids).to(self.base.device)
-        self.base.sampled(tokens, layout.positions, layout, segments([row.adapter for row in wave], counts))
-        for row, end in zip(wave, ends, strict=True):
-            row.computed = end
+        counts = [min(row.length - 1 - row.computed, self.steps.chunk) for row in wave]
+        self.steps.read(wave, counts)
+        for row, count in zip(wave, counts, strict=True):
+            row.computed += count
 
-    @torch.inference_mode()
     def _step(self) -> bool:
-        """One token for every speaking row; says whether any of them finished."""
-        rows = sorted(self.seats.active(), key=lambda row: row.adapter or "")
-        layout = Decode(self.cache, [row.slot for row in rows], [row.length - 1 for row in rows])
-        tokens = torch.tensor([row.ids[row.length - 1] for row in rows], device=self.base.device)
-        runs = segments([row.adapter for row in rows], [1] * len(rows))
-        hidden = self.base.sampled(tokens, layout.positions, layout, runs)
-        ids, logprobs = self._draw(rows, self.base.logits(hidden))
-        for row, token, logprob in zip(rows, ids, logprobs, strict=True):
-            self._say(row, token, logprob)
+        """One token or some for every speaking row; says whether any of them finished."""
+        rows = self.seats.active()
+        for row, (ids, logprobs) in zip(rows, self.steps.advance(rows), strict=True):
+            self._say(row, ids, logprobs)
         finished = [row for row in rows if row.stop is not None]
         for row in finished:
             self.seats.leave(row)
@@ -157,40 +152,27 @@ class NativeEngine:
                 row.answered.set_result(Sample(said, tuple(row.logprobs), row.stop, row.version))
         return bool(finished)
 
-    def _draw(self, rows: list[Row], logits: torch.Tensor) -> tuple[list[int], list[float]]:
-        device = logits.device
-        temperature = torch.tensor([row.sampling.temperature for row in rows], device=device)
-        narrow = [i for i, row in enumerate(rows) if row.sampling.top_p < 1 or row.sampling.top_k]
-        if narrow:
-            picked = [rows[i].sampling for i in narrow]
-            top_p = torch.tensor([s.top_p for s in picked], device=device)
-            top_k = torch.tensor([s.top_k for s in picked], device=device)
-            logits[narrow] = keep_likely(logits[narrow], top_p, top_k, temperature[narrow])
-        keys = torch.tensor(
-            [draw_key(row.seed, row.length - row.prompt) for row in rows], dtype=torch.int32, device=device
-        )
-        ids, logprobs = self.sampler(logits, temperature, keys)
-        return ids.tolist(), logprobs.tolist()
-
-    def _say(self, row: Row, token: int, logprob: float) -> None:
-        row.computed = row.length
-        row.ids[row.length] = token
-        row.length += 1
-        row.logprobs.append(logprob)
-        if token in self.base.chat.end_ids:
+    def _say(self, row: Row, ids: Sequence[int], logprobs: Sequence[float]) -> None:
+        """Write down what a row said, up to where it stops."""
+        met = next((i for i, token in enumerate(ids) if row.stops.feed(token)), None) if row.stops is not None else None
+        ids = ids if met is None else ids[: met + 1]
+        end = row.length + len(ids)
+        row.ids[row.length : end] = ids
+        row.logprobs += logprobs[: len(ids)]
+        row.length, row.computed = end, end - 1
+        if ids[-1] in self.base.chat.end_ids:
             row.stop = "end"
-        elif row.stops is not None and row.stops.feed(token):
+        elif met is not None:
             row.stop = "stop"
         elif row.length == len(row.ids):
             row.stop = "length"
 
 
-def segments(adapters: Sequence[str | None], counts: Sequence[int]) -> list[Segment]:
-    """Runs of one adapter: (a, a, b), (1, 2, 1) → (0, 3, a), (3, 4, b)."""
-    runs: list[Segment] = []
-    at = 0
-    for adapter, count in zip(adapters, counts, strict=True):
-        start = runs.pop()[0] if runs and runs[-1][2] == adapter else at
-        at += count
-        runs.append((start, at, adapter))
-    return runs
+def steps(base: Base, cache: SlotCache, sampler: Sampler, adapters: Sequence[str]) -> Steps:
+    """The fastest way to take steps that this model and this machine allow."""
+    if base.device.type == "cuda":
+        from coterie.engines.native import graphs  # needs Triton, which only CUDA builds of PyTorch bring
+
+        if graphs.drives(base):
+            return graphs.Graphs(base, cache, sampler, adapters)
+    return Eager(base, cache, sampler)

@@ -3,6 +3,10 @@ so what is sampled does not change with the batch it was sampled in."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,6 +24,17 @@ def _signed(x: int) -> int:
 def draw_key(seed: int, position: int) -> int:
     """One 32-bit key per draw."""
     return _signed(mix((seed * 0x9E3779B97F4A7C15 + position) & 0xFFFFFFFFFFFFFFFF) & WORD)
+
+
+def draw_keys(seeds: Sequence[int], positions: Sequence[int], count: int) -> np.ndarray:
+    """The keys of `count` draws from each position on: [R] → [R, count]."""
+    first = np.array([seed * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF for seed in seeds], dtype=np.uint64)
+    later = np.array(positions, dtype=np.uint64)[:, None] + np.arange(count, dtype=np.uint64)
+    x: Any = first[:, None] + later
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):  # as `mix`
+        x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
+    words: np.ndarray = (x ^ (x >> np.uint64(31))).astype(np.uint32).view(np.int32)
+    return words
 
 
 def _scramble(x: Tensor) -> Tensor:

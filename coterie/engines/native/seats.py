@@ -14,6 +14,7 @@ from itertools import count
 import numpy as np
 
 from coterie.chat import StopText
+from coterie.engines.native.beginnings import Beginnings, Key, key_of
 from coterie.engines.native.cache import SlotCache
 from coterie.types import Sample, Sampling, Stop
 
@@ -39,16 +40,15 @@ class Row:
     logprobs: list[float] = field(default_factory=list)
     stop: Stop | None = None
 
-    def shares(self, other: Row) -> int:
-        """How many tokens of this prompt, without its last, `other` begins with as well."""
-        if (other.adapter, other.version) != (self.adapter, self.version):
-            return 0
-        most = min(self.prompt - 1, max(other.computed, other.prompt - 1))
-        if most <= 0:
-            return 0
-        differs = self.ids[:most] != other.ids[:most]
-        first = int(differs.argmax())
-        return first if differs[first] else most
+    @property
+    def narrow(self) -> bool:
+        """Whether only some tokens may be drawn."""
+        return self.sampling.top_p < 1 or self.sampling.top_k > 0
+
+    @property
+    def key(self) -> Key:
+        """What others may share of it: what is computed, or will be before it speaks."""
+        return key_of(self.adapter, self.version, self.ids[: max(self.computed, self.prompt - 1)])
 
 
 class Seats:
@@ -59,6 +59,8 @@ class Seats:
         self.rows: list[Row | None] = []  # by slot
         self.speaking = 0  # the first so many speak
         self.clock = count(1)
+        self.known: dict[Row, Key] = {}
+        self.beginnings: Beginnings[Row] = Beginnings()
 
     def active(self) -> list[Row]:
         return [row for row in self.rows[: self.speaking] if row is not None]
@@ -68,16 +70,28 @@ class Seats:
         for slot in range(self.speaking, len(self.rows)):
             row = self.rows[slot]
             if row is not None and row.adapter == adapter:
-                self.rows[slot] = None
+                self._put(slot, None)
 
     def clear(self) -> None:
         self.rows, self.speaking = [], 0
+        self.known, self.beginnings = {}, Beginnings()
         self.cache.clear()
+
+    def _put(self, slot: int, row: Row | None) -> None:
+        """Whoever sat there before is forgotten."""
+        if (old := self.rows[slot]) is not None:
+            self.beginnings.drop(self.known.pop(old), old)
+        self.rows[slot] = row
+        if row is not None:
+            self.known[row] = row.key
+            self.beginnings.add(row.key, row)
 
     def leave(self, row: Row) -> None:
         """The row has finished: behind the speaking ones with it."""
         self.speaking -= 1
         self._swap(row.slot, self.speaking)
+        self._put(row.slot, None)
+        self._put(row.slot, row)  # with all that it said
         row.finished = next(self.clock)
 
     def enter(self, rows: list[Row]) -> list[tuple[Row, Row, int]]:
@@ -104,7 +118,7 @@ class Seats:
         slot = source.slot if source is not None and self._ends(source, shared) else self._spare()
         taken = source is not None and slot == source.slot
         self._swap(slot, here)
-        self.rows[here] = row
+        self._put(here, row)
         row.slot, row.computed = here, shared if taken else 0
         self.speaking += 1
         return taken
@@ -123,16 +137,16 @@ class Seats:
         beginnings = [self._longest_beginning(row) for row in rows]
         going_on = {source for source, shared in beginnings if source is not None and self._ends(source, shared)}
         wanted = self.speaking + len(rows) + kept - len(going_on)
-        slots = max(len(self.rows), min(self.limit, wanted), self.speaking + len(rows))
-        self.cache.reserve(slots, max(len(row.ids) for row in rows))
+        longest = max(len(row.ids) for row in rows)
+        # On a GPU at once all that there is room for: captured steps do not survive a move.
+        limit = self.limit if (most := self.cache.most(longest)) is None else min(self.limit, most)
+        slots = max(len(self.rows), limit if most else min(limit, wanted), self.speaking + len(rows))
+        self.cache.reserve(slots, longest)
         self.rows += [None] * (slots - len(self.rows))
 
     def _longest_beginning(self, row: Row) -> tuple[Row | None, int]:
-        best, longest = None, SHARE - 1
-        for other in self.rows:
-            if other is not None and (shared := row.shares(other)) > longest:
-                best, longest = other, shared
-        return best, longest if best is not None else 0
+        source, shared = self.beginnings.longest(key_of(row.adapter, row.version, row.ids[: row.prompt - 1]))
+        return (source, shared) if shared >= SHARE else (None, 0)
 
     def _swap(self, a: int, b: int) -> None:
         if a == b:

@@ -1,0 +1,83 @@
+"""A Llama-shaped model's forward on CUDA: between two products there is one launch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+
+from torch import Tensor
+
+from coterie.engines.native.cache import Flash, SlotCache
+from coterie.engines.native.kernels import Heads, attend, place
+from coterie.models.forward import Forward
+from coterie.models.kernels import add_norm, gated
+from coterie.models.routing import Segment
+from coterie.models.stacked import Stacked, refresh
+
+Products = tuple[Stacked, Stacked, Stacked, Stacked]  # of queries, keys and values; out; gate and up; down
+Attention = Callable[[int, Tensor, Heads], Tensor]  # a layer's queries, keys and values → what it saw
+
+
+class Fused:
+    """Embedding, blocks and last norm, with the adapters of all rows."""
+
+    def __init__(self, forward: Forward, cache: SlotCache, adapters: Sequence[str]) -> None:
+        self.forward, self.cache, self.adapters = forward, cache, adapters
+        self.stale = True  # whether adapters have moved since they were copied
+
+    @cached_property
+    def products(self) -> list[Products]:
+        """Made with the first words: by then all adapters are there."""
+        return [
+            (
+                Stacked(block.qkv, self.adapters), Stacked(block.out, self.adapters),
+                Stacked(block.gate_up, self.adapters), Stacked(block.down, self.adapters),
+            )
+            for block in self.forward.blocks
+        ]  # fmt: skip
+
+    def refresh(self) -> None:
+        if self.stale:
+            refresh([layer for block in self.products for layer in block])
+            self.stale = False
+
+    def step(self, tokens: Tensor, sheet: Tensor, position: int, who: Tensor | None) -> Tensor:
+        """One token for each of the first slots; the column `position` of the sheet says where it stands."""
+        turns = self._turns(sheet[:, position].clamp(min=0))
+
+        def seen(i: int, qkv: Tensor, heads: Heads) -> Tensor:
+            block = self.forward.blocks[i]
+            scale, window = block.asked
+            return attend(qkv, turns, self.cache.layers[i], sheet, heads, scale, window, block.norms)
+
+        if who is None:
+            return self._run(tokens, seen, Stacked.plain)
+        return self._run(tokens, seen, lambda layer, x: layer.by_row(x, who))
+
+    def read(self, tokens: Tensor, layout: Flash, runs: Sequence[Segment]) -> None:
+        """Several tokens for some slots; only their keys and values are wanted."""
+        turns = self._turns(layout.positions)
+
+        def seen(i: int, qkv: Tensor, heads: Heads) -> Tensor:
+            block = self.forward.blocks[i]
+            scale, window = block.asked
+            cache = self.cache.layers[i]
+            q, k, v = place(qkv, turns, cache, layout.rows, layout.positions, heads, block.norms)
+            return layout.flash(cache, q, k, v, scale, window).flatten(1)
+
+        self._run(tokens, seen, lambda layer, x: layer.by_run(x, runs))
+
+    def _run(self, tokens: Tensor, seen: Attention, through: Callable[[Stacked, Tensor], Tensor]) -> Tensor:
+        x, y, width = self.forward.embed(tokens), None, self.forward.width
+        for i, (block, (qkv, out, gate_up, down)) in enumerate(zip(self.forward.blocks, self.products, strict=True)):
+            queries, keys, _ = (size // width for size in block.qkv.sizes)
+            joined = through(qkv, add_norm(x, y, block.before))
+            y = through(out, seen(i, joined, Heads(queries, keys, width)))
+            y = through(down, gated(through(gate_up, add_norm(x, y, block.between))))
+        return add_norm(x, y, self.forward.norm)
+
+    def _turns(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosine and sine: [T] → [T, width]."""
+        like = self.cache.layers[0]
+        cos, sin = self.forward.rotary(like, positions[None])
+        return cos[0].contiguous(), sin[0].contiguous()

@@ -1,0 +1,146 @@
+"""Steps on CUDA: captured once as a graph, run many times, several tokens between two words with the host.
+
+All that a step needs to know of a row stands in a sheet on the device, and the step itself moves it on: a row that has
+said its last token puts itself to rest. The learner's weights move in place, so the graphs stay true.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from coterie.engines.native import kernels
+from coterie.engines.native.cache import Flash, SlotCache
+from coterie.engines.native.fused import Fused
+from coterie.engines.native.sampler import Sampler, draw_keys, keep_likely
+from coterie.engines.native.seats import Row
+from coterie.engines.native.steps import Eager, Said, segments, stream
+from coterie.models.base import Base
+
+EVERY = 16  # steps between two looks at what was said
+TOKEN, POSITION, START, LIMIT, HEAT, TOP_P, TOP_K, ADAPTER, KEYS = range(9)  # columns of the sheet
+SMALLEST = 8  # rows of a graph; then twice as many, and so on
+
+
+def drives(base: Base) -> bool:
+    """Whether our kernels can: a model with a forward of our own, on CUDA, of a usual shape."""
+    if base.forward is None or base.kept is None or base.device.type != "cuda":
+        return False
+    width, rotary = base.kept.width, base.forward.rotary
+    usual = width >= 16 and width & (width - 1) == 0 and base.model.config.hidden_act == "silu"
+    return usual and rotary.rope_type not in ("dynamic", "longrope")  # these look at the positions on the host
+
+
+class Graphs:
+    """Captured steps, one for each number of rows; they share one memory."""
+
+    chunk = 16384
+
+    def __init__(self, base: Base, cache: SlotCache, sampler: Sampler, adapters: Sequence[str]) -> None:
+        assert base.forward is not None
+        self.base, self.cache, self.sampler, self.adapters = base, cache, sampler, list(adapters)
+        self.fused = Fused(base.forward, cache, self.adapters)
+        self.eager = Eager(base, cache, sampler)
+        self.pool: Any = None
+        self.captured: dict[tuple[int, bool, bool], Callable[[], None]] = {}
+        self.built_on = 0  # where the cache was when they were captured
+        ends = sorted(base.chat.end_ids)
+        most = 1 << (len(ends) - 1).bit_length()
+        self.ends = torch.tensor(ends + ends[:1] * (most - len(ends)), dtype=torch.int32, device=base.device)
+        self.sheet = torch.zeros(0, KEYS + EVERY, dtype=torch.int32, device=base.device)
+        self.said = torch.zeros(0, 2 * EVERY, dtype=torch.int32, device=base.device)
+
+    def moved(self) -> None:
+        """The adapters' weights are not what they were."""
+        self.fused.stale = True
+
+    @torch.inference_mode()
+    def read(self, rows: Sequence[Row], counts: Sequence[int]) -> None:
+        if self.cache.layers[0].dtype == torch.float32:  # flash attention knows only half precision
+            self.eager.read(rows, counts)
+            return
+        self.fused.refresh()
+        layout = Flash(self.cache, [row.slot for row in rows], [row.computed for row in rows], counts)
+        ids = stream(rows, counts).to(self.base.device)
+        self.fused.read(ids, layout, segments([row.adapter for row in rows], counts))
+
+    @torch.inference_mode()
+    def advance(self, rows: Sequence[Row]) -> list[Said]:
+        """Up to EVERY tokens for each row, fewer for one that has finished."""
+        size = max(SMALLEST, 1 << (len(rows) - 1).bit_length())
+        self._make_room(size)
+        self.fused.refresh()
+        step = self._step(size, any(row.adapter for row in rows), any(row.narrow for row in rows))
+        self.sheet[:size].copy_(torch.from_numpy(self._written(rows, size)), non_blocking=True)
+        self.said[:size].fill_(-1)
+        for _ in range(min(EVERY, max(len(row.ids) - row.length for row in rows))):
+            step()
+        return read(self.said[: len(rows)].cpu().numpy())
+
+    def _written(self, rows: Sequence[Row], size: int) -> np.ndarray:
+        """The sheet as it stands before the next steps; rows that fill up the graph are at rest."""
+        sheet = np.zeros((size, KEYS + EVERY), dtype=np.int32)
+        sheet[:, POSITION] = -1
+        floats, here = sheet.view(np.float32), slice(0, len(rows))
+        sheet[here, TOKEN] = [row.ids[row.length - 1] for row in rows]
+        sheet[here, POSITION] = sheet[here, START] = [row.length - 1 for row in rows]
+        sheet[here, LIMIT] = [len(row.ids) for row in rows]
+        floats[:, TOP_P] = 1
+        floats[here, HEAT] = [row.sampling.temperature for row in rows]
+        floats[here, TOP_P] = [row.sampling.top_p for row in rows]
+        sheet[here, TOP_K] = [row.sampling.top_k for row in rows]
+        sheet[here, ADAPTER] = [self.adapters.index(row.adapter) if row.adapter else -1 for row in rows]
+        seeds, firsts = [row.seed for row in rows], [row.length - row.prompt for row in rows]
+        sheet[here, KEYS:] = draw_keys(seeds, firsts, EVERY)
+        return sheet
+
+    def _make_room(self, size: int) -> None:
+        """Graphs know addresses: when the cache or the sheet has moved, they are of no use."""
+        if len(self.sheet) < size:
+            self.sheet = self.sheet.new_zeros(size, KEYS + EVERY)
+            self.said = self.said.new_zeros(size, 2 * EVERY)
+            self.built_on = 0
+        if self.built_on != self.cache.layers[0].data_ptr():
+            self.captured.clear()
+            self.pool = torch.cuda.graph_pool_handle() if self.base.device.type == "cuda" else None
+            self.built_on = self.cache.layers[0].data_ptr()
+
+    def _step(self, size: int, adapted: bool, narrow: bool) -> Callable[[], None]:
+        key = (size, adapted, narrow)
+        if key not in self.captured:
+            self.sheet[:, POSITION] = -1  # everyone rests while we try it
+            self.captured[key] = capture(lambda: self._run(*key), self.pool)
+        return self.captured[key]
+
+    def _run(self, size: int, adapted: bool, narrow: bool) -> None:
+        """One token for each of the first `size` slots."""
+        sheet = self.sheet[:size]
+        hidden = self.fused.step(sheet[:, TOKEN], sheet, POSITION, sheet[:, ADAPTER] if adapted else None)
+        logits = self.base.logits(hidden)
+        if narrow:
+            floats = sheet.view(torch.float32)
+            logits = keep_likely(logits, floats[:, TOP_P], sheet[:, TOP_K], floats[:, HEAT])
+        kernels.draw(logits, self.sampler.tokens, sheet, self.ends, self.said[:size], HEAT, KEYS)
+
+
+def capture(step: Callable[[], None], pool: Any) -> Callable[[], None]:
+    """Run a step once, so that its kernels are made, then record it."""
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        step()
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):
+        step()
+    return graph.replay
+
+
+def read(said: np.ndarray) -> list[Said]:
+    """Ids and log-probs of each row, up to its last: [R, 2·EVERY] → [R]."""
+    counts = (said[:, :EVERY] >= 0).sum(axis=1)
+    logprobs = said[:, EVERY:].view(np.float32)
+    return [(said[i, :n].tolist(), logprobs[i, :n].tolist()) for i, n in enumerate(counts)]

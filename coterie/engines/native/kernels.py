@@ -1,0 +1,281 @@
+"""Attention and sampling of one step on CUDA: a new token for every row, no word to the host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+KEYS = 64  # read at once by one program
+ENOUGH = 264  # programs that keep a GPU busy
+WORDS = 4096  # of the vocabulary, handled by one program
+Norms = tuple[Any, Any]  # of queries and of keys, in Qwen 3
+
+
+@triton.jit
+def _turned(x, partner, cos, sin):
+    """Rotary positions; `partner` is x half a width on, the minus is in the sine."""
+    return x * cos + partner * sin
+
+
+@triton.jit
+def _attend(
+    qkv, cos, sin, keys, values, sheet, out, sums, q_norm, k_norm, epsilon, scale, window, capacity, splits, stride,
+    HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr, PADDED: tl.constexpr,
+    BLOCK: tl.constexpr, NORM: tl.constexpr, WHOLE: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    at = tl.load(sheet + row * stride + 1)
+    d = tl.arange(0, WIDTH)
+    partner = (d + WIDTH // 2) % WIDTH
+    sign = tl.where(d < WIDTH // 2, -1.0, 1.0)
+    group = tl.arange(0, PADDED)
+    real = (group < GROUP)[:, None]
+    here = qkv + row.to(tl.int64) * (HEADS + 2 * KEY_HEADS) * WIDTH
+    turn_cos = tl.load(cos + row * WIDTH + d).to(tl.float32)
+    turn_sin = tl.load(sin + row * WIDTH + d).to(tl.float32) * sign
+    places = (head * GROUP + group)[:, None] * WIDTH
+    q = tl.load(here + places + d[None, :], mask=real, other=0.0).to(tl.float32)
+    q_other = tl.load(here + places + partner[None, :], mask=real, other=0.0).to(tl.float32)
+    new_k = tl.load(here + (HEADS + head) * WIDTH + d).to(tl.float32)
+    k_other = tl.load(here + (HEADS + head) * WIDTH + partner).to(tl.float32)
+    new_v = tl.load(here + (HEADS + KEY_HEADS + head) * WIDTH + d)
+    if NORM:
+        q_size = tl.rsqrt(tl.sum(q * q, axis=1) / WIDTH + epsilon)[:, None]
+        k_size = tl.rsqrt(tl.sum(new_k * new_k, axis=0) / WIDTH + epsilon)
+        q = q * q_size * tl.load(q_norm + d).to(tl.float32)[None, :]
+        q_other = q_other * q_size * tl.load(q_norm + partner).to(tl.float32)[None, :]
+        new_k = new_k * k_size * tl.load(k_norm + d).to(tl.float32)
+        k_other = k_other * k_size * tl.load(k_norm + partner).to(tl.float32)
+    kind = new_v.dtype
+    q = _turned(q, q_other, turn_cos[None, :], turn_sin[None, :]).to(kind)
+    new_k = _turned(new_k, k_other, turn_cos, turn_sin).to(kind)
+
+    first = tl.maximum(at + 1 - window, 0)  # a row that does not speak, at −1, has nothing before it
+    share = tl.cdiv(tl.cdiv(tl.maximum(at - first, 0), splits), BLOCK) * BLOCK
+    start = first + split * share
+    end = tl.minimum(at, start + share)
+    slot = (row.to(tl.int64) * KEY_HEADS + head) * capacity * WIDTH
+    most = tl.full([PADDED], -float("inf"), tl.float32)
+    total = tl.zeros([PADDED], tl.float32)
+    mean = tl.zeros([PADDED, WIDTH], tl.float32)
+    for n in range(start, end, BLOCK):
+        column = n + tl.arange(0, BLOCK)
+        live = column < end
+        cells = slot + column[:, None] * WIDTH + d[None, :]
+        k = tl.load(keys + cells, mask=live[:, None], other=0.0)
+        scores = tl.dot(q, tl.trans(k), input_precision=EXACT) * scale
+        scores = tl.where(live[None, :], scores, -float("inf"))
+        higher = tl.maximum(most, tl.max(scores, axis=1))
+        weight = tl.exp(scores - higher[:, None])
+        fade = tl.exp(most - higher)
+        v = tl.load(values + cells, mask=live[:, None], other=0.0)
+        mean = mean * fade[:, None] + tl.dot(weight.to(kind), v, input_precision=EXACT)
+        total = total * fade + tl.sum(weight, axis=1)
+        most = higher
+    if split == 0:  # the new token itself, which this program also stores
+        own = tl.sum(q.to(tl.float32) * new_k.to(tl.float32)[None, :], axis=1) * scale
+        higher = tl.maximum(most, own)
+        fade, weight = tl.exp(most - higher), tl.exp(own - higher)
+        mean = mean * fade[:, None] + weight[:, None] * new_v.to(tl.float32)[None, :]
+        total = total * fade + weight
+        most = higher
+        tl.store(keys + slot + at * WIDTH + d, new_k, mask=(d < WIDTH) & (at >= 0))
+        tl.store(values + slot + at * WIDTH + d, new_v, mask=(d < WIDTH) & (at >= 0))
+    place = row * HEADS + head * GROUP + group
+    if WHOLE:
+        tl.store(out + place[:, None] * WIDTH + d[None, :], (mean / total[:, None]).to(kind), mask=real)
+    else:
+        part = place * splits + split
+        tl.store(out + part[:, None] * WIDTH + d[None, :], mean, mask=real)
+        tl.store(sums + part * 2, most, mask=group < GROUP)
+        tl.store(sums + part * 2 + 1, total, mask=group < GROUP)
+
+
+@triton.jit
+def _merge(parts, sums, out, splits, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    place = tl.program_id(0)
+    part, d = tl.arange(0, BLOCK), tl.arange(0, WIDTH)
+    real = part < splits
+    most = tl.load(sums + (place * splits + part) * 2, mask=real, other=-float("inf"))
+    total = tl.load(sums + (place * splits + part) * 2 + 1, mask=real, other=0.0)
+    weight = tl.where(real, tl.exp(most - tl.max(most, axis=0)), 0.0)
+    cells = (place * splits + part)[:, None] * WIDTH + d[None, :]
+    mean = tl.load(parts + cells, mask=real[:, None], other=0.0)
+    whole = tl.sum(mean * weight[:, None], axis=0) / tl.sum(total * weight, axis=0)
+    tl.store(out + place * WIDTH + d, whole.to(out.dtype.element_ty))
+
+
+@dataclass(frozen=True)
+class Heads:
+    """How a layer's queries and keys are cut."""
+
+    queries: int
+    keys: int
+    width: int
+
+
+def attend(
+    qkv: Tensor,
+    turns: tuple[Tensor, Tensor],
+    cache: Tensor,
+    sheet: Tensor,
+    heads: Heads,
+    scale: float,
+    window: int | None,
+    norms: Norms | None,
+) -> Tensor:
+    """Turn the new queries and keys by their positions, store the keys and values, and attend to what is live.
+
+    qkv [R, (Hq + 2 Hkv)·D], cache [2, slots, Hkv, capacity, D], whose first R slots are the rows; a row at position −1
+    is left alone. → [R, Hq·D]
+    """
+    rows, group, capacity = len(qkv), heads.queries // heads.keys, cache.shape[3]
+    splits = max(1, min(triton.cdiv(ENOUGH, rows * heads.keys), capacity // (4 * KEYS), 16))
+    out = qkv.new_empty(rows, heads.queries * heads.width)
+    whole = splits == 1
+    parts = out if whole else qkv.new_empty(rows * heads.queries * splits, heads.width, dtype=torch.float32)
+    sums = out if whole else parts.new_empty(rows * heads.queries * splits, 2)
+    q_norm, k_norm = (norm.weight for norm in norms) if norms else (qkv, qkv)
+    epsilon = norms[0].variance_epsilon if norms else 0.0
+    _attend[(rows, heads.keys, splits)](
+        qkv, *turns, cache[0], cache[1], sheet, parts, sums, q_norm, k_norm, epsilon, scale, window or 1 << 30,
+        capacity, splits, sheet.shape[1], heads.queries, heads.keys, heads.width, group,
+        max(16, triton.next_power_of_2(group)), KEYS, norms is not None, whole,
+        "ieee" if qkv.dtype == torch.float32 else "tf32",
+    )  # fmt: skip
+    if not whole:
+        block = triton.next_power_of_2(splits)
+        _merge[(rows * heads.queries,)](parts, sums, out, splits, heads.width, block, num_warps=1)
+    return out
+
+
+@triton.jit
+def _place(
+    qkv, cos, sin, keys, values, slots, positions, q_out, k_out, q_norm, k_norm, epsilon, capacity,
+    HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    slot, at = tl.load(slots + token).to(tl.int64), tl.load(positions + token)
+    head, d = tl.arange(0, PADDED)[:, None], tl.arange(0, WIDTH)[None, :]
+    partner = (d + WIDTH // 2) % WIDTH
+    here = qkv + token * (HEADS + 2 * KEY_HEADS) * WIDTH + head * WIDTH
+    said = head < HEADS + 2 * KEY_HEADS
+    raw = tl.load(here + d, mask=said, other=0.0)
+    x, other = raw.to(tl.float32), tl.load(here + partner, mask=said, other=0.0).to(tl.float32)
+    if NORM:
+        size = tl.rsqrt(tl.sum(x * x, axis=1) / WIDTH + epsilon)[:, None]
+        own = tl.where(head < HEADS, tl.load(q_norm + d), tl.load(k_norm + d)).to(tl.float32)
+        others = tl.where(head < HEADS, tl.load(q_norm + partner), tl.load(k_norm + partner)).to(tl.float32)
+        x, other = x * size * own, other * size * others
+    turn_cos = tl.load(cos + token * WIDTH + d).to(tl.float32)
+    turn_sin = tl.load(sin + token * WIDTH + d).to(tl.float32) * tl.where(d < WIDTH // 2, -1.0, 1.0)
+    turned = _turned(x, other, turn_cos, turn_sin).to(raw.dtype)
+    key, value = head - HEADS, head - HEADS - KEY_HEADS
+    is_key, is_value = (key >= 0) & (key < KEY_HEADS), (value >= 0) & (value < KEY_HEADS)
+    tl.store(q_out + (token * HEADS + head) * WIDTH + d, turned, mask=head < HEADS)
+    tl.store(k_out + (token * KEY_HEADS + key) * WIDTH + d, turned, mask=is_key)
+    tl.store(keys + ((slot * KEY_HEADS + key) * capacity + at) * WIDTH + d, turned, mask=is_key)
+    tl.store(values + ((slot * KEY_HEADS + value) * capacity + at) * WIDTH + d, raw, mask=is_value)
+
+
+def place(
+    qkv: Tensor, turns: tuple[Tensor, Tensor], cache: Tensor, slots: Tensor, positions: Tensor, heads: Heads,
+    norms: Norms | None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Turn the queries and keys of a stream and store keys and values: → q [T, Hq, D], k and v [T, Hkv, D]."""
+    tokens, capacity = len(qkv), cache.shape[3]
+    q = qkv.new_empty(tokens, heads.queries, heads.width)
+    k = qkv.new_empty(tokens, heads.keys, heads.width)
+    q_norm, k_norm = (norm.weight for norm in norms) if norms else (qkv, qkv)
+    _place[(tokens,)](
+        qkv, *turns, cache[0], cache[1], slots, positions, q, k, q_norm, k_norm,
+        norms[0].variance_epsilon if norms else 0.0, capacity, heads.queries, heads.keys, heads.width,
+        triton.next_power_of_2(heads.queries + 2 * heads.keys), norms is not None,
+    )  # fmt: skip
+    return q, k, qkv.view(tokens, -1, heads.width)[:, heads.queries + heads.keys :]
+
+
+@triton.jit
+def _scramble(x):
+    x = x * -2048144789  # 0x85EBCA6B as a signed word
+    x = x ^ (x >> 16)
+    return x * -1028477387  # 0xC2B2AE35
+
+
+@triton.jit
+def _choose(
+    logits, words, sheet, floats, found, numbers, vocabulary, parts, stride, HEAT: tl.constexpr, KEYS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    row, part = tl.program_id(0), tl.program_id(1)
+    token = part * BLOCK + tl.arange(0, BLOCK)
+    real = token < vocabulary
+    heat = tl.load(floats + row * stride + HEAT)
+    at, start = tl.load(sheet + row * stride + 1), tl.load(sheet + row * stride + 2)
+    key = tl.load(sheet + row * stride + KEYS + tl.maximum(at - start, 0))
+    greedy = heat == 0.0
+    logit = tl.load(logits + row.to(tl.int64) * vocabulary + token, mask=real, other=-float("inf")).to(tl.float32)
+    scaled = logit / tl.where(greedy, 1.0, heat)
+    noise = _scramble(tl.load(words + token, mask=real, other=0) ^ key) >> 9  # 23 bits and a sign
+    wait = -tl.log(noise.to(tl.float32) * 1.1920928955078125e-07 + (0.5 + 5.960464477539063e-08))
+    score = tl.where(greedy, scaled, scaled - tl.log(wait))
+    most = tl.max(scaled, axis=0)
+    best = tl.argmax(score, axis=0)
+    here = tl.arange(0, BLOCK) == best
+    out = row * parts + part
+    tl.store(found + out, tl.minimum(part * BLOCK + best, vocabulary - 1))
+    tl.store(numbers + out * 4, tl.max(tl.where(here, score, -float("inf")), axis=0))
+    tl.store(numbers + out * 4 + 1, tl.max(tl.where(here, scaled, -float("inf")), axis=0))
+    tl.store(numbers + out * 4 + 2, most)
+    mass = tl.where(scaled > -float("inf"), tl.exp(scaled - most), 0.0)  # a part may hold no likely word at all
+    tl.store(numbers + out * 4 + 3, tl.sum(mass, axis=0))
+
+
+@triton.jit
+def _settle(
+    found, numbers, sheet, ends, said, logprobs, parts, stride, every, ENDS: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    row = tl.program_id(0)
+    part = tl.arange(0, BLOCK)
+    real = part < parts
+    cell = row * parts + part
+    score = tl.load(numbers + cell * 4, mask=real, other=-float("inf"))
+    here = part == tl.argmax(score, axis=0)
+    token = tl.max(tl.where(here, tl.load(found + cell, mask=real, other=0), 0), axis=0)
+    chosen = tl.max(tl.where(here, tl.load(numbers + cell * 4 + 1, mask=real, other=0.0), -float("inf")), axis=0)
+    most = tl.load(numbers + cell * 4 + 2, mask=real, other=-float("inf"))
+    mass = tl.load(numbers + cell * 4 + 3, mask=real, other=0.0)
+    top = tl.max(most, axis=0)
+    total = top + tl.log(tl.sum(mass * tl.exp(most - top), axis=0))
+    at = tl.load(sheet + row * stride + 1)
+    if at >= 0:
+        out = row * 2 * every + at - tl.load(sheet + row * stride + 2)
+        tl.store(said + out, token)
+        tl.store(logprobs + out + every, chosen - total)
+        ended = tl.max((tl.load(ends + tl.arange(0, ENDS)) == token).to(tl.int32), axis=0)
+        full = (at + 2 >= tl.load(sheet + row * stride + 3)).to(tl.int32)
+        tl.store(sheet + row * stride, token)
+        tl.store(sheet + row * stride + 1, tl.where(ended + full > 0, -1, at + 1))
+
+
+def draw(logits: Tensor, words: Tensor, sheet: Tensor, ends: Tensor, said: Tensor, heat: int, keys: int) -> None:
+    """Choose a token for every row of the sheet, as `Sampler` does, and write it down.
+
+    `said` [R, 2·steps] takes ids, then log-probs; the row moves on to it, or to −1 if that was its last.
+    """
+    rows, vocabulary = logits.shape
+    parts, stride = triton.cdiv(vocabulary, WORDS), sheet.shape[1]
+    found = sheet.new_empty(rows, parts)
+    numbers = torch.empty(rows, parts, 4, device=sheet.device)
+    _choose[(rows, parts)](
+        logits, words, sheet, sheet.view(torch.float32), found, numbers, vocabulary, parts, stride, heat, keys, WORDS
+    )
+    _settle[(rows,)](
+        found, numbers, sheet, ends, said, said.view(torch.float32), parts, stride, said.shape[1] // 2, len(ends),
+        triton.next_power_of_2(parts), num_warps=1,
+    )  # fmt: skip

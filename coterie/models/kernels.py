@@ -1,0 +1,87 @@
+"""Fused kernels for sampling on CUDA: what a model does between its products, one launch each."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def _add_norm(x, y, weight, out, epsilon, width, ADD: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64) * width
+    at = tl.arange(0, BLOCK)
+    real = at < width
+    h = tl.load(x + row + at, mask=real, other=0.0)
+    if ADD:
+        h += tl.load(y + row + at, mask=real, other=0.0)
+        tl.store(x + row + at, h, mask=real)
+    wide = h.to(tl.float32)
+    size = tl.rsqrt(tl.sum(wide * wide, axis=0) / width + epsilon)
+    factor = tl.load(weight + at, mask=real, other=0.0)
+    tl.store(out + row + at, (wide * size).to(h.dtype) * factor, mask=real)
+
+
+def add_norm(x: Tensor, y: Tensor | None, norm: torch.nn.Module) -> Tensor:
+    """x += y in place where there is a y, then the RMS norm of x: [T, N] → [T, N]."""
+    out, width = torch.empty_like(x), x.shape[1]
+    block = triton.next_power_of_2(width)
+    _add_norm[(len(x),)](
+        x, x if y is None else y, norm.weight, out, norm.variance_epsilon, width, y is not None, block,
+        num_warps=max(1, min(8, block // 256)),
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _gated(both, out, width, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    real = at < width
+    gate = tl.load(both + row * 2 * width + at, mask=real, other=0.0)
+    up = tl.load(both + row * 2 * width + width + at, mask=real, other=0.0)
+    wide = gate.to(tl.float32)
+    tl.store(out + row * width + at, (wide * tl.sigmoid(wide)).to(gate.dtype) * up, mask=real)
+
+
+def gated(both: Tensor) -> Tensor:
+    """SiLU of the first half times the second: [T, 2N] → [T, N]."""
+    rows, width = len(both), both.shape[1] // 2
+    out, block = both.new_empty(rows, width), 1024
+    _gated[(rows, triton.cdiv(width, block))](both, out, width, block)
+    return out
+
+
+@triton.jit
+def _lift(
+    wide, up, owner, who, out, rows, outs, columns, stride,
+    ROWS: tl.constexpr, OUTS: tl.constexpr, COLUMNS: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    at = tl.program_id(1) * OUTS + tl.arange(0, OUTS)
+    here, real = row < rows, at < outs
+    both = here[:, None] & real[None, :]
+    line = wide + row[:, None].to(tl.int64) * (outs + columns)
+    whose = tl.load(who + row * stride, mask=here, other=-1)
+    total = tl.load(line + at[None, :], mask=both, other=0.0).to(tl.float32)
+    for first in range(0, columns, COLUMNS):
+        column = first + tl.arange(0, COLUMNS)
+        inside = column < columns
+        belongs = tl.load(owner + column, mask=inside, other=-2)
+        own = (belongs[None, :] == whose[:, None]) & here[:, None]
+        read = tl.load(line + outs + column[None, :], mask=own, other=0.0)
+        lifts = up + at[None, :].to(tl.int64) * columns + column[:, None]
+        factor = tl.load(lifts, mask=inside[:, None] & real[None, :], other=0.0)
+        total += tl.dot(read, factor, input_precision=EXACT)
+    place = out + row[:, None].to(tl.int64) * outs + at[None, :]
+    tl.store(place, total.to(out.dtype.element_ty), mask=both)
+
+
+def lift(wide: Tensor, up: Tensor, owner: Tensor, who: Tensor) -> Tensor:
+    """Add each row's own adapter: wide [R, N + C], up [N, C], the owner of each column [C], who [R] → [R, N]."""
+    rows, (outs, columns) = len(wide), up.shape
+    out, exact = wide.new_empty(rows, outs), "ieee" if wide.dtype == torch.float32 else "tf32"
+    grid = (triton.cdiv(rows, 32), triton.cdiv(outs, 64))
+    _lift[grid](wide, up, owner, who, out, rows, outs, columns, who.stride(0), 32, 64, 32, exact)
+    return out

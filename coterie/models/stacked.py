@@ -1,0 +1,78 @@
+"""Products with the adapters of all rows in them, at addresses that stay: for steps that are captured once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from coterie.models.kernels import lift
+from coterie.models.lora import Joined
+from coterie.models.routing import Pair, Segment
+
+
+class Stacked:
+    """Layers that read the same tokens, and under their weights the `down` of every adapter on them.
+
+    One product gives what the layers say and, beside it, what each adapter reads; one kernel adds each row's own.
+    """
+
+    def __init__(self, joined: Joined, names: Sequence[str]) -> None:
+        layers, self.outs = joined.shares.layers, len(joined.weight)
+        starts = [sum(joined.sizes[:i]) for i in range(len(layers))]
+        self.parts: list[tuple[int, int, Pair]] = []  # first output, first column
+        self.columns: dict[str, tuple[int, int]] = {}
+        owners: list[int] = []
+        for i, name in enumerate(names):
+            first = len(owners)
+            for start, layer in zip(starts, layers, strict=True):
+                if name in layer.pairs:
+                    self.parts.append((start, len(owners), layer.pairs[name]))
+                    owners += [i] * len(layer.pairs[name].down)
+            self.columns[name] = first, len(owners)
+        if owners:
+            joined.make_room(len(owners))
+        self.weight, self.bias = joined.weight, joined.bias
+        self.wide = joined.wide
+        self.wide_bias = None if self.bias is None else torch.cat([self.bias, self.bias.new_zeros(len(owners))])
+        self.up = self.weight.new_zeros(self.outs, len(owners))
+        self.owner = torch.tensor(owners, dtype=torch.int32, device=self.weight.device)
+
+    def copies(self) -> Iterator[tuple[Tensor, Tensor, float]]:
+        """Where the adapters belong here, what they are, and by how much they count."""
+        for start, column, pair in self.parts:
+            end = column + len(pair.down)
+            yield self.wide[self.outs + column : self.outs + end], pair.down.detach(), 1.0
+            yield self.up[start : start + len(pair.up), column:end], pair.up.detach(), pair.scale
+
+    def plain(self, x: Tensor) -> Tensor:
+        """[T, in] → [T, Σ out], without adapters."""
+        return F.linear(x, self.weight, self.bias)
+
+    def by_row(self, x: Tensor, who: Tensor) -> Tensor:
+        """Each row with the adapter whose number it has in `who` [R]; −1 is none."""
+        return lift(F.linear(x, self.wide, self.wide_bias), self.up, self.owner, who) if self.parts else self.plain(x)
+
+    def by_run(self, x: Tensor, runs: Sequence[Segment]) -> Tensor:
+        """Each run of tokens with its adapter."""
+        if not self.parts or not any(adapter for _, _, adapter in runs):
+            return self.plain(x)
+        wide = F.linear(x, self.wide, self.wide_bias)
+        out = wide[:, : self.outs]
+        for start, end, adapter in runs:
+            if adapter is not None:
+                first, last = self.columns[adapter]
+                read = wide[start:end, self.outs + first : self.outs + last]
+                out[start:end].addmm_(read, self.up[:, first:last].t())
+        return out.contiguous()
+
+
+def refresh(layers: Sequence[Stacked]) -> None:
+    """Copy the adapters as they are now."""
+    copies = [copy for layer in layers for copy in layer.copies()]
+    if copies:
+        places = [place for place, _, _ in copies]
+        torch._foreach_copy_(places, [pair for _, pair, _ in copies])
+        torch._foreach_mul_(places, [scale for _, _, scale in copies])

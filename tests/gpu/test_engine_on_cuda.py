@@ -1,0 +1,86 @@
+"""Laws of the engine on CUDA: captured steps say what steps on a CPU say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from coterie.engines.native.engine import NativeEngine
+from coterie.models.base import Base
+from coterie.types import Sampling
+from tests.models import tiny_model, tiny_tokenizer
+from tests.oracle import POLICIES, Oracle, Request, ask, assert_same, random_adapter, random_ids
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
+WAYS = (
+    Sampling(40),
+    Sampling(45, temperature=0),
+    Sampling(9, temperature=0.7, top_p=0.8),
+    Sampling(30, stop=("a",)),
+    Sampling(20, top_k=5),
+)
+SHAPES: dict[str, dict[str, int]] = {"llama": {}, "qwen2": {}, "qwen3": {"head_dim": 32}}
+
+
+def team(kind: str, folder: Path, device: str, dtype: torch.dtype = torch.float32) -> Base:
+    tiny_model(kind, **SHAPES[kind]).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    base = Base(folder, device, dtype)
+    random_adapter(base, "a", 4, ("q_proj", "v_proj", "down_proj"), 1)
+    random_adapter(base, "b", 2, ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"), 2)
+    random_adapter(base, "c", 8, ("o_proj", "up_proj"), 3)
+    return base
+
+
+def requests(count: int) -> list[Request]:
+    names = list(POLICIES)
+    return [(names[n % len(names)], random_ids(5 + 7 * (n % 13), n), n, WAYS[n % len(WAYS)]) for n in range(count)]
+
+
+@pytest.mark.parametrize("kind", list(SHAPES))
+@pytest.mark.parametrize("rows", [3, 64])
+def test_a_gpu_says_what_a_cpu_says(kind: str, rows: int, tmp_path: Path) -> None:
+    here, there = team(kind, tmp_path, "cuda"), team(kind, tmp_path, "cpu")
+    engine = NativeEngine(here, POLICIES, rows=rows)
+    assert type(engine.steps).__name__ == "Graphs"
+    ours, theirs = ask(engine, requests(40)), ask(NativeEngine(there, POLICIES), requests(40))
+    assert_same(ours, theirs)
+    assert_same(ask(engine, requests(40)), theirs)  # again, by graphs that are there
+
+
+@pytest.mark.parametrize("kind", list(SHAPES))
+def test_greedy_is_what_hugging_face_generates(kind: str, tmp_path: Path) -> None:
+    base = team(kind, tmp_path, "cuda")
+    engine, prompts = NativeEngine(base, POLICIES), [random_ids(3 + 5 * n, n) for n in range(20)]
+    for policy in POLICIES:
+        said = ask(engine, [(policy, prompt, 0, Sampling(20, temperature=0)) for prompt in prompts])
+        wanted = Oracle(base, POLICIES[policy]).greedy(prompts, 20)
+        assert [sample.ids for sample in said] == wanted
+
+
+def test_weights_that_move_in_place_are_spoken_with(tmp_path: Path) -> None:
+    base = team("llama", tmp_path, "cuda")
+    engine, request = NativeEngine(base, POLICIES), requests(1)[0]
+    asked: list[Request] = [("b", request[1], 1, Sampling(20, temperature=0))]
+    before = ask(engine, asked)
+    with torch.no_grad():
+        for layer in base.layers.values():
+            if "b" in layer.pairs:
+                layer.pairs["b"].up.mul_(-3)
+    engine.load("b", 1)
+    after = ask(engine, asked)
+    assert before[0].ids != after[0].ids
+    assert_same(after, ask(NativeEngine(base, POLICIES), asked))
+
+
+def test_a_conversation_goes_on_from_its_cache(tmp_path: Path) -> None:
+    base = team("llama", tmp_path, "cuda")
+    engine = NativeEngine(base, POLICIES)
+    prompt = random_ids(60, seed=1)
+    first = ask(engine, [("a", prompt, 1, Sampling(20))])[0]
+    longer = [*prompt, *first.ids, *random_ids(9, seed=2)]
+    again = ask(engine, [("a", longer, 2, Sampling(20, temperature=0))])[0]
+    fresh = ask(NativeEngine(base, POLICIES), [("a", longer, 2, Sampling(20, temperature=0))])[0]
+    assert again.ids == fresh.ids
