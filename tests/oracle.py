@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from coterie.engines.native.sampler import Sampler, draw_key
+from coterie.engines.native.sampler import BLOCK, Sampler, draw_key, waits
 from coterie.models.base import Base
 from coterie.models.lora import Adapter
 from coterie.models.routing import Pair
@@ -96,11 +96,17 @@ class Oracle:
         while len(ids) < sampling.max_tokens and ids[-1:] != self.end_ids:
             logits = self.model(torch.tensor([[*prompt, *ids]])).logits[0, -1]
             chances = distribution(logits, sampling)
-            wait = self.sampler.waits(torch.tensor([draw_key(seed, len(ids))], dtype=torch.int32))[0]
-            token = int((chances / wait if sampling.temperature else chances).argmax())
+            token = self._drawn(chances, draw_key(seed, len(ids))) if sampling.temperature else int(chances.argmax())
             ids.append(token)
             logprobs.append(float(chances[token].log()))
         return ids, logprobs
+
+    def _drawn(self, chances: Tensor, key: int) -> int:
+        """A block by its chances, then a token of it by its own."""
+        keys, mass = torch.tensor([key], dtype=torch.int32), [part.sum() for part in chances.split(BLOCK)]
+        block = int((torch.stack(mass) / waits(self.sampler.blocks, keys)[0]).argmax())
+        tokens = slice(block * BLOCK, (block + 1) * BLOCK)
+        return tokens.start + int((chances[tokens] / waits(self.sampler.tokens[tokens], keys)[0]).argmax())
 
     def _up_to_end(self, ids: list[int]) -> tuple[int, ...]:
         ends = [i + 1 for i, token in enumerate(ids) if token in self.end_ids]

@@ -17,7 +17,7 @@ from coterie.models.errors import ModelError
 from coterie.models.forward import Forward, forward_of
 from coterie.models.lora import route
 from coterie.models.probe import Asked, Kept, Noting, alike, alone, texts
-from coterie.models.products import linear
+from coterie.models.products import logits_of
 from coterie.models.routing import Routing, Segment
 from coterie.models.store import load_end_ids, load_model, load_tokenizer
 
@@ -25,11 +25,18 @@ from coterie.models.store import load_end_ids, load_model, load_tokenizer
 class Base:
     """A causal language model, its tokenizer, and the adapters that live on it."""
 
-    def __init__(self, folder: Path, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        model: PreTrainedModel | None = None,
+    ) -> None:
+        """`model`: one that is at hand already, in eval mode; then the folder needs no weights."""
         self.folder, self.device = folder, torch.device(device)
         self.tokenizer = load_tokenizer(folder)
         self.chat = Chat(self.tokenizer, load_end_ids(folder))
-        self.model, self.own_attention = _load(folder, dtype)
+        self.model, self.own_attention = _load(folder, dtype) if model is None else (model, "sdpa")
         nn.Module.to(self.model.requires_grad_(False), self.device)
         config = self.model.config.get_text_config()
         self.softcap: float | None = getattr(config, "final_logit_softcapping", None)
@@ -80,8 +87,12 @@ class Base:
 
     def _together(self, tokens: Tensor, positions: Tensor, layout: Layout, segments: Sequence[Segment] = ()) -> Tensor:
         plain = {"use_cache": False, "output_hidden_states": False, "output_attentions": False}
+        given: dict[str, Tensor] = {"input_ids": tokens[None]}
+        if torch.is_autocast_enabled(self.device.type):
+            # What every layer adds to stays in full precision; only the products have half.
+            given = {"inputs_embeds": self.model.get_input_embeddings()(tokens[None]).float()}
         with self.routing.on(segments):
-            out = self.trunk(input_ids=tokens[None], position_ids=positions[None], layout=layout, **plain)
+            out = self.trunk(**given, position_ids=positions[None], layout=layout, **plain)
         return out.last_hidden_state[0]
 
     def _row_by_row(self, tokens: Tensor, layout: Layout, segments: Sequence[Segment]) -> Tensor:
@@ -92,7 +103,7 @@ class Base:
             return torch.cat([self.trunk(input_ids=row, use_cache=False).last_hidden_state[0] for row in rows])
 
     def logits(self, hidden: Tensor) -> Tensor:
-        logits = linear(hidden, self.head.weight, self.head.bias)
+        logits = logits_of(hidden, self.head.weight, self.head.bias)
         if self.logit_scale != 1:
             logits = logits * self.logit_scale
         if self.softcap is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -15,17 +17,19 @@ def _add_norm(x, y, weight, out, epsilon, width, ADD: tl.constexpr, BLOCK: tl.co
     real = at < width
     h = tl.load(x + row + at, mask=real, other=0.0)
     if ADD:
-        h += tl.load(y + row + at, mask=real, other=0.0)
+        h += tl.load(y + row + at, mask=real, other=0.0).to(tl.float32)
         tl.store(x + row + at, h, mask=real)
-    wide = h.to(tl.float32)
-    size = tl.rsqrt(tl.sum(wide * wide, axis=0) / width + epsilon)
-    factor = tl.load(weight + at, mask=real, other=0.0)
-    tl.store(out + row + at, (wide * size).to(h.dtype) * factor, mask=real)
+    size = tl.rsqrt(tl.sum(h * h, axis=0) / width + epsilon)
+    factor = tl.load(weight + at, mask=real, other=0.0).to(tl.float32)
+    tl.store(out + row + at, (h * size * factor).to(out.dtype.element_ty), mask=real)
 
 
-def add_norm(x: Tensor, y: Tensor | None, norm: torch.nn.Module) -> Tensor:
-    """x += y in place where there is a y, then the RMS norm of x: [T, N] → [T, N]."""
-    out, width = torch.empty_like(x), x.shape[1]
+def add_norm(x: Tensor, y: Tensor | None, norm: Any) -> Tensor:
+    """x += y in place where there is a y, then the RMS norm of x, as precise as its weight: [T, N] → [T, N].
+
+    x itself, which every layer adds to, is kept in full precision: that costs nothing, and the learner does so too.
+    """
+    out, width = torch.empty_like(x, dtype=norm.weight.dtype), x.shape[1]
     block = triton.next_power_of_2(width)
     _add_norm[(len(x),)](
         x, x if y is None else y, norm.weight, out, norm.variance_epsilon, width, y is not None, block,

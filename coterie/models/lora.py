@@ -30,12 +30,13 @@ class RoutedLinear(nn.Module):
         flat, out = x.reshape(-1, self.in_features), y.reshape(-1, self.out_features)
         if torch.is_grad_enabled():
             return self._with_gradient(flat, out).view(y.shape)
-        self.shares.add(flat, out)
+        self.shares.add(flat.to(out.dtype), out)  # autocast may have made the product less precise
         return out.view(y.shape)
 
     def _with_gradient(self, flat: Tensor, out: Tensor) -> Tensor:
         """Each adapter on its own run of tokens."""
-        parts, at = [], 0
+        parts: list[Tensor] = []
+        at = 0
         for start, end, adapter in self.routing.segments:
             if adapter is None or adapter not in self.pairs:  # this adapter does not touch this layer
                 continue
@@ -43,7 +44,8 @@ class RoutedLinear(nn.Module):
             low = F.linear(flat[start:end], pair.down)
             parts += [out[at:start], torch.addmm(out[start:end], low, pair.up.t(), alpha=pair.scale)]
             at = end
-        return torch.cat([p for p in (*parts, out[at:]) if len(p)]) if parts else out
+        parts = [part for part in (*parts, out[at:]) if len(part)]
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
 class Joined:

@@ -33,3 +33,14 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if torch.is_grad_enabled() or not thin(flat):
         return F.linear(x, weight, bias)
     return product(flat, weight, bias).contiguous().view(*x.shape[:-1], -1)
+
+
+def logits_of(hidden: Tensor, head: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`F.linear`; without gradient a thin result lies in memory as its transpose, as with `product`, and on CUDA
+    it has full precision also where its factors have half: large logits need it."""
+    if torch.is_grad_enabled():
+        return F.linear(hidden, head, bias)
+    if not hidden.is_cuda or hidden.dtype == torch.float32:
+        return product(hidden, head, bias)
+    logits = torch.mm(hidden, head.t(), out_dtype=torch.float32)
+    return logits if bias is None else logits.add_(bias)

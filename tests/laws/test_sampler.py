@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 
 from coterie.engines.native import sampler as module
-from coterie.engines.native.sampler import BLOCK, Sampler, draw_key, draw_keys, keep_likely, largest
+from coterie.engines.native.sampler import BLOCK, Sampler, draw_key, draw_keys, keep_likely, largest, waits
 from coterie.seeds import stable_hash
 from coterie.types import Sampling
 from tests.oracle import distribution
@@ -28,11 +28,13 @@ def random_logits(rows: int, vocabulary: int = VOCABULARY, seed: int = 0) -> Ten
 
 def test_noise_depends_on_seed_position_and_token_only() -> None:
     draws = [(stable_hash("run", seed), position) for seed, position in product(range(4), range(4))]
-    together = Sampler(VOCABULARY).waits(keys(*draws))
-    backwards = Sampler(VOCABULARY).waits(keys(*draws[::-1])).flip(0)
-    wider = Sampler(3 * VOCABULARY).waits(keys(*draws))[:, :VOCABULARY]
-    alone = torch.cat([Sampler(VOCABULARY).waits(keys(draw)) for draw in draws])
+    words, more = Sampler(VOCABULARY).tokens, Sampler(30 * VOCABULARY)
+    together = waits(words, keys(*draws))
+    backwards = waits(words, keys(*draws[::-1])).flip(0)
+    wider = waits(more.tokens, keys(*draws))[:, :VOCABULARY]
+    alone = torch.cat([waits(words, keys(draw)) for draw in draws])
     assert torch.equal(together, backwards) and torch.equal(together, wider) and torch.equal(together, alone)
+    assert not set(more.blocks.tolist()) & set(more.tokens.tolist())  # the noise of a block is not that of a token
     assert len(together.flatten().unique()) > 0.99 * together.numel()  # and on each of the three
 
 
@@ -40,7 +42,7 @@ def test_noise_is_uniform_and_no_draw_tells_of_another() -> None:
     """As uniform numbers: their mean, their spread, and the correlation of neighbours in each of the three."""
     seeds, positions, vocabulary = 40, 40, 64
     draws = list(product((stable_hash("noise", seed) for seed in range(seeds)), range(positions)))
-    noise = Sampler(vocabulary).waits(keys(*draws)).double().neg().exp().view(seeds, positions, vocabulary)
+    noise = waits(Sampler(vocabulary).tokens, keys(*draws)).double().neg().exp().view(seeds, positions, vocabulary)
     assert float(noise.min()) > 0 and float(noise.max()) < 1
     centred, few = noise - 0.5, 4 / noise.numel() ** 0.5  # four standard deviations of a mean, up to its unit
     assert abs(float(centred.mean())) < few * 0.289
@@ -53,11 +55,16 @@ def test_noise_is_uniform_and_no_draw_tells_of_another() -> None:
 @pytest.mark.parametrize("along", ["seeds", "positions"])
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 def test_tokens_are_drawn_as_often_as_they_are_likely(along: str, temperature: float) -> None:
-    draws, logits = 20_000, random_logits(1, 12)
+    draws, vocabulary = 20_000, 2 * BLOCK + 100
+    logits = torch.full((1, vocabulary), -30.0)
+    likely = torch.arange(12) * 101  # in three blocks, the last of them shorter
+    logits[0, likely] = random_logits(1, 12)[0]
     key = keys(*((stable_hash(n), 3) if along == "seeds" else (7, n) for n in range(draws)))
-    ids, _ = Sampler(12)(logits.expand(draws, -1), torch.full((draws,), temperature), key)
-    expected = draws * (logits[0] / temperature).softmax(-1)
-    chi_square = float(((ids.bincount(minlength=12) - expected) ** 2 / expected).sum())
+    ids, _ = Sampler(vocabulary)(logits.expand(draws, -1), torch.full((draws,), temperature), key)
+    expected = draws * (logits[0] / temperature).softmax(-1)[likely]
+    counts = ids.bincount(minlength=vocabulary)
+    assert int(counts.sum()) == int(counts[likely].sum())
+    chi_square = float(((counts[likely] - expected) ** 2 / expected).sum())
     assert chi_square < 31.3  # 11 degrees of freedom: exceeded once in a thousand seeds
 
 
@@ -110,14 +117,18 @@ def test_both_cuts_together_mean_what_they_mean_in_transformers() -> None:
     assert not torch.equal(alone.isinf(), theirs.isinf())  # so the order matters here
 
 
-def test_rows_too_many_for_one_piece_are_drawn_as_each_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    logits, temperature = random_logits(7), torch.tensor([1.0, 0.0, 0.5, 1.0, 2.0, 0.0, 1.0])
+@pytest.mark.parametrize("chunk", [1, 3 * BLOCK, 20 * BLOCK])
+def test_tokens_too_many_for_one_piece_are_drawn_as_in_one(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And however the logits lie in memory."""
+    vocabulary = 5 * BLOCK + 7
+    logits, temperature = random_logits(7, vocabulary), torch.tensor([1.0, 0.0, 0.5, 1.0, 2.0, 0.0, 1.0])
     key = keys(*((n, 1) for n in range(7)))
-    whole = Sampler(VOCABULARY)(logits, temperature, key)
-    monkeypatch.setattr(module, "CHUNK", 3 * VOCABULARY)
-    pieces = Sampler(VOCABULARY)(logits, temperature, key)
-    assert torch.equal(whole[0], pieces[0])
-    torch.testing.assert_close(whole[1], pieces[1], atol=1e-6, rtol=0)
+    whole = Sampler(vocabulary)(logits, temperature, key)
+    monkeypatch.setattr(module, "CHUNK", chunk)
+    for other in (logits, logits.t().contiguous().t()):
+        pieces = Sampler(vocabulary)(other, temperature, key)
+        assert torch.equal(whole[0], pieces[0])
+        torch.testing.assert_close(whole[1], pieces[1], atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("vocabulary", [1, 50, BLOCK, 3 * BLOCK, 3 * BLOCK + 1])

@@ -68,7 +68,7 @@ class Fused:
         self._run(tokens, seen, lambda layer, x: layer.by_run(x, runs))
 
     def _run(self, tokens: Tensor, seen: Attention, through: Callable[[Stacked, Tensor], Tensor]) -> Tensor:
-        x, y, width = self.forward.embed(tokens), None, self.forward.width
+        x, y, width = self.forward.embed(tokens).float(), None, self.forward.width
         for i, (block, (qkv, out, gate_up, down)) in enumerate(zip(self.forward.blocks, self.products, strict=True)):
             queries, keys, _ = (size // width for size in block.qkv.sizes)
             joined = through(qkv, add_norm(x, y, block.before))
@@ -78,6 +78,5 @@ class Fused:
 
     def _turns(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosine and sine: [T] → [T, width]."""
-        like = self.cache.layers[0]
-        cos, sin = self.forward.rotary(like, positions[None])
+        cos, sin = self.forward.rotary(self.forward.norm.weight.float(), positions[None])
         return cos[0].contiguous(), sin[0].contiguous()

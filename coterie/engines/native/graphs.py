@@ -123,7 +123,7 @@ class Graphs:
         if narrow:
             floats = sheet.view(torch.float32)
             logits = keep_likely(logits, floats[:, TOP_P], sheet[:, TOP_K], floats[:, HEAT])
-        kernels.draw(logits, self.sampler.tokens, sheet, self.ends, self.said[:size], HEAT, KEYS)
+        kernels.draw(logits, self.sampler, sheet, self.ends, self.said[:size], HEAT, KEYS)
 
 
 def capture(step: Callable[[], None], pool: Any) -> Callable[[], None]:

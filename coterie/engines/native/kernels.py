@@ -10,9 +10,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from coterie.engines.native.sampler import BLOCK, Sampler
+
 KEYS = 64  # read at once by one program
 ENOUGH = 264  # programs that keep a GPU busy
-WORDS = 4096  # of the vocabulary, handled by one program
+BLOCKS = 8  # of the vocabulary, weighed by one program
 Norms = tuple[Any, Any]  # of queries and of keys, in Qwen 3
 
 
@@ -208,74 +210,86 @@ def _scramble(x):
 
 
 @triton.jit
-def _choose(
-    logits, words, sheet, floats, found, numbers, vocabulary, parts, stride, HEAT: tl.constexpr, KEYS: tl.constexpr,
-    BLOCK: tl.constexpr,
+def _wait(words, key):
+    noise = _scramble(words ^ key) >> 9  # 23 bits and a sign
+    return -tl.log(noise.to(tl.float32) * 1.1920928955078125e-07 + (0.5 + 5.960464477539063e-08))
+
+
+@triton.jit
+def _weigh(
+    logits, floats, sums, tops, best, vocabulary, parts, stride, HEAT: tl.constexpr, BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr,
 ):  # fmt: skip
     row, part = tl.program_id(0), tl.program_id(1)
-    token = part * BLOCK + tl.arange(0, BLOCK)
+    token = part * BLOCK * BLOCKS + tl.arange(0, BLOCK * BLOCKS)
     real = token < vocabulary
     heat = tl.load(floats + row * stride + HEAT)
-    at, start = tl.load(sheet + row * stride + 1), tl.load(sheet + row * stride + 2)
-    key = tl.load(sheet + row * stride + KEYS + tl.maximum(at - start, 0))
-    greedy = heat == 0.0
     logit = tl.load(logits + row.to(tl.int64) * vocabulary + token, mask=real, other=-float("inf")).to(tl.float32)
-    scaled = logit / tl.where(greedy, 1.0, heat)
-    noise = _scramble(tl.load(words + token, mask=real, other=0) ^ key) >> 9  # 23 bits and a sign
-    wait = -tl.log(noise.to(tl.float32) * 1.1920928955078125e-07 + (0.5 + 5.960464477539063e-08))
-    score = tl.where(greedy, scaled, scaled - tl.log(wait))
-    most = tl.max(scaled, axis=0)
-    best = tl.argmax(score, axis=0)
-    here = tl.arange(0, BLOCK) == best
+    scaled = logit / tl.where(heat == 0.0, 1.0, heat)
+    top = tl.max(scaled, axis=0)
+    # A part may hold no token at all that is allowed.
+    mass = tl.where(scaled > -float("inf"), tl.exp(scaled - top), 0.0)
     out = row * parts + part
-    tl.store(found + out, tl.minimum(part * BLOCK + best, vocabulary - 1))
-    tl.store(numbers + out * 4, tl.max(tl.where(here, score, -float("inf")), axis=0))
-    tl.store(numbers + out * 4 + 1, tl.max(tl.where(here, scaled, -float("inf")), axis=0))
-    tl.store(numbers + out * 4 + 2, most)
-    mass = tl.where(scaled > -float("inf"), tl.exp(scaled - most), 0.0)  # a part may hold no likely word at all
-    tl.store(numbers + out * 4 + 3, tl.sum(mass, axis=0))
+    tl.store(tops + out, top)
+    tl.store(best + out, tl.minimum(part * BLOCK * BLOCKS + tl.argmax(scaled, axis=0), vocabulary - 1))
+    tl.store(sums + out * BLOCKS + tl.arange(0, BLOCKS), tl.sum(tl.reshape(mass, [BLOCKS, BLOCK]), axis=1))
 
 
 @triton.jit
 def _settle(
-    found, numbers, sheet, ends, said, logprobs, parts, stride, every, ENDS: tl.constexpr, BLOCK: tl.constexpr
+    logits, sums, tops, best, tokens, blocks, sheet, floats, ends, said, logprobs, vocabulary, parts, count, stride,
+    every, HEAT: tl.constexpr, KEYS: tl.constexpr, ENDS: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
-    part = tl.arange(0, BLOCK)
-    real = part < parts
-    cell = row * parts + part
-    score = tl.load(numbers + cell * 4, mask=real, other=-float("inf"))
-    here = part == tl.argmax(score, axis=0)
-    token = tl.max(tl.where(here, tl.load(found + cell, mask=real, other=0), 0), axis=0)
-    chosen = tl.max(tl.where(here, tl.load(numbers + cell * 4 + 1, mask=real, other=0.0), -float("inf")), axis=0)
-    most = tl.load(numbers + cell * 4 + 2, mask=real, other=-float("inf"))
-    mass = tl.load(numbers + cell * 4 + 3, mask=real, other=0.0)
-    top = tl.max(most, axis=0)
-    total = top + tl.log(tl.sum(mass * tl.exp(most - top), axis=0))
-    at = tl.load(sheet + row * stride + 1)
+    at, start = tl.load(sheet + row * stride + 1), tl.load(sheet + row * stride + 2)
+    heat, key = tl.load(floats + row * stride + HEAT), tl.load(sheet + row * stride + KEYS + tl.maximum(at - start, 0))
+    greedy = heat == 0.0
+    heat = tl.where(greedy, 1.0, heat)
+
+    part = tl.arange(0, PARTS)
+    part_tops = tl.load(tops + row * parts + part, mask=part < parts, other=-float("inf"))
+    top = tl.max(part_tops, axis=0)
+    likeliest = tl.load(best + row * parts + tl.argmax(part_tops, axis=0))
+
+    block = tl.arange(0, PARTS * BLOCKS)
+    inside = block < count
+    own_tops = tl.load(tops + row * parts + block // BLOCKS, mask=inside, other=-float("inf"))
+    mass = tl.load(sums + row * parts * BLOCKS + block, mask=inside, other=0.0) * tl.exp(own_tops - top)
+    total = tl.sum(mass, axis=0)
+    waits = _wait(tl.load(blocks + block, mask=inside, other=0), key)
+    chosen_block = tl.argmax(tl.where(inside, mass / waits, -1.0), axis=0)
+
+    token = chosen_block * BLOCK + tl.arange(0, BLOCK)
+    real = token < vocabulary
+    line = logits + row.to(tl.int64) * vocabulary
+    scaled = tl.load(line + token, mask=real, other=-float("inf")).to(tl.float32) / heat
+    token_waits = _wait(tl.load(tokens + token, mask=real, other=0), key)
+    drawn = chosen_block * BLOCK + tl.argmax(tl.where(real, tl.exp(scaled - top) / token_waits, -1.0), axis=0)
+    said_token = tl.minimum(tl.where(greedy, likeliest, drawn), vocabulary - 1)
+    logprob = tl.load(line + said_token).to(tl.float32) / heat - top - tl.log(total)
     if at >= 0:
-        out = row * 2 * every + at - tl.load(sheet + row * stride + 2)
-        tl.store(said + out, token)
-        tl.store(logprobs + out + every, chosen - total)
-        ended = tl.max((tl.load(ends + tl.arange(0, ENDS)) == token).to(tl.int32), axis=0)
+        out = row * 2 * every + at - start
+        tl.store(said + out, said_token)
+        tl.store(logprobs + out + every, logprob)
+        ended = tl.max((tl.load(ends + tl.arange(0, ENDS)) == said_token).to(tl.int32), axis=0)
         full = (at + 2 >= tl.load(sheet + row * stride + 3)).to(tl.int32)
-        tl.store(sheet + row * stride, token)
+        tl.store(sheet + row * stride, said_token)
         tl.store(sheet + row * stride + 1, tl.where(ended + full > 0, -1, at + 1))
 
 
-def draw(logits: Tensor, words: Tensor, sheet: Tensor, ends: Tensor, said: Tensor, heat: int, keys: int) -> None:
+def draw(logits: Tensor, sampler: Sampler, sheet: Tensor, ends: Tensor, said: Tensor, heat: int, keys: int) -> None:
     """Choose a token for every row of the sheet, as `Sampler` does, and write it down.
 
     `said` [R, 2·steps] takes ids, then log-probs; the row moves on to it, or to −1 if that was its last.
     """
     rows, vocabulary = logits.shape
-    parts, stride = triton.cdiv(vocabulary, WORDS), sheet.shape[1]
-    found = sheet.new_empty(rows, parts)
-    numbers = torch.empty(rows, parts, 4, device=sheet.device)
-    _choose[(rows, parts)](
-        logits, words, sheet, sheet.view(torch.float32), found, numbers, vocabulary, parts, stride, heat, keys, WORDS
-    )
+    parts, stride, floats = triton.cdiv(vocabulary, BLOCK * BLOCKS), sheet.shape[1], sheet.view(torch.float32)
+    sums, tops = torch.empty(rows, parts, BLOCKS, device=sheet.device), torch.empty(rows, parts, device=sheet.device)
+    best = sheet.new_empty(rows, parts)
+    _weigh[(rows, parts)](logits, floats, sums, tops, best, vocabulary, parts, stride, heat, BLOCK, BLOCKS)
     _settle[(rows,)](
-        found, numbers, sheet, ends, said, said.view(torch.float32), parts, stride, said.shape[1] // 2, len(ends),
-        triton.next_power_of_2(parts), num_warps=1,
+        logits, sums, tops, best, sampler.tokens, sampler.blocks, sheet, floats, ends, said,
+        said.view(torch.float32), vocabulary, parts, len(sampler.blocks), stride, said.shape[1] // 2, heat, keys,
+        len(ends), triton.next_power_of_2(parts), BLOCK, BLOCKS,
     )  # fmt: skip

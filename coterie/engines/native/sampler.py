@@ -3,7 +3,7 @@ so what is sampled does not change with the batch it was sampled in."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from coterie.seeds import mix
 
 WORD = 0xFFFFFFFF
 CHUNK = 1 << 18  # logits handled at once: they stay in the core's own cache
-BLOCK = 512  # logits
+BLOCK = 512  # tokens; a draw is first of a block, then of a token in it: so most of them need no noise
 
 
 def _signed(x: int) -> int:
@@ -48,49 +48,74 @@ def _scramble(x: Tensor) -> Tensor:
 
 def largest(x: Tensor) -> Tensor:
     """`argmax` of each row, [R, V] → [R]: first the block, then the place in it, for on a CPU only `amax` is fast."""
-    width = BLOCK if x.shape[1] % BLOCK == 0 else x.shape[1]
-    blocks = x.view(len(x), -1, width)
-    block = blocks.amax(dim=2).argmax(dim=1)
-    within = blocks[torch.arange(len(x), device=x.device), block].argmax(dim=1)
-    return block * width + within
+    block = _by_block(x.t(), torch.amax).argmax(dim=0)
+    tokens = _tokens(block, x.shape[1])
+    return tokens.gather(1, x.gather(1, tokens).argmax(dim=1, keepdim=True))[:, 0]
+
+
+def _by_block(x: Tensor, reduce: Callable[..., Tensor]) -> Tensor:
+    """[V, R] → [blocks, R]; the last block may be shorter."""
+    even = len(x) // BLOCK * BLOCK
+    blocks = reduce(x[:even].unflatten(0, (-1, BLOCK)), dim=1) if even else x[:0]
+    return blocks if even == len(x) else torch.cat([blocks, reduce(x[even:], dim=0, keepdim=True)])
+
+
+def _tokens(block: Tensor, vocabulary: int) -> Tensor:
+    """Those of a block: [R] → [R, BLOCK]; a shorter one repeats its last."""
+    return (block[:, None] * BLOCK + torch.arange(BLOCK, device=block.device)).clamp_(max=vocabulary - 1)
+
+
+def _words(first: int, end: int, device: torch.device | str) -> Tensor:
+    """Of the numbers from the first to before the end, up or down."""
+    numbers = torch.arange(first, end, 1 if end > first else -1, dtype=torch.int32, device=device)
+    return _scramble(_scramble(numbers))
+
+
+def waits(words: Tensor, keys: Tensor) -> Tensor:
+    """An exponential waiting time for every draw and word: [R or 1, N], [R] → [R, N]. Whose comes first, weighted by
+    its probability, is drawn."""
+    noise = _scramble(words ^ keys[:, None]).bitwise_right_shift_(9)  # 23 bits and a sign
+    return noise.float().mul_(2.0**-23).add_(0.5 + 2.0**-24).log_().neg_()  # of numbers inside (0, 1)
 
 
 class Sampler:
     """Draws one token per row of logits."""
 
     def __init__(self, vocabulary: int, device: torch.device | str = "cpu") -> None:
-        tokens = torch.arange(1, vocabulary + 1, dtype=torch.int32, device=device)
-        self.tokens = _scramble(_scramble(tokens))
-
-    def waits(self, keys: Tensor) -> Tensor:
-        """An exponential waiting time for every (draw, token): [R] → [R, V]. Whoever's comes first, weighted by
-        its probability, is drawn."""
-        noise = _scramble(self.tokens ^ keys[:, None]).bitwise_right_shift_(9)  # 23 bits and a sign
-        return noise.float().mul_(2.0**-23).add_(0.5 + 2.0**-24).log_().neg_()  # of numbers inside (0, 1)
+        self.tokens = _words(1, vocabulary + 1, device)  # a word for each, to be mixed with the key of a draw
+        self.blocks = _words(-1, -2 - (vocabulary - 1) // BLOCK, device)
 
     def __call__(self, logits: Tensor, temperature: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """Ids and their log-probs under the distribution that was sampled: [R, V] → [R], [R].
+        """Ids and their log-probs under the distribution that was sampled: [R, V] → [R], [R]. The logits may lie in
+        memory row by row or token by token.
 
         Temperature 0 takes the likeliest token and reports its log-prob at temperature 1.
         """
-        step = max(1, CHUNK // logits.shape[1])
-        parts = [
-            self._draw(logits[i : i + step].float(), temperature[i : i + step], keys[i : i + step])
-            for i in range(0, len(logits), step)
-        ]
-        return torch.cat([ids for ids, _ in parts]), torch.cat([logprobs for _, logprobs in parts])
+        logits, greedy = logits.float(), temperature == 0
+        heat = torch.where(greedy, 1.0, temperature)[:, None]
+        top = logits.amax(dim=1, keepdim=True)
+        sums = self._sums(logits, top, heat)
+        ids = largest(logits) if bool(greedy.any()) else None
+        if ids is None or not bool(greedy.all()):
+            drawn = self._draw(logits, top, heat, sums, keys)
+            ids = drawn if ids is None else torch.where(greedy, ids, drawn)
+        chosen = (logits.gather(1, ids[:, None]) - top) / heat
+        return ids, chosen[:, 0] - sums.sum(dim=1).log()
 
-    def _draw(self, logits: Tensor, temperature: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-        greedy = temperature == 0
-        mass = logits - logits.amax(dim=1, keepdim=True)
-        mass = mass.div_(torch.where(greedy, 1.0, temperature)[:, None]).exp_()
-        total = mass.sum(dim=1)
-        if bool(greedy.all()):
-            ids = largest(mass)
-        else:
-            drawn = largest(mass / self.waits(keys))
-            ids = torch.where(greedy, largest(mass), drawn) if bool(greedy.any()) else drawn
-        return ids, mass.gather(1, ids[:, None])[:, 0].log() - total.log()
+    def _sums(self, logits: Tensor, top: Tensor, heat: Tensor) -> Tensor:
+        """The mass of every block, where the likeliest token has mass 1: [R, blocks]."""
+        step = max(BLOCK, CHUNK // len(logits) // BLOCK * BLOCK)
+        plain, parts = bool((heat == 1).all()), []
+        for part in logits.t().split(step):  # [tokens, R]
+            mass = part - top.t()
+            parts.append(_by_block((mass if plain else mass.div_(heat.t())).exp_(), torch.sum))
+        return torch.cat(parts).t()
+
+    def _draw(self, logits: Tensor, top: Tensor, heat: Tensor, sums: Tensor, keys: Tensor) -> Tensor:
+        block = (sums / waits(self.blocks, keys)).argmax(dim=1)
+        tokens = _tokens(block, logits.shape[1])
+        mass = ((logits.gather(1, tokens) - top) / heat).exp_()
+        return tokens.gather(1, (mass / waits(self.tokens[tokens], keys)).argmax(dim=1, keepdim=True))[:, 0]
 
 
 def keep_likely(logits: Tensor, top_p: Tensor, top_k: Tensor, temperature: Tensor) -> Tensor:
