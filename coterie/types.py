@@ -218,6 +218,9 @@ class Learner(Protocol):
     def fit(self, batch: Batch, weights: Tensor, loss: Loss) -> Metrics:
         """One optimiser step on Σ weights·loss."""
 
+    def fit_together(self, lessons: Sequence[tuple[Any, Batch, Tensor, Loss]]) -> list[Metrics]:
+        """A fit of each of several learners of this kind, where none has to wait for another."""
+
 
 class Critic(Protocol):
     """Says what turns are worth, and learns it."""

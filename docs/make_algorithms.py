@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ Made by `python docs/make_algorithms.py` from the classes themselves. An algorit
 `algorithm: grpo`, or by name and options, `algorithm: {name: grpo, drop_constant: true}`. What all of them share:
 `clip`, `clip_high`, `dual_clip`, `level` (a ratio per token or per turn), `epochs`, `minibatches`, `reduce`, `kl`,
 `kl_in`, `entropy`, `stop_kl`, `truncate`, `max_stale`, `rotate`, `rotate_turns`; `coterie schema` has their types.
-How well they do on games with a known optimum: `coterie bench games`.
+How well they do on games with a known optimum: [games](games.md).
 """
 
 CREDIT = """# Credit
@@ -33,18 +33,25 @@ def page() -> str:
 
 
 def _entries(kind: Kind) -> list[str]:
-    return [_entry(name, find(kind, name)) for name in BUILTIN[kind]]
+    named = {name: find(kind, name) for name in BUILTIN[kind]}
+    return [_entry(name, cls, _parent(cls, list(named.values()))) for name, cls in named.items()]
 
 
-def _entry(name: str, cls: Any) -> str:
+def _parent(cls: Any, named: list[Any]) -> Any:
+    """The nearest ancestor that has an entry, else what all share."""
+    ancestors = [ancestor for ancestor in cls.__mro__[1:] if is_dataclass(ancestor)]
+    return next((ancestor for ancestor in ancestors if ancestor in named), ancestors[-1])
+
+
+def _entry(name: str, cls: Any, parent: Any) -> str:
     text = inspect.cleandoc(cls.__doc__)
-    own = ", ".join(_option(field) for field in _own_fields(cls))
+    own = ", ".join(_option(field) for field in _own_fields(cls, parent))
     return f"## {name}\n\n{text}\n" + (f"\nOptions of its own, or with another default: {own}.\n" if own else "")
 
 
-def _own_fields(cls: Any) -> list[Field[Any]]:
+def _own_fields(cls: Any, parent: Any) -> list[Field[Any]]:
     """Fields that its parent does not have, or has with another default."""
-    before = {f.name: f.default for f in fields(cls.__mro__[1])}
+    before = {f.name: f.default for f in fields(parent)}
     return [f for f in fields(cls) if f.name not in before or before[f.name] != f.default]
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -121,12 +122,14 @@ class Algorithm:
     def update(
         self, learners: Mapping[str, Learner], batches: Mapping[str, Batch], rng: random.Random, step: int
     ) -> Metrics:
-        """Train every policy on its own batch, one after the other."""
-        metrics: Metrics = {}
-        for policy in self.in_turn(learners, batches, step):
-            trained = self.train(learners[policy], batches[policy], rng)
-            metrics |= {f"{policy}/{name}": value for name, value in trained.items()}
-        return metrics
+        """Train every policy on its own batch."""
+        policies = self.in_turn(learners, batches, step)
+        trained = self.train([learners[policy] for policy in policies], [batches[policy] for policy in policies], rng)
+        return {
+            f"{policy}/{name}": value
+            for policy, metrics in zip(policies, trained, strict=True)
+            for name, value in metrics.items()
+        }
 
     def in_turn(self, learners: Mapping[str, Learner], batches: Mapping[str, Batch], step: int) -> list[str]:
         """The policies that train at this step: all that learn and have something to learn from, or the one whose
@@ -136,15 +139,19 @@ class Algorithm:
             learning = [learning[step // self.rotate % len(learning)]]
         return [policy for policy in learning if policy in batches and bool(batches[policy].mask.any())]
 
-    def train(self, learner: Learner, batch: Batch, rng: random.Random) -> Metrics:
-        """A policy's optimiser steps on one batch; the first one's gap is that of sampler and learner."""
-        history: list[Metrics] = []
-        for mini in self._minibatches(batch, rng):
-            history.append(learner.fit(mini, self.weights(mini), self.loss))
-            if self.stop_kl is not None and history[-1]["kl_step"] > self.stop_kl:
-                break
-        mean = {key: sum(m[key] for m in history) / len(history) for key in history[0]}
-        return mean | {"gap": history[0]["gap"], "gap_max": history[0]["gap_max"], "fits": float(len(history))}
+    def train(self, learners: Sequence[Learner], batches: Sequence[Batch], rng: random.Random) -> list[Metrics]:
+        """Optimiser steps of policies that do not wait for each other, each on its own batch: everyone's first, then
+        everyone's second, and so on."""
+        todo = {i: deque(self._minibatches(batch, rng)) for i, batch in enumerate(batches)}
+        history: list[list[Metrics]] = [[] for _ in learners]
+        while todo:
+            minis = {i: parts.popleft() for i, parts in todo.items()}
+            lessons = [(learners[i], mini, self.weights(mini), self.loss) for i, mini in minis.items()]
+            for i, metrics in zip(minis, learners[0].fit_together(lessons), strict=True):
+                history[i].append(metrics)
+                if not todo[i] or (self.stop_kl is not None and metrics["kl_step"] > self.stop_kl):
+                    del todo[i]
+        return [_over_fits(fits) for fits in history]
 
     def _minibatches(self, batch: Batch, rng: random.Random) -> Iterator[Batch]:
         for _ in range(self.epochs):
@@ -168,6 +175,18 @@ class Algorithm:
             return torch.zeros(len(turn.response_ids))
         own = torch.tensor(turn.logprobs) if turn.old_logprobs is None else turn.old_logprobs
         return self.kl * kl(own, turn.ref_logprobs, "k1")
+
+
+def _over_fits(fits: list[Metrics]) -> Metrics:
+    """Means over a policy's optimiser steps; the first one's gap is that of sampler and learner."""
+    mean = {key: sum(metrics[key] for metrics in fits) / len(fits) for key in fits[0]}
+    return mean | {"gap": fits[0]["gap"], "gap_max": fits[0]["gap_max"], "fits": float(len(fits))}
+
+
+def absent(episodes: Sequence[Episode], roles: Iterable[str]) -> Metrics:
+    """In how many episodes each role said nothing, and so has nothing to learn from."""
+    spoke = [{turn.role for turn in episode.turns} for episode in episodes]
+    return {f"absent/{role}": float(sum(role not in there for there in spoke)) for role in roles}
 
 
 def fresh(episodes: Sequence[Episode], learners: Mapping[str, Learner], algorithm: Algorithm, step: int) -> Metrics:

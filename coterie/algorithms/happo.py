@@ -45,7 +45,8 @@ class Happo(Mappo):
         for place, policy in enumerate(order):
             learner, batch = learners[policy], batches[policy]
             moved = log_factor(batch, updated)
-            trained = self.train(learner, replace(batch, advantages=batch.advantages * self.held(moved).exp()), rng)
+            weighed = replace(batch, advantages=batch.advantages * self.held(moved).exp())
+            trained = self.train([learner], [weighed], rng)[0]
             metrics |= {f"{policy}/{key}": value for key, value in (trained | self._report(moved[batch.mask])).items()}
             if place + 1 < len(order):
                 updated.append((batch, learner.logprobs(batch)))

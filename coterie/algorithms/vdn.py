@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from coterie.algorithms.base import Count, CountFromZero, Positive, Share
 from coterie.algorithms.grpo import Grpo
+from coterie.rl.advantages import is_constant
+from coterie.rl.groups import Sample
 from coterie.rl.mixers import Additive
 from coterie.types import Episode
 
@@ -17,7 +20,8 @@ from coterie.types import Episode
 @dataclass(frozen=True, kw_only=True)
 class Vdn(Grpo):
     """Learns the team's reward as a sum of utilities, one per role's message, and credits each role with its own.
-    For teams whose roles add to the result apart, where a shared reward hides who did it.
+    For teams whose roles add to the result apart, where a shared reward hides who did it; the more their messages
+    differ, the more episodes it takes to tell what one is worth. A group that all earned the same judges nobody.
     Costs a forward over messages and joint prompts, small networks on the CPU and a buffer. (VDN: arXiv 1706.05296)"""
 
     warmup: CountFromZero = 10  # steps in which roles still earn the team's reward, while the utilities learn
@@ -49,3 +53,15 @@ class Vdn(Grpo):
         if any(turn.utility is None for turn in episode.turns):
             return super().returns(episode)
         return [(turn.utility or 0.0) - float(self.token_penalty(turn).sum()) for turn in episode.turns]
+
+    def compared(self, samples: Sequence[Sample], rewards: Tensor, group: Tensor, memory: dict[str, Any]) -> Tensor:
+        """Where the team earned the same in all of a group, utilities do not count: what they tell apart there is
+        mostly their error, which a division by its own deviation would make as loud as any lesson."""
+        team = torch.tensor([_team_return(sample.episode) for sample in samples], dtype=torch.float64)
+        utilities = torch.tensor([sample.turns[0].utility or 0.0 for sample in samples], dtype=torch.float64)
+        counted = torch.where(is_constant(team, group), rewards - utilities, rewards)
+        return super().compared(samples, counted, group, memory)
+
+
+def _team_return(episode: Episode) -> float:
+    return episode.reward + sum(turn.reward or 0.0 for turn in episode.turns)

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from coterie.algorithms.chained import Judged, chains
 from coterie.algorithms.ippo import Ippo
-from coterie.algorithms.ppo import Judged, chains
 from coterie.types import Episode
 
 

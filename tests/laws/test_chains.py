@@ -312,17 +312,17 @@ def test_value_that_moves_from_one_role_to_another_changes_no_advantage_of_token
 
 
 @pytest.mark.parametrize("make", [Ppo, Ippo, VdnToken, lambda: Ppo(level="turn")])
-def test_a_role_absent_from_some_episodes_is_counted_and_the_others_learn(make: Callable[[], Ppo]) -> None:
+def test_a_role_absent_from_some_episodes_is_judged_where_it_speaks(make: Callable[[], Ppo]) -> None:
     both, lone, nobody = episode([turn("a"), turn("b")], 1.0), episode([turn("a")], 0.5), episode([], 0.0)
     for spoken in (*both.turns, *lone.turns):
         spoken.values = torch.zeros(1)
-    assert credited(make(), [both, lone, nobody])["absent"] == 3.0
+    credited(make(), [both, lone, nobody])
     assert all(t.advantages is not None for t in (*both.turns, *lone.turns))
 
 
 def test_a_step_in_which_nobody_has_a_value_teaches_nothing() -> None:
     played = episode([turn("a"), turn("b")], 1.0)
-    assert credited(Ppo(), [played]) == {"absent": 0.0}
+    assert credited(Ppo(), [played]) == {}
     assert all(t.advantages is None for t in played.turns)
 
 

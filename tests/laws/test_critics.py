@@ -238,7 +238,7 @@ def test_a_role_absent_from_some_episodes_is_handled_and_counted(
     played = read_episodes(tmp_path / "episodes" / "000000.jsonl")
     alone = sum(len(e.turns) == 1 for e in played)
     assert 0 < alone < len(played)
-    assert logged(run)[0]["absent"] == alone
+    assert (logged(run)[0]["absent/left"], logged(run)[0]["absent/right"]) == (0.0, alone)
     assert all(learner.version == 1 for learner in run.learners.values())
 
 

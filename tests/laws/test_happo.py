@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,9 @@ class Drifts:
     def logprobs(self, batch: Batch, reference: bool = False) -> Tensor:
         assert self.version > 0, "old log-probs are read before"
         return batch.old_logprobs + drift(self.policy, batch, self.by)
+
+    def fit_together(self, lessons: Sequence[tuple[Any, Batch, Tensor, Loss]]) -> list[Metrics]:
+        return [learner.fit(*lesson) for learner, *lesson in lessons]
 
     def fit(self, batch: Batch, weights: Tensor, loss: Loss) -> Metrics:
         self.diary.append((self.policy, batch))
@@ -216,9 +219,9 @@ def test_old_and_reference_log_probs_are_taken_before_any_update_of_the_step(
     fitted: list[tuple[int, str, Batch]] = []
     train_policy = Algorithm.train
 
-    def watched(self: Algorithm, made: Any, batch: Batch, rng: random.Random) -> Metrics:
-        fitted.append((run.step, made.policy, replace(batch)))
-        return train_policy(self, made, batch, rng)
+    def watched(self: Algorithm, made: Sequence[Any], batches: Sequence[Batch], rng: random.Random) -> list[Metrics]:
+        fitted.extend((run.step, one.policy, replace(batch)) for one, batch in zip(made, batches, strict=True))
+        return train_policy(self, made, batches, rng)
 
     monkeypatch.setattr(Algorithm, "train", watched)
     run = started(tree, tmp_path)

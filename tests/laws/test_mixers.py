@@ -313,11 +313,31 @@ def test_in_the_warm_up_roles_earn_the_team_s_reward_and_then_their_utilities() 
 
 
 def test_a_turn_s_credit_is_its_utility_held_against_its_peers_alone() -> None:
-    episodes = [episode([turn("left"), turn("left", round=1)], 1.0, repeat=i) for i in range(2)]
+    episodes = [episode([turn("left"), turn("left", round=1)], float(i), repeat=i) for i in range(2)]
     for spoken, utility in zip([t for e in episodes for t in e.turns], [1.0, 2.0, 4.0, 9.0], strict=True):
         spoken.utility = utility
     credited(Vdn(scale="none"), episodes)
     assert [float(t.advantages[0]) for e in episodes for t in e.turns if t.advantages is not None] == [-3, -2, 0, 5]
+
+
+@pytest.mark.parametrize("scale", ["none", "deviation"])
+def test_utilities_say_nothing_where_the_team_always_earned_the_same(scale: Any) -> None:
+    """There they are error, and a policy that follows an error unlearns what it knew."""
+    same = [episode([turn("left")], 1.0, "same", i) for i in range(2)]
+    other = [episode([turn("left")], float(i == 0), "other", i) for i in range(2)]
+    for played, utility in zip([*same, *other], [0.1, -0.1, 0.1, -0.1], strict=True):
+        played.turns[0].utility = utility
+    credited(Vdn(scale=scale), [*same, *other])
+    advantages = [float(e.turns[0].advantages[0]) for e in (*same, *other) if e.turns[0].advantages is not None]
+    assert advantages[:2] == [0.0, 0.0] and advantages[2] == pytest.approx(-advantages[3]) and advantages[2] > 0
+
+
+def test_leaving_the_reference_costs_where_utilities_say_nothing() -> None:
+    same = [episode([turn("left")], 1.0, repeat=i) for i in range(2)]
+    for played, utility, reference in zip(same, (3.0, -2.0), (-1.0, -3.0), strict=True):
+        played.turns[0].utility, played.turns[0].ref_logprobs = utility, torch.tensor([reference])
+    credited(Vdn(scale="none", kl=0.5, kl_in="reward"), same)
+    assert [float(e.turns[0].advantages[0]) for e in same if e.turns[0].advantages is not None] == [0.5, -0.5]
 
 
 def test_equal_messages_are_worth_the_same_to_the_bit() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import random
 import statistics
 from collections.abc import Callable, Hashable, Sequence
@@ -26,6 +27,7 @@ from coterie.algorithms.rloo import Rloo
 from coterie.batch import make_batches
 from coterie.config import ConfigError, load
 from coterie.config.crosscheck import cross_check
+from coterie.config.registry import BUILTIN, find
 from coterie.credit.team import Team
 from coterie.log import read_episodes
 from coterie.rl.losses import token_weights
@@ -386,3 +388,8 @@ def test_a_run_with_running_averages_resumes_exactly(model_folder: Callable[[str
     halves = resumed(tree, tmp_path / "halves")
     assert_same_run(halves, straight)
     assert halves.memory == straight.memory and len(straight.memory["averages"]) == 2
+
+
+def test_an_algorithm_is_a_file_of_eighty_lines_at_most() -> None:
+    files = {name: Path(inspect.getfile(find("algorithm", name))) for name in BUILTIN["algorithm"]}
+    assert {name: size for name, file in files.items() if (size := len(file.read_text().splitlines())) > 80} == {}

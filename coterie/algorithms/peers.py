@@ -1,0 +1,79 @@
+"""Turns compared with their peers: those that share a task, a role, a prompt or whatever else is named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from coterie.algorithms.base import Positive
+from coterie.algorithms.group import Group
+from coterie.rl.confidence import Gain, gained
+from coterie.rl.credit import returns_to_go
+from coterie.rl.groups import Peer, Sample, group_key
+from coterie.types import Episode
+
+ALPHA = 0.25
+EMPTY = "is empty; peers: [task, role] compares turns of one role on one task"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peers(Group):
+    """Groups of single turns, and advantages weighed by how sure a turn was."""
+
+    peers: tuple[Peer, ...] = ("task", "role")  # turns that share these are compared
+    gain: Gain = "none"  # weigh advantages by how sure the message was, alone or beside the other roles
+    gain_alpha: Positive = ALPHA
+
+    forked: ClassVar[bool] = False  # whether siblings come from forks, so that one episode per task is enough
+
+    def problems(self, config: Any) -> Iterator[tuple[str, str]]:
+        yield from super().problems(config)
+        yield from self.unfit(config, "algorithm")
+
+    def unfit(self, config: Any, at: str) -> Iterator[tuple[str, str]]:
+        """What is wrong with these settings, for all or for the role they are of."""
+        if self.peers == ():
+            yield f"{at}.peers", EMPTY
+        compares = self.baseline in ("mean", "others") or self.scale == "deviation"
+        if "task" in self.peers and compares and config.episodes_per_task < 2 and not self.forked:
+            yield "episodes_per_task", "is 1, so every group has one member and no advantage; 4 or 8 is usual"
+        if "prompt" in self.peers and self.baseline == "ema":
+            yield (
+                f"{at}.baseline",
+                "ema needs groups that come again, and prompts do not; take prompt out of peers",
+            )
+        if self.gain == "none" and self.gain_alpha != ALPHA:
+            yield f"{at}.gain_alpha", "has no effect while gain is none"
+        models = {policy.model for policy in config.policies.values()}
+        if self.gain in ("confidence", "relative") and len(models) > 1 and not {"role", "policy"} & {*self.peers}:
+            yield f"{at}.gain", "compares entropies, which needs one vocabulary in a group; add role or policy to peers"
+
+    @property
+    def reads_entropy(self) -> bool:
+        return self.gain in ("confidence", "relative")
+
+    def peers_of(self, role: str) -> tuple[Peer, ...]:
+        """What the turns of a role share with those they are compared with."""
+        return self.peers
+
+    def samples(self, episodes: Sequence[Episode]) -> list[Sample]:
+        return [
+            Sample(group_key(episode, turn, self.peers_of(turn.role)), episode, (turn,), reward)
+            for episode in episodes
+            for turn, reward in zip(episode.turns, self.returns(episode), strict=True)
+            if not turn.given
+        ]
+
+    def returns(self, episode: Episode) -> list[float]:
+        """What each turn earned and its role earned later, less what leaving the reference cost the turn."""
+        turns = episode.turns
+        assert all(turn.earned is not None for turn in turns), "credit.assign comes before algorithm.credit"
+        togo = returns_to_go([turn.earned or 0.0 for turn in turns], [turn.role for turn in turns], self.gamma_turn)
+        return [gain - float(self.token_penalty(turn).sum()) for gain, turn in zip(togo, turns, strict=True)]
+
+    def compared(self, samples: Sequence[Sample], rewards: Tensor, group: Tensor, memory: dict[str, Any]) -> Tensor:
+        advantages = super().compared(samples, rewards, group, memory)
+        return advantages if self.gain == "none" else gained(advantages, samples, group, self.gain, self.gain_alpha)
