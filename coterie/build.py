@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -19,16 +19,20 @@ from coterie.config.settings import Hidden
 from coterie.engines.hf import HfEngine
 from coterie.engines.native.engine import NativeEngine
 from coterie.engines.router import ClearableEngine, Router
+from coterie.engines.vllm import VllmEngine
 from coterie.envs.base import TaskEnv, graded
+from coterie.learners.budget import token_budget
 from coterie.learners.critics import Critics, Judge
 from coterie.learners.encoder import HiddenStates
 from coterie.learners.mixer import Mixer
 from coterie.learners.torch import TorchLearner
-from coterie.log import RunLog
+from coterie.log import NoLog, RunLog
 from coterie.models.base import Base
 from coterie.models.lora import Adapter
 from coterie.models.peft import load_adapter
 from coterie.models.store import resolve
+from coterie.placement import device_beside, device_of, must_have_devices
+from coterie.processes import Processes, joined
 from coterie.rollout import Collector
 from coterie.seeds import stable_hash
 from coterie.tasks import TaskStream
@@ -44,30 +48,32 @@ def build(config: Config, folder: Path, console: bool = True, training: bool = T
     env = graded(config.env.made, config.reward.name, config.reward.options, config.rollout.score_deadline)
     tasks = TaskStream(env.tasks("train"), config.tasks_per_step, config.seed)
     held_out = held_out_tasks(env.tasks("test"), config.eval.tasks)
-    log = RunLog(folder, dump(config), config.steps, config.log.wandb, console)
+    processes = joined()
+    must_have_devices(config, processes)
+    record = RunLog if processes.first else NoLog
+    log = record(folder, dump(config), config.steps, config.log.wandb, console and processes.first)
 
-    device = pick_device(config.device)
     shared: Shared = {}
     everyone = opponents.with_slots(config)
-    bases = load_bases(everyone, device, shared)
+    bases = load_bases(everyone, shared)
     engine = build_engine(everyone, bases)
-    learners = {name: build_learner(everyone, name, bases[name], algorithm) for name in everyone.policies}
+    learners = {name: build_learner(everyone, name, bases[name], algorithm, processes) for name in everyone.policies}
     chats = {name: base.chat for name, base in bases.items()}
     chats |= {base_policy(name): chat for name, chat in chats.items()}
     limits = config.rollout
     # A grader's own deadline does not count how long an answer waits to be graded.
     scoring = None if type(env).score is TaskEnv.score else limits.score_deadline
-    collector = Collector(workflow, env, engine, chats, limits.concurrency, limits.deadline, scoring)
+    collector = Collector(workflow, env, engine, chats, limits.concurrency, limits.deadline, scoring, processes)
     rng = random.Random(stable_hash(config.seed, "algorithm"))
     critic: Critic | None = None
     if training and isinstance(algorithm, Vdn):
-        encoder = build_encoder(config, device, shared)
+        encoder = build_encoder(config, shared)
         critic = Mixer(encoder, list(config.roles), algorithm, stable_hash(config.seed, "mixer"))
     elif training:
-        critic = build_critics(config, algorithm, device, shared, bases)
+        critic = build_critics(config, algorithm, shared, bases, processes)
     return Run(
         config, folder, algorithm, collector, engine, learners, tasks, held_out, log, rng, config.credit.made, critic,
-        opponents.memory_of(config) | alarm.memory_of(config),
+        opponents.memory_of(config) | alarm.memory_of(config), processes=processes,
     )  # fmt: skip
 
 
@@ -77,23 +83,20 @@ def held_out_tasks(tasks: Sequence[Task], count: int) -> list[Task]:
     return [tasks[i] for i in range(min(count, len(tasks)))]
 
 
-def pick_device(wanted: str) -> torch.device:
-    if wanted == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(wanted)
+Shared = dict[tuple[Path, str | None, torch.device], Base]
 
 
-Shared = dict[tuple[Path, str | None], Base]
-
-
-def load_bases(config: Config, device: torch.device, shared: Shared) -> dict[str, Base]:
-    """The base of every policy."""
-    return {name: load_base(p.model, p.lora is None, name, device, shared) for name, p in config.policies.items()}
+def load_bases(config: Config, shared: Shared) -> dict[str, Base]:
+    """The base of every policy, on its device."""
+    return {
+        name: load_base(p.model, p.lora is None, name, device_of(config, name), shared)
+        for name, p in config.policies.items()
+    }
 
 
 def load_base(model: str, whole: bool, owner: str, device: torch.device, shared: Shared) -> Base:
     """Adapters on one model share it; a model that is trained whole is its owner's own."""
-    key = (resolve(model), owner if whole else None)
+    key = (resolve(model), owner if whole else None, device)
     if key not in shared:
         # Weights that are trained are kept in full precision; autocast makes them fast on CUDA.
         shared[key] = Base(key[0], device, torch.bfloat16 if device.type == "cuda" and not whole else torch.float32)
@@ -105,6 +108,9 @@ def base_policy(policy: str) -> str:
     return f"{policy} (base)"
 
 
+ENGINES: dict[str, Callable[..., ClearableEngine]] = {"native": NativeEngine, "hf": HfEngine, "vllm": VllmEngine}
+
+
 def build_engine(config: Config, bases: dict[str, Base]) -> Router:
     engines: dict[Base, ClearableEngine] = {}
     by_policy: dict[str, ClearableEngine] = {}
@@ -113,17 +119,17 @@ def build_engine(config: Config, bases: dict[str, Base]) -> Router:
             on_it = [other for other, b in bases.items() if b is base]
             policies = {n: n if config.policies[n].lora else None for n in on_it}
             policies |= {base_policy(n): None for n in on_it}
-            native = config.engine.name == "native" and base.native
-            if config.engine.name == "native" and not native:
+            kind: str = config.engine.name
+            if kind == "native" and not base.native:
+                kind = "hf"
                 slow = "the native engine cannot drive this model; using Hugging Face generate, slowly"
                 print(f"{base.folder}: {slow}", file=sys.stderr)
-            kind = NativeEngine if native else HfEngine
-            engines[base] = kind(base, policies, config.engine.rows, config.engine.context)
+            engines[base] = ENGINES[kind](base, policies, config.engine.rows, config.engine.context)
         by_policy[name] = by_policy[base_policy(name)] = engines[base]
     return Router(by_policy)
 
 
-def build_learner(config: Config, name: str, base: Base, algorithm: Algorithm) -> TorchLearner:
+def build_learner(config: Config, name: str, base: Base, algorithm: Algorithm, processes: Processes) -> TorchLearner:
     policy = config.policies[name]
     whole_reference = algorithm.kl > 0 and policy.lora is None and not policy.frozen
     return TorchLearner(
@@ -136,6 +142,7 @@ def build_learner(config: Config, name: str, base: Base, algorithm: Algorithm) -
         frozen=policy.frozen,
         value_lr=algorithm.value_lr if isinstance(algorithm, Ppo) and not critics_of(config, algorithm) else None,
         reference=Base(base.folder, base.device) if whole_reference else None,
+        processes=processes,
     )
 
 
@@ -158,15 +165,16 @@ def critics_of(config: Config, algorithm: Algorithm) -> dict[str, CriticConfig]:
 
 
 def build_critics(
-    config: Config, algorithm: Algorithm, device: torch.device, shared: Shared, bases: Mapping[str, Base]
+    config: Config, algorithm: Algorithm, shared: Shared, bases: Mapping[str, Base], processes: Processes
 ) -> Critics | None:
     if not isinstance(algorithm, Ppo):
         return None
     learning = frozenset(name for name, policy in config.policies.items() if not policy.frozen)
     judges = {}
     for name, critic in critics_of(config, algorithm).items():
+        device = device_beside(config, critic.model)
         base = load_base(critic.model, critic.lora is None, f"critic {name}", device, shared)
-        learner = build_critic(config, name, critic, base, algorithm.value_lr)
+        learner = build_critic(config, name, critic, base, algorithm.value_lr, processes)
         roles = frozenset(critic.roles or config.roles)
         for policy in sorted(learning & players(config, algorithm, roles)):
             must_read_alike(name, base, policy, bases[policy])
@@ -174,7 +182,9 @@ def build_critics(
     return Critics(judges, algorithm.value_loss, algorithm.weights, algorithm.value_fits) if judges else None
 
 
-def build_critic(config: Config, name: str, critic: CriticConfig, base: Base, value_lr: float) -> TorchLearner:
+def build_critic(
+    config: Config, name: str, critic: CriticConfig, base: Base, value_lr: float, processes: Processes
+) -> TorchLearner:
     """A head on an adapter, which may live on the policies' own base, or on a whole model of its own."""
     owner, adapter = f"critic {name}", None
     if owner in config.policies:
@@ -182,7 +192,10 @@ def build_critic(config: Config, name: str, critic: CriticConfig, base: Base, va
     if critic.lora is not None:
         seed = stable_hash(config.seed, "critic", name)
         adapter = Adapter(owner, critic.lora.rank, critic.lora.alpha, critic.lora.targets).attach(base.layers, seed)
-    return TorchLearner(owner, base, adapter, critic.lr, config.learning, config.steps, value_lr=value_lr, speaks=False)
+    return TorchLearner(
+        owner, base, adapter, critic.lr, config.learning, config.steps,
+        value_lr=value_lr, speaks=False, processes=processes,
+    )  # fmt: skip
 
 
 def players(config: Config, algorithm: Algorithm, roles: Collection[str]) -> set[str]:
@@ -202,10 +215,11 @@ def must_read_alike(critic: str, base: Base, policy: str, other: Base) -> None:
         )
 
 
-def build_encoder(config: Config, device: torch.device, shared: Shared) -> Encoder:
+def build_encoder(config: Config, shared: Shared) -> Encoder:
     """A user's own, or a model's hidden states: that of the adapters, or a copy where policies train whole models."""
     made = config.encoder.made
     if not isinstance(made, Hidden):
         return made
     model = made.model or next(iter(config.policies.values())).model
-    return HiddenStates(load_base(model, False, "encoder", device, shared), config.learning.microbatch_tokens)
+    base = load_base(model, False, "encoder", device_beside(config, model), shared)
+    return HiddenStates(base, token_budget(base, config.learning))

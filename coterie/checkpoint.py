@@ -25,6 +25,8 @@ class NoCheckpoint(FileNotFoundError):
 def save(run: Run, best: bool = False) -> Path:
     """Write checkpoints/000120 and point `latest` (or `best`) at it."""
     folder = run.folder / "checkpoints" / f"{run.step:06d}"
+    if not run.processes.first:  # all hold the same; one writes it
+        return folder
     if not folder.is_dir():
         with atomic_folder(folder) as beside:
             for policy, learner in run.learners.items():
@@ -69,12 +71,19 @@ def resume(run: Run) -> None:
     """Go on from the latest checkpoint, or from the start where none was written yet."""
     if (run.folder / "latest").is_file():
         restore(run, find(run.folder))
+    run.processes.wait()  # until all have read it
+    if run.processes.first:
+        _forget_later(run)
+    run.log.resume(run.step)
+
+
+def _forget_later(run: Run) -> None:
+    """What was saved after the step that the run goes on from."""
     for path in run.folder.glob("checkpoints/[0-9]*"):
         if int(path.name) > run.step:
             shutil.rmtree(path)  # of a run that was killed before it could point at it
     if (run.folder / "best").is_file() and not (run.folder / "checkpoints" / _pointed(run, "best")).is_dir():
         (run.folder / "best").unlink()  # it was of a step that the run now comes to again
-    run.log.resume(run.step)
 
 
 def policy_folder(folder: Path, policy: str) -> Path:

@@ -160,6 +160,8 @@ def check(
     """Find out, before training, what would go wrong in it.
 
     It plays a few tasks and shows prompts as the models read them, rewards, groups, credit, and the time of a step.
+    Then everyone says the reference answer, and broken ones: you are told what the workflow hides from the grader, and
+    which rewards nothing can change.
 
     \b
     Example:
@@ -213,7 +215,7 @@ if find_spec("coterie.bench"):
         Example:
           coterie bench rollout
         """
-        import_module("coterie.bench").app(context.args, prog_name="coterie bench")
+        import_module("coterie.bench.app").app(context.args, prog_name="coterie bench")
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, add_help_option=False)

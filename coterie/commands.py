@@ -15,21 +15,21 @@ from rich.text import Text
 
 from coterie import checkpoint, report
 from coterie.build import base_policy, build
-from coterie.check import dry_run
+from coterie.check import dry_run, findings, tables
 from coterie.config import Config, ConfigError, load
 from coterie.config.problems import undotted
 from coterie.config.schema import schema
 from coterie.evaluate import Report, baselines, evaluate
 from coterie.files import write_atomic
-from coterie.findings import findings
 from coterie.models.errors import ModelError
+from coterie.processes import LostProcess, joined
 from coterie.replay import replay
 from coterie.rollout import Seat, TooManyFailures
 from coterie.seeds import stable_hash
 from coterie.train import Run, train
 
 # What a user can put right; the text says how. Anything else is a bug and keeps its traceback.
-USER_ERRORS = (ConfigError, ModelError, checkpoint.NoCheckpoint, TooManyFailures, FileExistsError)
+USER_ERRORS = (ConfigError, ModelError, checkpoint.NoCheckpoint, TooManyFailures, FileExistsError, LostProcess)
 REPLAYED = ("algorithm", "credit", "reward")
 ON_RESUME = ("steps", "eval", "checkpoint", "log", "rollout")  # the rest would make it another run
 
@@ -78,8 +78,8 @@ def check(config_file: Path, changes: Sequence[str], tasks: int, repeats: int | 
     with rich.get_console().status("playing a few tasks"):
         dry = dry_run(run, tasks, repeats or min(config.episodes_per_task, 8))
     found = findings(dry)
-    _show(report.dry_run(dry))
-    _show([report.problems(found)])
+    _show(tables.dry_run(dry))
+    _show([tables.problems(found)])
     return all(finding.level != "error" for finding in found)
 
 
@@ -106,7 +106,7 @@ def _holds_run(folder: Path) -> bool:
 def free(folder: Path) -> Path:
     """The folder itself, or demo-2, demo-3 … where it holds a run already: nothing is overwritten."""
     names = chain([folder], (folder.with_name(f"{folder.name}-{n}") for n in count(2)))
-    return next(path for path in names if not _holds_run(path))
+    return joined().agree(next(path for path in names if not _holds_run(path)))
 
 
 def _config_of(folder: Path) -> Path:
@@ -141,6 +141,7 @@ def _team(what: Path, changes: Sequence[str], which: str | None) -> Run:
 
 @contextmanager
 def _loading() -> Iterator[None]:
+    rich.get_console().quiet = not joined().first
     with rich.get_console().status("loading the models"):
         try:
             yield

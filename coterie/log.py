@@ -115,6 +115,19 @@ class RunLog:
             sink.write(log.step, log.metrics)
 
 
+class NoLog(RunLog):
+    """The record that a process keeps which leaves writing to another."""
+
+    def resume(self, step: int) -> None:
+        self.resumed_at = step
+
+    def _open(self) -> None:
+        pass
+
+    def _write(self, log: StepLog) -> None:
+        pass
+
+
 class Sink(Protocol):
     """Where the metrics of a step go besides metrics.jsonl."""
 

@@ -12,6 +12,8 @@ from functools import partial
 from typing import Any
 
 from coterie.chat import Chat
+from coterie.processes import ALONE, Processes
+from coterie.rewards import TIMEOUTS
 from coterie.seeds import stable_hash
 from coterie.types import Engine, Env, Episode, Fork, Message, Metrics, Outcome, Sampling, Task, Turn, Workflow
 
@@ -147,7 +149,7 @@ class Players:
 
 @dataclass(frozen=True)
 class Collector:
-    """Plays tasks with a team on this machine."""
+    """Plays tasks with a team; of several processes each plays a share, and all get all that was played."""
 
     workflow: Workflow
     env: Env
@@ -156,15 +158,10 @@ class Collector:
     concurrency: int  # episodes at once
     deadline: float  # seconds an episode may take
     score_deadline: float | None  # and its scoring; None where the environment keeps one itself
+    processes: Processes = ALONE
 
     def collect(self, tasks: Sequence[Task], repeats: int, seats: Mapping[str, Seat], seed: int) -> list[Episode]:
         """Play every task `repeats` times. What is sampled depends on the seed, the task and the repeat alone."""
-        return asyncio.run(self._collect(tasks, repeats, seats, seed))
-
-    async def _collect(
-        self, tasks: Sequence[Task], repeats: int, seats: Mapping[str, Seat], seed: int
-    ) -> list[Episode]:
-        gate = asyncio.Semaphore(self.concurrency)
         episodes: list[Episode] = []
         played: Counter[str] = Counter()
         for task in (task for task in tasks for _ in range(repeats)):
@@ -173,24 +170,30 @@ class Collector:
             played[task.id] += 1
         for episode in episodes:
             episode.noise = stable_hash(seed, episode.task.id, episode.repeat)
-        await asyncio.gather(*(self._episode(episode, seats, gate, {}) for episode in episodes))
-        return episodes
+        return self._played([(episode, {}) for episode in episodes], seats)
 
     def fork(self, forks: Sequence[Fork], seats: Mapping[str, Seat]) -> list[Episode]:
         """Play episodes again in part. With draw 0 what is not given meets the noise that its origin met."""
-        return asyncio.run(self._fork(forks, seats)) if forks else []
-
-    async def _fork(self, forks: Sequence[Fork], seats: Mapping[str, Seat]) -> list[Episode]:
-        gate = asyncio.Semaphore(self.concurrency)
-        episodes, playing = [], []
+        begun: list[tuple[Episode, Given]] = []
         for fork in forks:
             origin = fork.origin
             noise = stable_hash(origin.noise, fork.id) if fork.draw else origin.noise
             episode = Episode(fork.id, origin.task, origin.repeat, noise=noise, origin=origin.id, fork=fork.purpose)
-            episodes.append(episode)
-            playing.append(self._episode(episode, seats, gate, fork.given))
-        await asyncio.gather(*playing)
-        return episodes
+            begun.append((episode, fork.given))
+        return self._played(begun, seats) if begun else []
+
+    def _played(self, begun: Sequence[tuple[Episode, Given]], seats: Mapping[str, Seat]) -> list[Episode]:
+        """The episodes, played to the end: this process's share here, the others' elsewhere."""
+        own = begun[self.processes.share(len(begun))]
+        asyncio.run(self._play_all(own, seats))
+        told = self.processes.gather([_without_task(episode) for episode, _ in own])
+        for (episode, _), fields_of_it in zip(begun, told, strict=True):
+            vars(episode).update(fields_of_it)
+        return [episode for episode, _ in begun]
+
+    async def _play_all(self, begun: Sequence[tuple[Episode, Given]], seats: Mapping[str, Seat]) -> None:
+        gate = asyncio.Semaphore(self.concurrency)
+        await asyncio.gather(*(self._episode(episode, seats, gate, given) for episode, given in begun))
 
     async def _episode(
         self, episode: Episode, seats: Mapping[str, Seat], gate: asyncio.Semaphore, given: Given
@@ -233,7 +236,14 @@ class Collector:
             return episode.reward
         trial = replace(episode, answer=answer, turns=[replace(turn) for turn in episode.turns], metrics={})
         await self.env.score(trial)
+        if TIMEOUTS in trial.metrics:  # a user's own environment need not count them
+            episode.metrics[TIMEOUTS] = episode.metrics.get(TIMEOUTS, 0.0) + trial.metrics[TIMEOUTS]
         return trial.reward
+
+
+def _without_task(episode: Episode) -> dict[str, Any]:
+    """What playing it has made of an episode. Every process has the task, which may hold what cannot be sent."""
+    return {name: value for name, value in vars(episode).items() if name != "task"}
 
 
 async def _close(world: Any) -> None:

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any
 
 from coterie import alarm, checkpoint, opponents
-from coterie.algorithms.base import Algorithm, fresh
+from coterie.algorithms.base import Algorithm, absent, fresh
 from coterie.batch import hand_back, make_batches
 from coterie.config import Config
 from coterie.credit.base import Credit
@@ -22,6 +22,7 @@ from coterie.engines.router import Router
 from coterie.evaluate import evaluate
 from coterie.learners.torch import TorchLearner
 from coterie.log import RunLog, StepLog
+from coterie.processes import ALONE, Processes
 from coterie.rollout import Collector, Seat, enough, summary
 from coterie.seeds import stable_hash
 from coterie.tasks import TaskStream
@@ -47,6 +48,7 @@ class Run:
     memory: dict[str, Any] = field(default_factory=dict)  # what the algorithm remembers from step to step
     step: int = 0
     best: float | None = None  # the best evaluation so far
+    processes: Processes = ALONE
     stopping: bool = field(default=False, repr=False)
 
     def seats(self, evaluating: bool = False) -> dict[str, Seat]:
@@ -62,19 +64,21 @@ class Run:
 
 def train(run: Run) -> None:
     """Train to the last step, or until Ctrl-C."""
-    config = run.config
+    config, stopping = run.config, False
     with _finishing_on_interrupt(run):
-        while run.step < config.steps and not run.stopping:
+        while run.step < config.steps and not stopping:
             with run.log.step(run.step) as log:
                 if config.eval.every and run.step % config.eval.every == 0:
                     measure(run, log)
                 learn(run, log)
             run.step += 1
-            if run.step % config.checkpoint.every == 0 or run.step == config.steps or run.stopping:
+            stopping = run.processes.any(run.stopping)  # asked once a step: all end after the same one
+            if run.step % config.checkpoint.every == 0 or run.step == config.steps or stopping:
                 checkpoint.save(run)
         if run.step == config.steps:
             with run.log.step(run.step) as log:
                 measure(run, log)
+    run.stopping = run.processes.any(run.stopping)  # and none leaves before the first has written all
 
 
 def learn(run: Run, log: StepLog) -> None:
@@ -102,7 +106,7 @@ def learn(run: Run, log: StepLog) -> None:
         log.add(opponents.remember(run.config, run.step, run.memory, run.learners, run.engine))
     alarmed, news = alarm.watch(run.config, run.memory, played, log.metrics)
     log.add(alarmed)
-    for line in news:
+    for line in news if run.processes.first else ():
         print(f"step {run.step}: {line}", file=sys.stderr)
 
 
@@ -122,6 +126,7 @@ def judge(run: Run, played: list[Episode], otherwise: dict[str, Episode]) -> Met
     read(run, played)
     metrics = run.credit.assign(played, otherwise, once=algorithm.chain == "team")
     metrics |= algorithm.credit(played, run.memory)
+    metrics |= absent(played, run.config.roles)
     return metrics | fresh(played, run.learners, algorithm, run.step)
 
 
@@ -169,7 +174,8 @@ def _finishing_on_interrupt(run: Run) -> Iterator[None]:
         if run.stopping:
             raise KeyboardInterrupt
         run.stopping = True
-        print("\nfinishing this step, then saving; Ctrl-C again stops at once", file=sys.stderr)
+        if run.processes.first:
+            print("\nfinishing this step, then saving; Ctrl-C again stops at once", file=sys.stderr)
 
     before = signal.signal(signal.SIGINT, stop)
     try:

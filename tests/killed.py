@@ -49,9 +49,9 @@ def half_written(state: Any, path: Path) -> None:
 
 def arm(moment: str) -> None:
     """Lay the trap: it springs in the second step, or in the checkpoint after it."""
-    if moment == MOMENTS[0]:  # eight fits a step: one policy has learned by now, the other only half
-        fit = on_call(14, TorchLearner.fit, die)
-        TorchLearner.fit = lambda *args: fit(*args)  # type: ignore[method-assign]
+    if moment == MOMENTS[0]:  # eight optimiser steps a step: in the second one both policies have taken some
+        descend = on_call(14, TorchLearner.descend, die)
+        TorchLearner.descend = lambda *args: descend(*args)  # type: ignore[method-assign]
     elif moment == MOMENTS[1]:
         checkpoint.torch.save = on_call(3, torch.save, half_written)
     elif moment == MOMENTS[2]:

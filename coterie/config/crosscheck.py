@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,14 +12,16 @@ from coterie.config.problems import Path, Problems, did_you_mean, undotted
 from coterie.config.settings import Hidden
 from coterie.envs.base import graded
 from coterie.types import Encoder, Workflow
+from coterie.workflows.library import Library
 
 Found = Iterator[tuple[Path, str]]
+DEVICE = re.compile(r"(cpu|cuda)(:\d+)?")
 
 
 def cross_check(config: Config, workflow: Workflow, algorithm: Any, training: bool = True) -> None:
     """Raise a ConfigError that lists every contradiction, or pass."""
     problems = Problems(config.sources)
-    checks = (_name, _players, _adapters, _reward, _sampling, _room, _learning, _evaluation)
+    checks = (_name, _players, _adapters, _devices, _reward, _library, _sampling, _room, _learning, _evaluation)
     for check in (*checks, _anything_to_train) if training else checks:
         for path, message in check(config):
             problems.add(path, message)
@@ -119,6 +122,21 @@ def _adapters(config: Config) -> Found:
             yield ("policies", name, "adapter"), "an adapter is given, but lora is null; give lora, or leave it out"
 
 
+def _devices(config: Config) -> Found:
+    """Every device has a name that PyTorch knows, and adapters on one model are where that is."""
+    there: dict[str, tuple[str, str]] = {}
+    for name, policy in config.policies.items():
+        own = policy.device or config.device
+        if policy.device is not None and not DEVICE.fullmatch(policy.device):
+            yield ("policies", name, "device"), f"{policy.device!r} names no device; cpu, cuda and cuda:1 do"
+        if policy.lora is None:
+            continue
+        other, place = there.setdefault(policy.model, (name, own))
+        if place != own:
+            shared = f"{name} and {other} are adapters on one {policy.model}, which can be on one device alone"
+            yield ("policies", name, "device"), f"{shared}, but {name} is to be on {own} and {other} on {place}"
+
+
 def _anything_to_train(config: Config) -> Found:
     if config.policies and all(policy.frozen for policy in config.policies.values()):
         yield ("policies",), "every policy is frozen, so there is nothing to train; `coterie eval` plays such a team"
@@ -130,6 +148,14 @@ def _reward(config: Config) -> Found:
         graded(config.env.made, config.reward.name, config.reward.options, config.rollout.score_deadline)
     except ValueError as error:
         yield ("reward",), str(error).removeprefix(f"reward {config.reward.name}: ")
+
+
+def _library(config: Config) -> Found:
+    """A team that searches has something to search in."""
+    made = config.workflow.made
+    if isinstance(made, Library) and made.corpus is not None and not made.corpus.is_file():
+        makes = "a jsonl file of documents with title and text is wanted; `coterie data prepare hotpotqa` writes one"
+        yield ("workflow", "corpus"), f"{made.corpus}: no such file; {makes}"
 
 
 def _sampling(config: Config) -> Found:

@@ -36,6 +36,7 @@ class Policy:
     adapter: str | None = None  # a PEFT folder to start from
     lr: Positive = 1e-4
     frozen: bool = False
+    device: str | None = None  # cpu, cuda, cuda:1 …; null: the run's
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ class Learning:
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     weight_decay: NotNegative = 0.0
     clip_norm: Positive = 1.0
-    microbatch_tokens: Count = 4096
+    microbatch_tokens: Count | None = None  # null: 4096 on a CPU, on a GPU what a sixth of its memory holds
     checkpointing: bool = False  # recompute activations: less memory, more time
 
 
@@ -114,7 +115,7 @@ class Rollout:
 class EngineConfig:
     """What samples tokens."""
 
-    name: Literal["native", "hf"] = "native"
+    name: Literal["native", "hf", "vllm"] = "native"
     rows: Count = 64  # sequences decoded at once
     context: Count | None = None  # tokens, prompt and answer together; null: as long as the model's own
 

@@ -7,7 +7,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
-from coterie.rewards import Grader, grader
+from coterie.rewards import TIMEOUTS, Grader, GraderTimeout, grader
 from coterie.types import Env, Episode, Split, Task, Turn
 
 NATIVE = "native"  # the reward's name when an environment scores itself
@@ -32,7 +32,7 @@ class TaskEnv:
         if is_by_role(episode):
             await self._score_roles(episode, episode.answer)
         else:
-            episode.reward = await self.grade(episode.answer, self.reference(episode.task))
+            episode.reward = await self._worth(episode, episode.answer)
         episode.metrics["right"] = float(episode.reward >= 1)
 
     async def _score_roles(self, episode: Episode, answers: Mapping[str, Any]) -> None:
@@ -42,13 +42,22 @@ class TaskEnv:
         """
         turns = [turn for role, said in answers.items() for turn in _answering(episode, role, said)]
         texts = [text for said in answers.values() for text in (said if isinstance(said, list) else [said])]
-        truth = self.reference(episode.task)
-        rewards = await asyncio.gather(*(self.grade(text, truth) for text in texts))
+        rewards = await asyncio.gather(*(self._worth(episode, text) for text in texts))
         for turn, reward in zip(turns, rewards, strict=True):
             turn.reward = reward
             episode.metrics[f"right/{turn.role}"] = float(reward >= 1)  # of several the last one stays
         last = {turn.role: reward for turn, reward in zip(turns, rewards, strict=True)}
         episode.reward = sum(last.values()) / len(last)
+
+    async def _worth(self, episode: Episode, answer: Any) -> float:
+        """The grade of an answer. One that keeps its grader busy until that is killed is worth 0, and is counted:
+        were its episode left out, nobody would learn not to say such things."""
+        episode.metrics.setdefault(TIMEOUTS, 0.0)
+        try:
+            return await self.grade(answer, self.reference(episode.task))
+        except GraderTimeout:
+            episode.metrics[TIMEOUTS] += 1.0
+            return 0.0
 
     def reference(self, task: Task) -> Any:
         """What the reward compares the answer with."""

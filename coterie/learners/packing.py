@@ -9,7 +9,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from coterie.models.attention import Packed, Span
+from coterie.models.attention import Packed, Span, moved
 from coterie.types import Batch
 
 SHARE = 8  # tokens; a shorter common beginning is not worth a prefix of its own
@@ -24,6 +24,20 @@ class Stream:
     layout: Packed
     source: Tensor  # [N] into the stream: the place that predicts each sampled token
     index: Tensor  # [N] into the batch: the sampled tokens themselves
+
+
+def joined(streams: Sequence[Stream]) -> Stream:
+    """One stream after the other; whoever reads them knows which sampled tokens are whose."""
+    if len(streams) == 1:
+        return streams[0]
+    spans, at = [], 0
+    for stream in streams:
+        spans += [span.after(at) for span in stream.layout.spans]
+        at += len(stream.tokens)
+    tokens, positions, source, index = (
+        torch.cat([getattr(stream, name) for stream in streams]) for name in ("tokens", "positions", "source", "index")
+    )
+    return Stream(tokens, positions, Packed(spans, tokens.device), source, index)
 
 
 @dataclass
@@ -118,9 +132,9 @@ def _stream(
             indices.append(starts[r] + said)
             at += len(own)
     return Stream(
-        torch.cat(tokens).to(device),
-        torch.cat(positions).to(device),
+        moved(torch.cat(tokens), device),
+        moved(torch.cat(positions), device),
         Packed(spans, device),
-        torch.cat(sources).to(device),
-        torch.cat(indices),
+        moved(torch.cat(sources), device),
+        moved(torch.cat(indices), device),
     )

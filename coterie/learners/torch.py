@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from coterie.config import Learning
+from coterie.learners.budget import token_budget
+from coterie.learners.logprobs import Chosen
 from coterie.learners.packing import Stream, streams
+from coterie.learners.together import Lesson, fit_together
+from coterie.models.attention import moved
 from coterie.models.base import Base
 from coterie.models.lora import Adapter
 from coterie.models.peft import WEIGHTS, fill, save_adapter
 from coterie.models.store import load_model
+from coterie.processes import ALONE, Processes
 from coterie.types import Batch, Loss, Metrics, Scores
-
-CHUNK = 256  # sampled tokens whose logits exist at the same time
 
 
 class TorchLearner:
@@ -39,12 +41,14 @@ class TorchLearner:
         value_lr: float | None = None,
         reference: Base | None = None,
         speaks: bool = True,
+        processes: Processes = ALONE,
     ) -> None:
         """`value_lr` None means no value head. A whole model (no adapter) has a frozen copy as its reference.
         Who does not speak is a critic: of it only values are asked, and no logits are computed."""
         self.policy, self.base, self.adapter, self.frozen = policy, base, adapter, frozen
         self.lr, self.learning, self.steps, self.reference = lr, learning, steps, reference
-        self.version, self.speaks = 0, speaks
+        self.version, self.speaks, self.processes = 0, speaks, processes
+        self.chosen, self.budget = Chosen(base), token_budget(base, learning)
         self.head: nn.Linear | None = None
         groups: list[dict[str, Any]] = []
         if not frozen:
@@ -66,6 +70,12 @@ class TorchLearner:
     def parameters(self) -> dict[str, nn.Parameter]:
         return self.adapter.parameters() if self.adapter else dict(self.base.model.named_parameters())
 
+    @property
+    def rate(self) -> float:
+        """The learning rate of this step."""
+        assert self.optimizer is not None
+        return float(self.optimizer.param_groups[0]["lr"])
+
     def begin(self, step: int) -> None:
         """Set the learning rate of this step."""
         for group in self.optimizer.param_groups if self.optimizer else ():
@@ -74,63 +84,47 @@ class TorchLearner:
     @torch.no_grad()
     def logprobs(self, batch: Batch, reference: bool = False) -> Tensor:
         base = self.base if not reference or self.reference is None else self.reference
-        name = None if reference else self._name
-        out = torch.zeros(len(batch))
-        for stream in self._streams(batch):
-            tokens, temperature = batch.tokens[stream.index], batch.temperature[stream.index]
-            with self._precision():
+        name = None if reference else self.name
+        here = self.here(batch)
+        out = torch.zeros(len(batch), device=self.base.device)
+        for stream in self.streams(batch):
+            with self.precision():
                 hidden = self._hidden(base, stream, name)[stream.source]
-                out[stream.index] = chosen_logprobs(base, hidden, tokens, temperature)[0].cpu()
-        return out
+                out[stream.index] = Chosen(base)(hidden, here.tokens[stream.index], here.temperature[stream.index])[0]
+        self.processes.add([out])
+        return out.cpu()
 
     @torch.no_grad()
     def scores(self, batch: Batch) -> Scores:
-        out = Scores(*(torch.zeros(len(batch)) for _ in range(3)))
-        for stream in self._streams(batch):
-            with self._precision():
-                part = self._score(stream, batch.each(lambda column, at=stream.index: column[at]))  # type: ignore[misc]
+        here = self.here(batch)
+        out = Scores(*(torch.zeros(len(batch), device=self.base.device) for _ in range(3)))
+        for stream in self.streams(batch):
+            with self.precision():
+                hidden = self._hidden(self.base, stream, self.name)[stream.source]
+                part = self.scores_of(hidden, here.each(lambda column, at=stream.index: column[at]))  # type: ignore[misc]
             for name, column in vars(out).items():
                 if (numbers := getattr(part, name)) is not None and len(numbers):  # a critic has values alone
-                    column[stream.index] = numbers.cpu()
-        return out
+                    column[stream.index] = numbers
+        self.processes.add(list(vars(out).values()))
+        return Scores(*(column.cpu() for column in vars(out).values()))
 
     def fit(self, batch: Batch, weights: Tensor, loss: Loss) -> Metrics:
-        assert self.optimizer is not None, f"{self.policy} is frozen"
-        self.optimizer.zero_grad(set_to_none=True)
-        sums: defaultdict[str, float] = defaultdict(float)
-        gap_max = 0.0
-        for stream in self._streams(batch):
-            part = batch.each(lambda column, at=stream.index: column[at].to(self.base.device))  # type: ignore[misc]
-            # Around `backward` too: gradient checkpointing runs the layers again there.
-            with self.base.routing.on([(0, len(stream.tokens), self._name)]), self._precision():
-                scores = self._score(stream, part)
-                cost = (loss(scores, part) * weights[stream.index].to(self.base.device)).sum()
-                cost.backward()
-            sums["loss"] += float(cost.detach())
-            if self.speaks:
-                off = (scores.logprobs - part.logprobs).detach()
-                sums["entropy"] += float(scores.entropy.detach().sum())
-                sums["gap"] += float(off.abs().sum())
-                sums["kl_step"] -= float((scores.logprobs.detach() - part.old_logprobs).sum())
-                gap_max = max(gap_max, float(off.abs().max()))
-        norm = self._descend()
-        count = int(batch.mask.sum())
-        metrics = {"loss": sums["loss"], "grad_norm": norm, "lr": self.optimizer.param_groups[0]["lr"]}
-        if self.speaks:
-            # kl_step: from the policy before this step's updates, seen just before this one
-            metrics |= {name: sums[name] / count for name in ("entropy", "gap", "kl_step")} | {"gap_max": gap_max}
-        return metrics
+        return self.fit_together([(self, batch, weights, loss)])[0]
 
-    def _descend(self) -> float:
+    def fit_together(self, lessons: Sequence[tuple[TorchLearner, Batch, Tensor, Loss]]) -> list[Metrics]:
+        return fit_together([Lesson(*lesson) for lesson in lessons])
+
+    def descend(self) -> Tensor:
         """One optimiser step; says how long the gradient was before it was clipped."""
         assert self.optimizer is not None
         trained = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        self.processes.add_gradients(trained)
         norm = nn.utils.clip_grad_norm_(trained, self.learning.clip_norm)
         self.optimizer.step()
         torch.autograd.graph.increment_version(trained)  # the fused optimiser does not, and the engine keeps copies
         self.optimizer.zero_grad(set_to_none=True)
         self.version += 1
-        return float(norm)
+        return norm
 
     def state(self) -> dict[str, Any]:
         """What resuming needs beside the weights."""
@@ -166,14 +160,23 @@ class TorchLearner:
                 parameter.copy_(saved[name])
 
     @property
-    def _name(self) -> str | None:
+    def name(self) -> str | None:
         return self.adapter.name if self.adapter else None
 
-    def _precision(self) -> torch.autocast:
+    def precision(self) -> torch.autocast:
         return torch.autocast(self.base.device.type, torch.bfloat16, enabled=self.base.device.type == "cuda")
 
-    def _streams(self, batch: Batch) -> Iterator[Stream]:
-        return streams(batch, self.learning.microbatch_tokens, self.base.device, share=self.base.native)
+    def here(self, batch: Batch) -> Batch:
+        """The batch on the model's device: moved once, and then cut there."""
+        return batch.each(lambda column: moved(column, self.base.device))
+
+    def streams(self, batch: Batch) -> Iterator[Stream]:
+        """Of this process's rows; `index` is into the whole batch."""
+        own = self.processes.rows(batch)
+        part = batch.each(lambda column: column[own])
+        part.row = part.row - part.row[:1]
+        for stream in streams(part, self.budget, self.base.device, share=self.base.native):
+            yield replace(stream, index=stream.index + own.start)
 
     def _hidden(self, base: Base, stream: Stream, adapter: str | None) -> Tensor:
         return base.hidden(stream.tokens, stream.positions, stream.layout, [(0, len(stream.tokens), adapter)])
@@ -184,33 +187,12 @@ class TorchLearner:
         with torch.autocast(hidden.device.type, enabled=False):
             return self.head(hidden.float())[:, 0]
 
-    def _score(self, stream: Stream, part: Batch) -> Scores:
-        """The sampled tokens of one stream; `part` is the batch cut to them."""
-        hidden = self._hidden(self.base, stream, self._name)[stream.source]
+    def scores_of(self, hidden: Tensor, part: Batch) -> Scores:
+        """What the hidden states before sampled tokens say of them; `part` is the batch cut to these."""
         values = self._values(hidden) if self.head is not None else None
         if not self.speaks:
             return Scores(hidden.new_zeros(0), hidden.new_zeros(0), values)
-        return Scores(*chosen_logprobs(self.base, hidden, part.tokens, part.temperature), values)
-
-
-def chosen_logprobs(base: Base, hidden: Tensor, tokens: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-prob of each chosen token and the entropy beside it: [N, width] → [N], [N].
-
-    In chunks whose logits are forgotten and, for the gradient, computed again: [N, vocabulary] never exists.
-    """
-
-    def chunk(h: Tensor, chosen: Tensor, heat: Tensor) -> tuple[Tensor, Tensor]:
-        logp = (base.logits(h).float() / heat[:, None]).log_softmax(dim=-1)
-        return logp.gather(1, chosen[:, None])[:, 0], -(logp.exp() * logp).sum(dim=-1)
-
-    tokens, temperature = tokens.to(hidden.device), temperature.to(hidden.device)
-    parts = []
-    for i in range(0, len(hidden), CHUNK):
-        cut = slice(i, i + CHUNK)
-        again = torch.is_grad_enabled()
-        args = (hidden[cut], tokens[cut], temperature[cut])
-        parts.append(checkpoint(chunk, *args, use_reentrant=False, preserve_rng_state=False) if again else chunk(*args))
-    return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
+        return Scores(*self.chosen(hidden, part.tokens, part.temperature), values)
 
 
 def scheduled(step: int, steps: int, learning: Learning) -> float:

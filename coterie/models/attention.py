@@ -8,13 +8,17 @@ modules hand us queries, keys and values of the stream, and the layout that came
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate, pairwise
 from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from transformers import AttentionInterface
+
+from coterie.models import varlen
 
 NAME = "coterie"
 NOWHERE = 1 << 30  # a position no query reaches
@@ -58,6 +62,11 @@ class Span:
     length: int
     prefix: tuple[int, int] | None = None  # start and length of the shared part
 
+    def after(self, tokens: int) -> Span:
+        """The same in a stream with so many tokens before it."""
+        prefix = None if self.prefix is None else (self.prefix[0] + tokens, self.prefix[1])
+        return Span(self.start + tokens, self.length, prefix)
+
 
 def allowed(q_at: Tensor, k_at: Tensor, window: int | None) -> Tensor:
     """Which keys a query sees, by their positions in the row: [R, 1, Nq, Nk]."""
@@ -75,8 +84,8 @@ class _Bucket:
     k_index: Tensor  # [R, Nk]
     q_at: Tensor  # [R, Nq] position in the row
     k_at: Tensor  # [R, Nk], NOWHERE on padding
-    real: Tensor  # [R, Nq] bool, not padding
-    masks: dict[int | None, Tensor]
+    real: Tensor  # which of the R·Nq are no padding
+    masks: dict[int | None, Tensor] = field(default_factory=dict, init=False)
 
     def mask(self, window: int | None) -> Tensor:
         if window not in self.masks:
@@ -88,15 +97,15 @@ class Packed:
     """Rows one after the other; rows that begin alike may share the tokens of their beginning."""
 
     def __init__(self, spans: Sequence[Span], device: torch.device | str = "cpu") -> None:
-        self.spans = list(spans)
-        self.buckets = [_bucket(group, device) for group in _alike(spans)]
-        order = torch.cat([b.q_index[b.real] for b in self.buckets])
-        self.back = torch.empty_like(order)  # where a token of the stream stands among the buckets' outputs
-        self.back[order] = torch.arange(len(order), device=order.device)
+        self.spans, self.device = sorted(spans, key=lambda span: span.start), device
+        assert all(a.start + a.length == b.start for a, b in pairwise(self.spans)), "spans cover the stream"
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None) -> Tensor:
+        # Rows of a single query have another layout in the kernel, without gradients.
+        if varlen.serves(q, v) and self._ragged.longest_q > 1:
+            return self._ragged.attend(q, k, v, scale, window)
         outs = []
-        for b in self.buckets:
+        for b in self._buckets:
             out = F.scaled_dot_product_attention(
                 _gather(q, b.q_index),
                 _gather(k, b.k_index),
@@ -105,14 +114,48 @@ class Packed:
                 scale=scale,
                 enable_gqa=q.shape[0] != k.shape[0],
             )  # [R, Hq, Nq, D]
-            outs.append(out.transpose(1, 2).flatten(0, 1).index_select(0, b.real.flatten().nonzero()[:, 0]))
-        return torch.cat(outs).index_select(0, self.back)
+            outs.append(out.transpose(1, 2).flatten(0, 1).index_select(0, b.real))
+        return torch.cat(outs).index_select(0, self._back)
+
+    @cached_property
+    def _ragged(self) -> varlen.Ragged:
+        return _ragged(self.spans, self.device)
+
+    @cached_property
+    def _buckets(self) -> list[_Bucket]:
+        return [_bucket(group, self.device) for group in _alike(self.spans)]
+
+    @cached_property
+    def _back(self) -> Tensor:
+        """Where a token of the stream stands among the buckets' outputs."""
+        return torch.cat([b.q_index.flatten()[b.real] for b in self._buckets]).argsort()
 
 
 def _gather(x: Tensor, index: Tensor) -> Tensor:
     """[H, T, D], [R, N] → [R, H, N, D]. Not by `x[:, index]`: its gradient takes several times as long on a CPU."""
     picked = x.transpose(0, 1).index_select(0, index.flatten())
     return picked.view(*index.shape, *picked.shape[1:]).transpose(1, 2)
+
+
+def _keys(span: Span) -> Tensor:
+    """Where a row's keys stand in the stream."""
+    own = torch.arange(span.start, span.start + span.length)
+    return own if span.prefix is None else torch.cat([torch.arange(span.prefix[0], sum(span.prefix)), own])
+
+
+def _ragged(spans: Sequence[Span], device: torch.device | str) -> varlen.Ragged:
+    queries = [span.length for span in spans]
+    keys = [span.length + (span.prefix[1] if span.prefix else 0) for span in spans]
+    q_ends, k_ends = (torch.tensor([0, *accumulate(n)], dtype=torch.int32) for n in (queries, keys))
+    index = moved(torch.cat([_keys(span) for span in spans]), device) if keys != queries else None
+    return varlen.Ragged(moved(q_ends, device), moved(k_ends, device), max(queries), max(keys), index)
+
+
+def moved(x: Tensor, device: torch.device | str) -> Tensor:
+    """On the device, without waiting for what it is doing."""
+    if torch.device(device).type != "cuda":
+        return x.to(device)
+    return x.pin_memory().to(device, non_blocking=True)
 
 
 def _alike(spans: Sequence[Span], waste: float = 1.25, few: int = 16) -> list[list[Span]]:
@@ -140,13 +183,9 @@ def _bucket(spans: list[Span], device: torch.device | str) -> _Bucket:
     q_at = torch.full((len(spans), queries), NOWHERE)
     k_at = torch.full((len(spans), keys), NOWHERE + 1)
     for i, (span, head) in enumerate(zip(spans, heads, strict=True)):
-        own = torch.arange(span.start, span.start + span.length)
-        q_index[i, : span.length] = own
+        q_index[i, : span.length] = torch.arange(span.start, span.start + span.length)
         q_at[i, : span.length] = torch.arange(head, head + span.length)
-        k_index[i, head : head + span.length] = own
-        if span.prefix:
-            k_index[i, :head] = torch.arange(span.prefix[0], span.prefix[0] + head)
+        k_index[i, : head + span.length] = _keys(span)
         k_at[i, : head + span.length] = torch.arange(head + span.length)
-    real = q_at < NOWHERE
-    index, at = (q_index.to(device), k_index.to(device)), (q_at.to(device), k_at.to(device))
-    return _Bucket(*index, *at, real.to(device), {})
+    real = (q_at < NOWHERE).flatten().nonzero()[:, 0]
+    return _Bucket(*(moved(x, device) for x in (q_index, k_index, q_at, k_at, real)))

@@ -17,6 +17,7 @@ from typing import Any
 
 START_SECONDS = 120.0  # to start a process and import a function; not counted in a call's deadline
 WORKERS = min(4, os.cpu_count() or 1)
+TIMEOUTS = "grader_timeouts"  # the metric of an episode that counts answers whose grader had to be killed
 
 
 class GraderTimeout(TimeoutError):

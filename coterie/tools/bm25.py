@@ -6,10 +6,11 @@ import hashlib
 import json
 import os
 import re
-from array import array
-from collections import Counter
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,22 @@ import numpy as np
 
 from coterie.models.cache import cache_folder, made_once
 
-K1, B = 1.2, 0.75  # how soon a repeated word stops to count; how much long documents pay
-VERSION = "1"  # of what is written, and of how text becomes words
+VERSION = f"2/{version('bm25s')}"  # of what is written, and of how text becomes words
 WORD = re.compile(r"\w+")
 # Too common to tell documents apart.
 STOP = {*("a", "an", "and", "are", "as", "at", "be", "by", "for", "from", "has", "he", "in", "is", "it", "its")}
 STOP |= {*("of", "on", "or", "that", "the", "this", "to", "was", "were", "with")}
+
+
+def library() -> Any:
+    """bm25s, kept away from JAX: where that is installed it would wake it, and JAX takes most of a GPU's memory."""
+    if "bm25s" not in sys.modules and "jax" not in sys.modules:
+        sys.modules["jax"] = None  # type: ignore[assignment]
+        try:
+            import_module("bm25s")
+        finally:
+            del sys.modules["jax"]
+    return import_module("bm25s")
 
 
 @dataclass(frozen=True)
@@ -37,18 +48,14 @@ class Document:
 class Index:
     """Which documents have which words, and what each word is worth there.
 
-    Postings lie word after word: `starts[w]:starts[w + 1]` are those of word w. `lines[d]` is where document d
-    stands in the corpus, which is read from there and not kept twice.
+    `lines[d]` is where document d stands in the corpus, which is read from there and not kept twice.
     """
 
     def __init__(self, corpus: Path, folder: Path) -> None:
         self.corpus = corpus
-        self.words: dict[str, int] = json.loads((folder / "words.json").read_text("utf-8"))
+        self.scores = library().BM25.load(folder, mmap=True)
         self.names: dict[str, int] = json.loads((folder / "names.json").read_text("utf-8"))
-        arrays = ("starts", "documents", "weights", "lines")
-        self.starts, self.documents, self.weights, self.lines = (
-            np.load(folder / f"{name}.npy", mmap_mode="r") for name in arrays
-        )
+        self.lines = np.load(folder / "lines.npy", mmap_mode="r")
 
     @classmethod
     def of(cls, corpus: Path) -> Index:
@@ -62,11 +69,10 @@ class Index:
 
     def search(self, query: str, count: int) -> list[tuple[Document, float]]:
         """The documents that fit best, and how well; those that share no word with the query do not."""
-        scores = np.zeros(len(self.lines), dtype=np.float32)
-        for word in set(words_of(query)) & self.words.keys():
-            own = slice(self.starts[self.words[word]], self.starts[self.words[word] + 1])
-            scores[self.documents[own]] += self.weights[own]  # a document is in a word's postings once
-        best = np.lexsort((np.arange(len(scores)), -scores))[:count] if count else np.empty(0, int)
+        asked = self.scores.get_tokens_ids(list(dict.fromkeys(words_of(query))))
+        scores = self.scores.get_scores_from_ids(asked)
+        # Not the library's own choice of the best: among equals it takes any, and a run must be the same again.
+        best = np.lexsort((np.arange(len(scores)), -scores))[:count]
         return [(self.read(int(number)), float(scores[number])) for number in best if scores[number] > 0]
 
     def find(self, name: str) -> Document | None:
@@ -103,33 +109,19 @@ def _rows(corpus: Path) -> Iterator[tuple[int, Document]]:
 
 
 def _build(corpus: Path, folder: Path) -> None:
-    words: dict[str, int] = {}
+    vocabulary: dict[str, int] = {"": 0}  # the library wants a word for what has none
     names: dict[str, int] = {}
-    columns = {name: array("q") for name in ("word", "document", "count", "length", "line")}
+    lines, said = list[int](), list[list[int]]()
     for number, (place, document) in enumerate(_rows(corpus)):
-        said = Counter(words_of(f"{document.title} {document.text}"))
-        columns["word"].extend(words.setdefault(word, len(words)) for word in said)
-        columns["document"].extend([number] * len(said))
-        columns["count"].extend(said.values())
-        columns["length"].append(said.total())
-        columns["line"].append(place)
+        lines.append(place)
+        words = words_of(f"{document.title} {document.text}")
+        said.append([vocabulary.setdefault(word, len(vocabulary)) for word in words])
         for name in (document.id, document.title):
             names.setdefault(name.strip().casefold(), number)
-    if not columns["line"]:
-        raise ValueError(f"{corpus}: no documents in it")
-    _write(folder, words, names, {name: np.frombuffer(column, np.int64) for name, column in columns.items()})
-
-
-def _write(folder: Path, words: dict[str, int], names: dict[str, int], columns: dict[str, np.ndarray]) -> None:
-    word, document, count = columns["word"], columns["document"], columns["count"]
-    frequency = np.bincount(word, minlength=len(words))  # [W], documents that have the word
-    rarity = np.log1p((len(columns["line"]) - frequency + 0.5) / (frequency + 0.5))
-    length = columns["length"] / max(columns["length"].mean(), 1.0)
-    weight = rarity[word] * count * (K1 + 1) / (count + K1 * (1 - B + B * length[document]))
-    order = np.argsort(word, kind="stable")
-    np.save(folder / "starts.npy", np.concatenate(([0], np.cumsum(frequency))))
-    np.save(folder / "documents.npy", document[order].astype(np.int32))
-    np.save(folder / "weights.npy", weight[order].astype(np.float32))
-    np.save(folder / "lines.npy", columns["line"])
-    (folder / "words.json").write_text(json.dumps(words), "utf-8")
+    if not any(said):
+        raise ValueError(f"{corpus}: no documents with words in it")
+    index = library().BM25(k1=1.2, b=0.75)  # how soon a repeated word stops to count; how much long documents pay
+    index.index((said, vocabulary), show_progress=False)
+    index.save(folder, show_progress=False)
+    np.save(folder / "lines.npy", np.array(lines))
     (folder / "names.json").write_text(json.dumps(names), "utf-8")

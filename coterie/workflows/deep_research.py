@@ -141,8 +141,9 @@ def judged(
     rewards = []
     for each in gathered:
         helped = any(evidence.helps(document) for document in each.documents.values())
-        told = evidence.answered_in(each.talk.text) or bool(named & each.documents.keys())
-        rewards.append(0.5 * helped + 0.5 * (told and each.talk.answered))
+        told = each.talk.answered and bool(each.talk.text.strip())
+        useful = evidence.answered_in(each.talk.text) or bool(named & each.documents.keys())
+        rewards.append(0.5 * helped + 0.5 * (told and useful))
         for turn in each.talk.turns:  # one piece of work, so one reward
             turn.reward = rewards[-1]
     rate = {"gatherer_success_rate": sum(reward == 1 for reward in rewards) / len(rewards)} if rewards else {}

@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any
 
+from coterie.rewards.qa import words
 from coterie.tools.bm25 import Document
 from coterie.tools.search import Hit, listed
 from coterie.tools.tool import ToolError
@@ -46,7 +47,8 @@ class Search(Library):
     """Query optimizer → one retriever per query, at once → extractor. Queries are refined from what was found.
 
     When all is said: the optimizer earns the share of the needed documents that its queries found for the first time;
-    a retriever earns 1 if it kept what helps, or said NOTHING where nothing does; the extractor earns the grade.
+    a retriever earns up to 1 for keeping what helps, or 1 for NOTHING where nothing does; the extractor earns the
+    grade.
     """
 
     max_queries: int = 2
@@ -125,9 +127,13 @@ def judged(rounds: list[tuple[Turn, list[Found]]], evidence: Evidence) -> Metric
 
 
 def kept_well(found: Found, evidence: Evidence) -> float:
-    """1 for keeping what helps, with the answer where it stands there, or for leaving out what does not help."""
-    helps = any(evidence.helps(document) for document in found.documents)
-    if not helps or not found.kept:
-        return float(helps == found.kept)
-    answered = any(evidence.answered_in(document.text) for document in found.documents)
-    return float(not answered or evidence.answered_in(found.note.text))
+    """1 for NOTHING where nothing helps. Where something does, 1 for keeping the answer if it stands there; else the
+    share of the note's words that come from what helps."""
+    helping = [document for document in found.documents if evidence.helps(document)]
+    if not helping or not found.kept:
+        return float(not helping and not found.kept)
+    if any(evidence.answered_in(document.text) for document in helping):
+        return float(evidence.answered_in(found.note.text))
+    known = {word for document in helping for word in words(f"{document.title} {document.text}")}
+    said = words(found.note.text)
+    return sum(word in known for word in said) / len(said) if said else 0.0

@@ -18,8 +18,10 @@ from transformers import AutoModelForCausalLM
 from coterie.algorithms.base import Algorithm
 from coterie.algorithms.ppo import Ppo
 from coterie.config import Learning
+from coterie.learners.budget import bytes_per_token, token_budget
+from coterie.learners.logprobs import chosen_logprobs
 from coterie.learners.packing import streams
-from coterie.learners.torch import TorchLearner, chosen_logprobs, scheduled
+from coterie.learners.torch import TorchLearner, scheduled
 from coterie.rl.losses import KlEstimator, Reduce
 from coterie.types import Batch, Scores
 from tests.learners import gradients, learner, random_batch
@@ -140,7 +142,7 @@ def test_sharing_a_beginning_changes_no_gradient(
     for share in (True, False):
         made = learner(model_folder(kind), lora=False)
         batch = random_batch(made, seed=4, count=8)
-        monkeypatch.setattr(made, "_streams", lambda b, s=share: streams(b, 100_000, share=s))
+        monkeypatch.setattr(made, "streams", lambda b, s=share: streams(b, 100_000, share=s))
         found.append(gradients(made, batch, WHOLE_LOSS.weights(batch), Algorithm(entropy=0.02).loss))
     shared, apart = (sum(len(s.tokens) for s in streams(batch, 100_000, share=s)) for s in (True, False))
     assert shared < 0.8 * apart == 0.8 * len(batch)
@@ -323,3 +325,11 @@ def test_gradients_are_clipped_to_the_norm_over_all_of_a_policy_s_weights(model_
     (steep, held), (gentle, free) = norms
     assert steep > 0.01 and held == pytest.approx(0.01, rel=1e-2)
     assert gentle == pytest.approx(1e-6 * steep, rel=1e-2) and free == pytest.approx(gentle, rel=0.05)
+
+
+def test_the_token_budget_is_the_config_s_or_what_the_machine_allows(model_folder: Folder) -> None:
+    base = learner(model_folder("llama")).base
+    assert token_budget(base, Learning(microbatch_tokens=77)) == 77
+    assert token_budget(base, Learning()) == 4096
+    whole, thrifty = (bytes_per_token(base.model.config, 2, checkpointing) for checkpointing in (False, True))
+    assert whole == 2 * 3 * (10 * 64 + 4 * 96) and thrifty < whole / 2

@@ -184,15 +184,44 @@ class Questions(TaskEnv):
         return TASKS
 
 
-def test_a_grader_that_hangs_is_cut_and_costs_only_its_own_episodes(collector: Collector, tmp_path: Path) -> None:
+def test_a_grader_that_hangs_is_cut_and_its_answer_is_worth_nothing(collector: Collector, tmp_path: Path) -> None:
     (tmp_path / "grade.py").write_text("def grade(answer, truth):\n    while truth == 'hang': pass\n    return 1.0\n")
     env = graded(Questions(), f"{tmp_path}/grade.py:grade", {}, deadline=1.0)
     # More hang than there are processes to grade in, so that the good ones have to wait for them.
     tasks = [Task(f"task {i}", "Go.", "hang" if i < 4 else "fine") for i in range(8)]
     patient = replace(collector, workflow=OneByOne(("left",)), env=env, score_deadline=None)
     episodes = patient.collect(tasks, 1, {"left": SEATS["left"]}, seed=1)
-    assert [e.error_kind for e in episodes] == ["GraderTimeout"] * 4 + [None] * 4
-    assert [e.reward for e in episodes[4:]] == [1.0] * 4
+    assert [e.error_kind for e in episodes] == [None] * 8
+    assert [e.reward for e in episodes] == [0.0] * 4 + [1.0] * 4
+    assert [e.metrics["grader_timeouts"] for e in episodes] == [1.0] * 4 + [0.0] * 4
+    assert summary(episodes)["grader_timeouts"] == 0.5
+
+
+@dataclass(frozen=True)
+class SaysGo(OneByOne):
+    """Leaves a note when the last task is played."""
+
+    note: Path = Path()
+
+    async def run(self, task: Task, team: Team, world: Any) -> Any:
+        answer = await super().run(task, team, world)
+        if task.id == TASKS[-1].id:
+            self.note.write_text("go")
+        return answer
+
+
+def test_grading_never_keeps_sampling_waiting(collector: Collector, tmp_path: Path) -> None:
+    """One episode at a time, and graders that wait until the last one is played."""
+    note = tmp_path / "go"
+    code = (
+        f"import os, time\ndef grade(answer, truth):\n    while not os.path.exists({str(note)!r}): time.sleep(0.01)\n"
+    )
+    (tmp_path / "grade.py").write_text(code + "    return 1.0\n")
+    env = graded(Questions(), f"{tmp_path}/grade.py:grade", {}, deadline=20.0)
+    workflow = SaysGo(("left",), note=note)
+    narrow = replace(collector, workflow=workflow, env=env, concurrency=1, score_deadline=None)
+    episodes = narrow.collect(TASKS, 1, {"left": SEATS["left"]}, seed=1)
+    assert [(e.error, e.reward, e.metrics["grader_timeouts"]) for e in episodes] == [(None, 1.0, 0.0)] * 4
 
 
 def test_a_role_that_is_not_there_is_named_beside_those_that_are() -> None:

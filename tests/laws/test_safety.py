@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -58,6 +59,9 @@ class Drifts:
     fits: int = 0
     frozen: bool = False
     version: int = 0
+
+    def fit_together(self, lessons: Sequence[tuple[Any, Batch, Tensor, Loss]]) -> list[Metrics]:
+        return [learner.fit(*lesson) for learner, *lesson in lessons]
 
     def fit(self, batch: Batch, weights: Tensor, loss: Loss) -> Metrics:
         self.fits += 1

@@ -1,0 +1,34 @@
+"""Options that several measurements share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from coterie.bench.shapes import SHAPES
+
+Shape = Annotated[str, typer.Option(help=f"Random weights of this shape: {', '.join(SHAPES)}.")]
+Repeats = Annotated[int, typer.Option(min=1, help="How often each measurement is taken; the median counts.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda or auto.")]
+Quick = Annotated[bool, typer.Option("--quick", help="A tiny shape and little work: does it run at all?")]
+Out = Annotated[Path | None, typer.Option(metavar="FILE", help="Write all numbers to this JSON file.")]
+
+
+def pick(device: str) -> torch.device:
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(device)
+
+
+def known(shape: str) -> str:
+    if shape not in SHAPES:
+        raise typer.BadParameter(f"no shape is called {shape!r}; there are {', '.join(SHAPES)}")
+    return shape
+
+
+def half(device: torch.device) -> torch.dtype:
+    """What a GPU computes in; a CPU is not faster with it."""
+    return torch.bfloat16 if device.type == "cuda" else torch.float32

@@ -1,0 +1,121 @@
+"""How fast tokens are sampled, against Hugging Face generate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import Annotated
+
+import torch
+import typer
+
+from coterie.bench.measure import Row, Way, in_turn, show
+from coterie.bench.options import Device, Out, Quick, Repeats, half, known, pick
+from coterie.bench.peers import Vllm, continuous, generate
+from coterie.bench.playing import count, gap, play
+from coterie.bench.shapes import SHAPES, base_of, lengths, prompts, shaped
+from coterie.bench.talks import talks
+from coterie.engines.native.engine import NativeEngine
+from coterie.models.base import Base
+
+COMPARED = (8, 32)  # rows and tokens, in full precision
+
+
+def rollout(
+    model: Annotated[str, typer.Option(help="A model as in a config: demo, a folder, a hub name.")] = "demo",
+    shape: Annotated[
+        str | None, typer.Option(help=f"Random weights of this shape in its place: {', '.join(SHAPES)}.")
+    ] = None,
+    rows: Annotated[int, typer.Option(min=1, help="Of a shape: prompts at the same time.")] = 64,
+    prompt: Annotated[int, typer.Option(min=1, help="Of a shape: tokens of each prompt.")] = 256,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=4, help="The longest answer.  [default: 96, or 256 of a shape]")
+    ] = None,
+    others: Annotated[
+        bool, typer.Option("--others", help="Of a shape: also against continuous batching, and vLLM if installed.")
+    ] = False,
+    repeats: Repeats = 3,
+    device: Device = "auto",
+    quick: Quick = False,
+    out: Out = None,
+) -> None:
+    """Sample the same tokens with the native engine and with generate: coterie bench rollout --shape 3b --rows 256
+
+    A model answers chats. A shape answers random prompts, with all answers as long as they may be, and with answers
+    of a quarter to all of that.
+    """
+    here = pick(device)
+    if shape is None and not quick:
+        found = talks(model, here, max_tokens or 96, repeats)
+        show(f"rollout: {model} on {here.type}, {torch.get_num_threads()} threads", found, out)
+        return
+    shape, max_tokens = known(shape or "tiny"), max_tokens or 256
+    if quick:
+        shape, rows, prompt, max_tokens, repeats = "tiny", 4, 16, 16, 1
+    found = shaped_rows(shape, here, rows, prompt, max_tokens, repeats, others)
+    show(f"rollout: {shape}, {rows} rows of {prompt} + {max_tokens} tokens on {here.type}", found, out)
+
+
+def shaped_rows(
+    shape: str, device: torch.device, rows: int, prompt: int, most: int, repeats: int, others: bool
+) -> list[Row]:
+    same = same_greedy(shape, device, prompt)  # first: an engine takes what memory there is
+    bench = Shaped(shape, device, rows, prompt)
+    work = {"fixed lengths": [most] * rows, "ragged lengths": list(lengths(rows, most))}
+    found = [bench.compare(name, limits, repeats) for name, limits in work.items()]
+    found[0].notes = {"gap": gap(bench.engine, "policy", bench.prompts, most), "greedy as generate's": same}
+    if others:
+        found += bench.others(work["fixed lengths"], repeats)
+    return found
+
+
+class Shaped:
+    """Random prompts of one length for random weights of a shape."""
+
+    def __init__(self, shape: str, device: torch.device, rows: int, prompt: int) -> None:
+        self.shape, self.device = shape, device
+        self.base = base_of(shape, device, half(device))
+        self.engine = NativeEngine(self.base, {"policy": None}, rows)
+        self.peer = shaped(shape, device, half(device))
+        self.prompts = prompts(rows, prompt, self.base.vocabulary)
+
+    def ours(self, limits: Sequence[int]) -> int:
+        said = play(self.engine, ["policy"], self.prompts, limits)
+        self.engine.clear()
+        return count([sample.ids for sample in said], limits)
+
+    def compare(self, work: str, limits: Sequence[int], repeats: int) -> Row:
+        def theirs() -> int:
+            return count(generate(self.peer, self.prompts, limits), limits)
+
+        def warm() -> int:
+            return len(generate(self.peer, self.prompts, [4] * len(limits)))
+
+        mine, peers = in_turn(lambda: self.ours(limits), theirs, repeats, self.device, warm)
+        return Row(work, "native", "generate", mine, peers)
+
+    def others(self, limits: Sequence[int], repeats: int) -> list[Row]:
+        mine, theirs = in_turn(
+            lambda: self.ours(limits),
+            lambda: count(continuous(self.peer, self.prompts, limits), limits),
+            repeats,
+            self.device,
+        )
+        found = [Row("fixed lengths", "native", "generate_batch", mine, theirs)]
+        vllm: Way | None = None
+        if find_spec("vllm") is not None:
+            engine = Vllm(self.shape)
+            vllm = lambda: count(engine(self.prompts, limits), limits)  # noqa: E731
+        mine, theirs = in_turn(lambda: self.ours(limits), vllm, repeats, self.device)
+        return [*found, Row("fixed lengths", "native", "vLLM", mine, theirs)]
+
+
+def same_greedy(shape: str, device: torch.device, prompt: int) -> str:
+    """How many greedy answers are `generate`'s to the token, in full precision, on the very same weights."""
+    rows, most = COMPARED
+    base: Base = base_of(shape, device, torch.float32)
+    asked = prompts(rows, prompt, base.vocabulary)
+    ours = play(NativeEngine(base, {"policy": None}, rows), ["policy"], asked, [most] * rows, heat=0.0)
+    with base.as_it_came():
+        theirs = generate(base.model, asked, [most] * rows, sample=False)
+    return f"{sum(a.ids == b for a, b in zip(ours, theirs, strict=True))} of {rows}"

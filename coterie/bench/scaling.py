@@ -1,0 +1,86 @@
+"""Whether more work costs more per token, and whether many steps take more memory than a few."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from coterie.bench.loop import Loop
+from coterie.bench.measure import Row, in_turn, median, show
+from coterie.bench.options import Device, Out, Quick, Repeats, Shape, half, known, pick
+from coterie.bench.playing import count, play
+from coterie.bench.shapes import base_of, prompts
+from coterie.engines.native.engine import NativeEngine
+
+WAITING = (32, 64, 128, 256, 512)
+SETTLED = 10  # steps after which memory should not grow any more
+
+
+def scaling(
+    shape: Shape = "135m",
+    at_once: Annotated[int, typer.Option("--rows", min=1, help="Rows decoded at once: engine.rows.")] = 32,
+    prompt: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 128,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each answer.")] = 128,
+    steps: Annotated[int, typer.Option(min=2, help="Training steps in which memory is watched.")] = 100,
+    repeats: Repeats = 3,
+    device: Device = "auto",
+    quick: Quick = False,
+    out: Out = None,
+) -> None:
+    """Let ever more rows wait for their turn; train for long and watch memory: coterie bench scaling --shape 3b"""
+    here, shape = pick(device), "tiny" if quick else known(shape)
+    waiting = WAITING[:2] if quick else WAITING
+    if quick:
+        at_once, prompt, max_tokens, steps, repeats = 16, 8, 4, 3, 1
+    found = waits(shape, here, at_once, waiting, (prompt, max_tokens), repeats)
+    taken = memory(shape, here, prompt // 4, max_tokens // 4, steps)
+    settled = taken[min(SETTLED, steps // 2)]
+    found[0].notes |= {f"MB after {min(SETTLED, steps // 2)} steps": settled, f"after {steps}": taken[-1]}
+    title = f"scaling: {shape}, rows of {prompt} + {max_tokens} tokens, {at_once} at once, on {here.type}"
+    show(title, found, out, memory=taken)
+
+
+def waits(
+    shape: str, device: torch.device, at_once: int, waiting: Sequence[int], sizes: tuple[int, int], repeats: int
+) -> list[Row]:
+    """Each number of rows against the smallest."""
+    base = base_of(shape, device, half(device))
+    engine = NativeEngine(base, {"policy": None}, at_once)
+    asked = prompts(max(waiting), sizes[0], base.vocabulary)
+
+    def sampled(rows: int) -> int:
+        limits = [sizes[1]] * rows
+        said = play(engine, ["policy"], asked[:rows], limits)
+        engine.clear()
+        return count([sample.ids for sample in said], limits)
+
+    found = []
+    for rows in waiting:
+        mine, few = in_turn(lambda n=rows: sampled(n), lambda: sampled(waiting[0]), repeats, device)  # type: ignore[misc]
+        cost = 1e6 / median([timing.speed for timing in mine])
+        found.append(Row(f"{rows} rows wait", "native", f"{waiting[0]} rows", mine, few, {"µs a token": cost}))
+    return found
+
+
+def memory(shape: str, device: torch.device, prompt: int, most: int, steps: int) -> list[float]:
+    """What the process has taken from the machine after each of so many training steps, in MB."""
+    loop = Loop(shape, device, 2, prompt, most)
+    taken = []
+    for _ in range(steps):
+        loop.step()
+        gc.collect()
+        taken.append(reserved(device))
+    return taken
+
+
+def reserved(device: torch.device) -> float:
+    """On a GPU the allocator's, which grows when memory falls to pieces; on a CPU what is resident."""
+    if device.type == "cuda":
+        return torch.cuda.memory_reserved(device) / 1e6
+    statm = Path("/proc/self/statm")
+    return int(statm.read_text().split()[1]) * 4096 / 1e6 if statm.exists() else 0.0

@@ -1,0 +1,93 @@
+"""Models of a real one's shape with random weights: for speed the weights do not matter, and nothing is downloaded."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedModel, Qwen2Config
+
+from coterie.config.settings import LINEARS
+from coterie.games.model import letters
+from coterie.models.base import Base
+from coterie.models.lora import Adapter
+from coterie.types import Batch
+
+NO_WORDS: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+SHAPES: dict[str, PreTrainedConfig] = {
+    "tiny": LlamaConfig(
+        vocab_size=512, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=2048, tie_word_embeddings=True, **NO_WORDS,
+    ),
+    "135m": LlamaConfig(  # SmolLM2-135M
+        vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
+        num_key_value_heads=3, max_position_embeddings=8192, tie_word_embeddings=True, **NO_WORDS,
+    ),
+    "3b": Qwen2Config(  # Qwen2.5-3B
+        vocab_size=151936, hidden_size=2048, intermediate_size=11008, num_hidden_layers=36, num_attention_heads=16,
+        num_key_value_heads=2, max_position_embeddings=32768, tie_word_embeddings=True, **NO_WORDS,
+    ),
+}  # fmt: skip
+
+
+def shaped(shape: str, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
+    """A Hugging Face model as it comes, made where it is used; the same weights every time."""
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices), torch.device(device):
+        torch.manual_seed(0)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+            deepcopy(SHAPES[shape]), dtype=dtype, attn_implementation="sdpa"
+        )
+    return nn.Module.to(model, device).eval()
+
+
+def base_of(shape: str, device: torch.device, dtype: torch.dtype) -> Base:
+    """Such a model as a base for adapters. It has no end of turn: every answer is as long as it may be."""
+    folder = Path(tempfile.mkdtemp(prefix="coterie-bench-"))
+    letters().save_pretrained(folder)
+    base = Base(folder, device, dtype, shaped(shape, device, dtype))
+    base.chat.end_ids = frozenset({base.vocabulary})
+    return base
+
+
+def adapters_on(base: Base, count: int) -> list[Adapter]:
+    """Adapters a0, a1 … on all linear layers; they start as no change."""
+    return [Adapter(f"a{i}", 16, 32.0, LINEARS).attach(base.layers, seed=i) for i in range(count)]
+
+
+def size_of(model: PreTrainedModel) -> int:
+    """How many weights take part in products; a head that is tied to the embedding counts once, and so it works."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def prompts(count: int, length: int, vocabulary: int, seed: int = 0) -> list[tuple[int, ...]]:
+    """Random tokens; no two begin alike."""
+    draw = torch.Generator().manual_seed(seed)
+    return [tuple(row) for row in torch.randint(1, vocabulary, (count, length), generator=draw).tolist()]
+
+
+def lengths(count: int, most: int) -> Sequence[int]:
+    """From a quarter to all of the longest, evenly, long and short ones mixed."""
+    steps = [most // 4 + (most - most // 4) * i // max(1, count - 1) for i in range(count)]
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(0)).tolist()
+    return [steps[i] for i in order]
+
+
+def batch_of(rows: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> Batch:
+    """Prompts and answers with a credit of one or minus one."""
+    sizes = torch.tensor([len(prompt) + len(answer) for prompt, answer in rows])
+    row = torch.repeat_interleave(torch.arange(len(rows)), sizes)
+    positions = torch.cat([torch.arange(int(size)) for size in sizes])
+    zeros, ones = torch.zeros(len(row)), torch.ones(len(row))
+    said = positions >= torch.tensor([len(prompt) for prompt, _ in rows])[row]
+    return Batch(
+        tokens=torch.tensor([token for prompt, answer in rows for token in (*prompt, *answer)]),
+        positions=positions, row=row, mask=said, logprobs=zeros, old_logprobs=zeros, returns=zeros, values=zeros,
+        advantages=torch.where(row % 2 == 0, 1.0, -1.0), ref_logprobs=zeros, temperature=ones, words=ones, turn=row,
+        episode=row, role=torch.zeros_like(row), roles=("policy",),
+    )  # fmt: skip

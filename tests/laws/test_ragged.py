@@ -1,0 +1,65 @@
+"""Laws of attention over ragged rows: without padding as with it, shared beginnings or not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from coterie.models import varlen
+from coterie.models.attention import Packed, Span
+from coterie.models.varlen import Ragged
+
+HEADS, KEY_HEADS, WIDTH = 4, 2, 8
+ALONE = [Span(0, 3), Span(3, 5), Span(8, 1), Span(9, 6)]
+SHARED = [Span(0, 4), Span(4, 3, (0, 4)), Span(7, 1, (0, 4)), Span(8, 2), Span(10, 5, (8, 2)), Span(15, 2, (8, 2))]
+
+
+def slow_flash(q: Tensor, k: Tensor, v: Tensor, rows: Ragged, scale: float, window: int | None) -> Tensor:
+    """What the kernel promises: every row alone, its queries being the last of its tokens."""
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+    outs = []
+    for i in range(len(rows.q_ends) - 1):
+        mine, theirs = (slice(int(ends[i]), int(ends[i + 1])) for ends in (rows.q_ends, rows.k_ends))
+        scores = torch.einsum("qhd,khd->hqk", q[mine], k[theirs]) * scale
+        at = torch.arange(scores.shape[2])[None] - torch.arange(scores.shape[1])[:, None]
+        late = scores.shape[2] - scores.shape[1]
+        hidden = at > late
+        if window is not None:
+            hidden |= at <= late - window
+        weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+        outs.append(torch.einsum("hqk,khd->qhd", weights, v[theirs]))
+        assert scores.shape[1] <= rows.longest_q and scores.shape[2] <= rows.longest_k
+    return torch.cat(outs)
+
+
+def attended(spans: list[Span], window: int | None) -> list[Tensor]:
+    """The output, and the gradients of queries, keys and values."""
+    size = spans[-1].start + spans[-1].length
+    draw = torch.Generator().manual_seed(0)
+    q = torch.randn(HEADS, size, WIDTH, generator=draw, dtype=torch.float64, requires_grad=True)
+    k, v = (torch.randn(KEY_HEADS, size, WIDTH, generator=draw, dtype=torch.float64).requires_grad_() for _ in "kv")
+    out = Packed(spans).attend(0, q, k, v, 0.4, window)
+    by = torch.randn(out.shape, generator=draw, dtype=torch.float64)
+    return [out, *torch.autograd.grad((out * by).sum(), [q, k, v])]
+
+
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("spans", [ALONE, SHARED], ids=["alone", "shared"])
+def test_ragged_rows_attend_as_padded_ones(
+    spans: list[Span], window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    padded = attended(spans, window)
+    monkeypatch.setattr(varlen, "serves", lambda q, v: True)
+    monkeypatch.setattr(varlen, "flash", slow_flash)
+    torch.testing.assert_close(attended(spans, window), padded, rtol=1e-9, atol=1e-12)
+
+
+def test_rows_that_share_nothing_copy_no_keys() -> None:
+    assert Packed(ALONE)._ragged.keys is None
+    assert Packed(SHARED)._ragged.keys is not None
+
+
+def test_a_cpu_and_full_precision_keep_the_padded_way() -> None:
+    x = torch.zeros(2, 3, 8)
+    assert not varlen.serves(x, x) and not varlen.serves(x.bfloat16(), x.bfloat16())
