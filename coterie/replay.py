@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from coterie.again import score_again
 from coterie.algorithms.base import Algorithm
 from coterie.algorithms.vdn import Vdn
 from coterie.config import Config, ConfigError
@@ -18,7 +18,7 @@ from coterie.config.crosscheck import cross_check
 from coterie.credit.base import Credit
 from coterie.envs.base import graded
 from coterie.log import read_episodes
-from coterie.types import Env, Episode, Turn
+from coterie.types import Episode, Turn
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,8 @@ class Verdict:
 
 
 def replay(folder: Path, config: Config, rescore: bool) -> Iterator[Verdict]:
-    """Every turn of the run in the order of play. `rescore`: grade the answers again, too."""
+    """Every turn of the run in the order of play. `rescore`: grade the answers again, too, and let the workflow judge
+    its turns by that."""
     algorithm, credit = config.algorithm.made, config.credit.made
     cross_check(config, config.workflow.made, algorithm, training=False)
     memory: dict[str, Any] = {}
@@ -51,7 +52,9 @@ def replay(folder: Path, config: Config, rescore: bool) -> Iterator[Verdict]:
         before = [[_mean(turn.advantages) for turn in episode.turns] for episode in episodes]
         rewards = [episode.reward for episode in episodes]
         _must_know(algorithm, int(path.stem), [turn for episode in episodes for turn in episode.turns])
-        _judge_again(episodes, otherwise, algorithm, credit, memory, env if rescore else None)
+        if rescore:
+            score_again([*episodes, *otherwise], config, env)
+        _judge_again(episodes, otherwise, algorithm, credit, memory)
         for episode, was, reward in zip(episodes, before, rewards, strict=True):
             for turn, advantage in zip(episode.turns, was, strict=True):
                 if not turn.given:
@@ -66,27 +69,13 @@ def _stored(folder: Path) -> list[Path]:
 
 
 def _judge_again(
-    episodes: list[Episode],
-    otherwise: list[Episode],
-    algorithm: Algorithm,
-    credit: Credit,
-    memory: dict[str, Any],
-    env: Env | None,
+    episodes: list[Episode], otherwise: list[Episode], algorithm: Algorithm, credit: Credit, memory: dict[str, Any]
 ) -> None:
-    if env is not None:
-        asyncio.run(_score([*episodes, *otherwise], env))
     for episode in episodes:
         for turn in episode.turns:
             turn.advantages = turn.returns = turn.earned = None
     credit.assign(episodes, {episode.id: episode for episode in otherwise}, once=algorithm.chain == "team")
     algorithm.credit(episodes, memory)
-
-
-async def _score(episodes: Sequence[Episode], env: Env) -> None:
-    for episode in episodes:
-        for turn in episode.turns:
-            turn.reward = None
-    await asyncio.gather(*(env.score(episode) for episode in episodes))
 
 
 def _must_know(algorithm: Algorithm, step: int, turns: Sequence[Turn]) -> None:

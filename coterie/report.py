@@ -8,14 +8,12 @@ from pathlib import Path
 
 from rich import box
 from rich.console import RenderableType
-from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
 from coterie.config import Config, Policy
 from coterie.console import table, under
 from coterie.evaluate import Report
-from coterie.findings import DryRun, Finding, has_credit
 from coterie.replay import Verdict
 from coterie.rollout import mean
 from coterie.types import Episode, Metrics, Turn
@@ -124,53 +122,6 @@ def _outcome(episode: Episode) -> str:
     return f"{episode.reward:.2f}" if episode.error is None else f"failed: {episode.error_kind}"
 
 
-def dry_run(dry: DryRun) -> Iterator[RenderableType]:
-    """All that a dry run found out, from what the model read to how long a step takes."""
-    for role, (read, said, stop) in dry.dialogue.items():
-        yield Rule(f"{role} reads", align="left")
-        yield Text(visible(read))
-        yield Rule(f"{role} says (stop: {stop})", align="left")
-        yield Text(visible(said))
-    if dry.played:
-        yield Rule()
-        yield table(f"rewards of {len(dry.played)} episodes", [_spread(who, r) for who, r in dry.rewards.items()])
-        yield table("turns", [_turns(dry, role, turns) for role, turns in dry.turns.items()])
-        yield from _groups(dry)
-        gaps = [{"policy": p, "mean": f"{gap.mean:.1e}", "max": f"{gap.max:.1e}"} for p, gap in dry.gaps.items()]
-        yield table("sampler–learner gap", gaps)
-        yield Text(
-            f"  a step: {dry.tokens_per_step:,.0f} sampled tokens, at most about {dry.seconds_per_step:.2g} s here\n"
-        )
-
-
-def _spread(who: str, rewards: Sequence[float]) -> dict[str, str | float]:
-    zero = sum(reward == 0 for reward in rewards) / len(rewards)
-    numbers = {"min": min(rewards), "mean": mean(rewards), "max": max(rewards)}
-    return {"reward of": who, **{name: float(value) for name, value in numbers.items()}, "zero": f"{zero:.0%}"}
-
-
-def _turns(dry: DryRun, role: str, turns: Sequence[Turn]) -> dict[str, str | float]:
-    said = sum(len(turn.response_ids) for turn in turns)
-    everyone = sum(len(turn.response_ids) for some in dry.turns.values() for turn in some)
-    return {
-        "role": role,
-        "turns": len(turns),
-        "tokens": said / len(turns),
-        "of all": f"{said / max(everyone, 1):.0%}",
-        "cut": f"{mean([turn.stop == 'length' for turn in turns]):.0%}",
-        "empty": f"{mean([not turn.text.strip() for turn in turns]):.0%}",
-        "with credit": f"{mean([has_credit(turn) for turn in turns]):.0%}",
-    }
-
-
-def _groups(dry: DryRun) -> Iterator[RenderableType]:
-    if dry.group_sizes:
-        kinds = {kind: int(count) for kind, count in under("groups/", dry.credit).items()}
-        smallest, largest = min(dry.group_sizes), max(dry.group_sizes)
-        sizes = f"{smallest}" if smallest == largest else f"{smallest} to {largest}"
-        yield table("groups", [{"groups": len(dry.group_sizes), "turns in each": sizes, **kinds}])
-
-
 def verdicts(title: str, judged: Sequence[Verdict], most: int) -> Iterator[RenderableType]:
     """Per role how credit changes, then the turns for which it changes most."""
     roles = dict.fromkeys(one.turn.role for one in judged)
@@ -209,10 +160,3 @@ def _by_role(role: str, judged: Sequence[Verdict]) -> dict[str, str | float]:
         "sign turned": f"{mean([one.turned for one in judged]):.0%}",
         "left out now": f"{mean([one.after is None for one in judged]):.0%}",
     }
-
-
-def problems(found: Sequence[Finding]) -> Text:
-    """The findings, worst first, under their count."""
-    count = f"{len(found) or 'no'} problem{'' if len(found) == 1 else 's'}"
-    ordered = sorted(found, key=lambda finding: finding.level != "error")
-    return Text("\n".join([count, *[f"  {finding.level}: {finding.text}" for finding in ordered]]))

@@ -1,15 +1,14 @@
 """A generator, a test runner and a refiner learn to write small functions.
 
-python examples/deepcoder.py                  # two small steps, about two minutes on a laptop
-python examples/deepcoder.py steps=50 tasks_per_step=8 episodes_per_task=8
+python examples/deepcoder.py                  # two small steps on rows of its own, about two minutes on a laptop
+coterie data prepare mbpp && python examples/deepcoder.py data/mbpp steps=50 tasks_per_step=8
 """
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
-from prepared import prepared
+from prepared import data_and_changes
 
 from coterie import AgentTrainer
 
@@ -61,14 +60,14 @@ def rows() -> list[dict[str, object]]:
 
 
 if __name__ == "__main__":
-    data = prepared("mbpp", rows(), Path("runs/examples/mbpp"))
+    data, changes = data_and_changes("mbpp", rows(), Path("runs/examples/mbpp"))
     trainer = AgentTrainer(
         config=Path(__file__).parents[1] / "recipes" / "deepcoder.yaml",
         workflow="deepcoder",
         workflow_args={"max_refinement_iterations": 1, **PROMPTS},
         train_dataset=data / "train.parquet",
         val_dataset=data / "test.parquet",
-        overrides=[*SMALL, *sys.argv[1:]],
+        overrides=[*SMALL, *changes],
     )
     trained = trainer.train()
     print(f"held out: {trained.metrics['reward']:.2f} of programs pass all tests; the run is in {trained.folder}")

@@ -1,17 +1,16 @@
 """An analyzer, an executor who writes Python, and a verifier learn to calculate.
 
-python examples/math_tool.py                  # two small steps, about two minutes on a laptop
-python examples/math_tool.py steps=50 tasks_per_step=8 episodes_per_task=8
+python examples/math_tool.py                  # two small steps on rows of its own, about two minutes on a laptop
+coterie data prepare gsm8k && python examples/math_tool.py data/gsm8k steps=50 tasks_per_step=8
 """
 
 from __future__ import annotations
 
 import operator
 import random
-import sys
 from pathlib import Path
 
-from prepared import prepared
+from prepared import data_and_changes
 
 from coterie import AgentTrainer
 
@@ -43,13 +42,13 @@ def rows(count: int = 40) -> list[dict[str, str]]:
 
 
 if __name__ == "__main__":
-    data = prepared("gsm8k", rows(), Path("runs/examples/gsm8k"))
+    data, changes = data_and_changes("gsm8k", rows(), Path("runs/examples/gsm8k"))
     trainer = AgentTrainer(
         config=Path(__file__).parents[1] / "recipes" / "math_tool.yaml",
         workflow_args={"max_iterations": 1, **PROMPTS},
         train_dataset=data / "train.parquet",
         val_dataset=data / "test.parquet",
-        overrides=[*SMALL, *sys.argv[1:]],
+        overrides=[*SMALL, *changes],
     )
     trained = trainer.train()
     print(f"held out: {trained.metrics['reward']:.2f} right; the run is in {trained.folder}")

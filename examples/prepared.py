@@ -1,9 +1,10 @@
-"""What `coterie data prepare NAME --source FILE` does, for rows that an example writes itself."""
+"""The data of an example: a folder that `coterie data prepare` has written, or a few rows of its own, prepared so."""
 
 from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,16 @@ from coterie.data.prepare import found_in, sort_out, write
 from coterie.data.sources import SOURCES
 
 
+def data_and_changes(name: str, rows: Sequence[dict[str, Any]], out: Path) -> tuple[Path, list[str]]:
+    """The folder that stands first on the command line, else the example's own rows; and the changes after it."""
+    words = sys.argv[1:]
+    if words and "=" not in words[0]:
+        return Path(words[0]), words[1:]
+    return prepared(name, rows, out), words
+
+
 def prepared(name: str, rows: Sequence[dict[str, Any]], out: Path) -> Path:
-    """A folder with train.parquet and test.parquet; the last rows are for the test."""
+    """What `coterie data prepare NAME --source FOLDER --out OUT` does; the last rows are for the test."""
     source = out.with_name(f"{out.name}-rows")
     for folder in (source, out):
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,16 +1,15 @@
 """A query optimizer, retrievers and an extractor learn to answer from articles that they have to find.
 
-python examples/search.py                  # two small steps, about two minutes on a laptop
-python examples/search.py steps=50 tasks_per_step=8 episodes_per_task=8
+python examples/search.py                  # two small steps on rows of its own, about two minutes on a laptop
+coterie data prepare hotpotqa && python examples/search.py data/hotpotqa steps=50 tasks_per_step=8
 """
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from articles import rows
-from prepared import prepared
+from prepared import data_and_changes
 
 from coterie import AgentTrainer
 
@@ -33,13 +32,13 @@ PROMPTS = {
 }
 
 if __name__ == "__main__":
-    data = prepared("hotpotqa", rows(), Path("runs/examples/search"))
+    data, changes = data_and_changes("hotpotqa", rows(), Path("runs/examples/search"))
     trainer = AgentTrainer(
         config=Path(__file__).parents[1] / "recipes" / "search.yaml",
         workflow_args={"corpus": data / "corpus.jsonl", "max_queries": 1, "max_rounds": 1, **PROMPTS},
         train_dataset=data / "train.parquet",
         val_dataset=data / "test.parquet",
-        overrides=[*SMALL, *sys.argv[1:]],
+        overrides=[*SMALL, *changes],
     )
     trained = trainer.train()
     print(f"held out: F1 {trained.metrics['reward']:.2f}; the run is in {trained.folder}")

@@ -1,7 +1,7 @@
 """An analyzer, a writer and a validator learn to repair small projects, whose tests run in the sandbox.
 
-python examples/swe.py                  # two small steps, about two minutes on a laptop
-python examples/swe.py steps=50 tasks_per_step=4 episodes_per_task=8
+python examples/swe.py                  # two small steps on projects of its own, about two minutes on a laptop
+python examples/swe.py data/swe steps=50       # train.jsonl and test.jsonl with rows for projects of yours
 """
 
 from __future__ import annotations
@@ -64,13 +64,14 @@ def projects(folder: Path) -> Path:
 
 
 if __name__ == "__main__":
-    data = projects(Path("runs/examples/swe"))
+    named = [word for word in sys.argv[1:2] if "=" not in word]
+    data = Path(named[0]) if named else projects(Path("runs/examples/swe"))
     trainer = AgentTrainer(
         config=Path(__file__).parents[1] / "recipes" / "swe.yaml",
         workflow_args={"max_rounds": 1, **PROMPTS},
         train_dataset=data / "train.jsonl",
         val_dataset=data / "test.jsonl",
-        overrides=[*SMALL, *sys.argv[1:]],
+        overrides=[*SMALL, *sys.argv[1 + len(named) :]],
     )
     trained = trainer.train()
     print(f"held out: {trained.metrics['reward']:.2f} of issues closed; the run is in {trained.folder}")

@@ -11,7 +11,9 @@ from typer.testing import CliRunner
 
 from coterie.cli import app
 from coterie.config import ConfigError, load
+from coterie.log import read_episodes
 from coterie.replay import Verdict, replay
+from coterie.types import Turn
 from tests.runs import naming_config, trained
 
 Folder = Callable[..., Path]
@@ -66,3 +68,52 @@ def test_answers_are_graded_again_by_another_reward(model_folder: Folder, tmp_pa
     assert {row["reward now"] for row in rows} != {row["reward"] for row in rows}
     refused = CliRunner().invoke(app, ["replay", str(folder), "steps=3"])
     assert refused.exit_code == 2 and "cannot change what was played" in refused.output
+
+
+@pytest.fixture(scope="module")
+def refined(model_folder: Folder, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of a team whose workflow judges every turn, when all is said."""
+    folder = tmp_path_factory.mktemp("refined")
+    (folder / "rows.jsonl").write_text('{"question": "q", "answer": "e"}\n' * 4)
+    (folder / "long.py").write_text("def long(answer, truth):\n    return float(len(answer))\n")
+    tree = naming_config(
+        model_folder("llama"),
+        steps=1,
+        env={"name": "rows", "train": str(folder / "rows.jsonl"), "test": str(folder / "rows.jsonl")},
+        reward="exact",
+        workflow={"name": "refine", "max_rounds": 2},
+        roles={"optimizer": "left", "evaluator": "right"},
+        credit="own",
+        eval={"tasks": 1},
+    )
+    trained(tree, folder / "run")
+    return folder / "run"
+
+
+def judged_by(folder: Path, *changes: str) -> list[Turn]:
+    return [one.turn for one in replay(folder, load(folder / "config.yaml", changes), rescore=True)]
+
+
+def test_turns_that_a_workflow_judged_are_judged_again_under_another_reward(refined: Path) -> None:
+    turns = judged_by(refined, f"reward={refined.parent / 'long.py'}:long")
+    answers = [turn for turn in turns if turn.role == "optimizer"]
+    assert len(answers) >= 8 and any(turn.reward for turn in answers)
+    assert [turn.reward for turn in answers] == [len(turn.text) for turn in answers]
+    assert {turn.reward for turn in turns if turn.role == "evaluator"} <= {0.0, 1.0}
+
+
+def test_the_same_reward_gives_every_turn_what_it_had(refined: Path) -> None:
+    stored = [turn.reward for e in read_episodes(refined / "episodes" / "000000.jsonl") for turn in e.turns]
+    assert [turn.reward for turn in judged_by(refined, "reward=exact")] == stored
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ("workflow.prompt='Well, {question}'", "ValueError: optimizer's turn 0 read something else"),
+        ("workflow.max_rounds=9", "RuntimeError: left is asked for a turn that was not said"),
+    ],
+)
+def test_a_workflow_that_would_ask_something_else_is_refused(refined: Path, change: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=rf"reward: .* cannot be judged again by its workflow: {why}"):
+        judged_by(refined, "reward=exact", change)

@@ -11,10 +11,9 @@ import pytest
 import torch
 
 from coterie.build import build
-from coterie.check import dry_run
+from coterie.check import DryRun, Finding, Gap, dry_run, findings
+from coterie.check.tables import problems
 from coterie.config import load
-from coterie.findings import DryRun, Finding, Gap, findings
-from coterie.report import problems
 from coterie.train import Run
 from coterie.types import Episode, Stop
 from tests.episodes import episode, turn
@@ -135,6 +134,13 @@ def test_mostly_constant_groups_are_a_warning_and_a_few_are_not() -> None:
 def test_a_sampler_that_disagrees_with_the_learner_is_named() -> None:
     level, text = only(found(healthy(), gaps={"doer": Gap(0.3, 2.0), "thinker": Gap(1e-6, 1e-5)}))
     assert level == "warning" and text.startswith("doer: sampler and learner disagree by 0.3 nats")
+
+
+def test_answers_that_were_too_much_for_the_grader_are_counted() -> None:
+    one, two = healthy()
+    two.metrics["grader_timeouts"] = 2.0
+    level, text = only(found([one, two]))
+    assert level == "warning" and text.startswith("the grader of 2 answers took too long")
 
 
 def test_errors_come_first_under_the_count() -> None:

@@ -250,19 +250,31 @@ def test_values_are_compared_by_what_they_are() -> None:
     assert same_value({"a": 1.0}, {"a": 1}) and not same_value({"a": 1}, {"b": 1})
 
 
-def test_hundreds_of_tests_take_seconds() -> None:
-    """Of 250 programs with two tests each. 20 tests a second on two cores is the aim."""
+def rate_of(programs: int) -> float:
+    """Of programs with two tests each, all at once."""
 
     async def many() -> list[float]:
-        return await asyncio.gather(*(code(ADD, ASSERTS) for _ in range(40)))
+        return await asyncio.gather(*(code(ADD, ASSERTS) for _ in range(programs)))
 
     asyncio.run(code(ADD, ASSERTS))
     started = time.monotonic()
-    assert asyncio.run(many()) == [1.0] * 40
-    assert 80 / (time.monotonic() - started) > 10  # others may use this machine too
+    assert asyncio.run(many()) == [1.0] * programs
+    return 2 * programs / (time.monotonic() - started)
 
 
-SLOW = {123}  # MBPP: sums divisors in quadratic time, for seconds
+def test_hundreds_of_tests_take_seconds() -> None:
+    assert rate_of(40) > 10  # others may use this machine too
+
+
+@pytest.mark.slow
+def test_five_hundred_tests_run_at_twenty_a_second() -> None:
+    """On two cores that nobody else uses."""
+    rate = rate_of(250)
+    print(f"{rate:.0f} tests a second")
+    assert rate >= 20
+
+
+SLOW = {123}  # MBPP: sums the divisors of all numbers below 10,000, for seconds; the usual deadline may be too short
 
 
 def data(name: str) -> list[dict[str, Any]]:
@@ -282,12 +294,15 @@ def test_every_humaneval_solution_passes_and_none_for_another_task() -> None:
 
 @pytest.mark.slow
 def test_every_mbpp_reference_passes() -> None:
-    rows = [row for row in data("mbpp/mbpp.jsonl") if row["task_id"] not in SLOW]
-    assert wrong([(row["task_id"], f"```python\n{row['code']}\n```", row) for row in rows]) == []
+    rows = data("mbpp/mbpp.jsonl")
+    golds = [(row["task_id"], f"```python\n{row['code']}\n```", row) for row in rows]
+    assert len(golds) == 974
+    assert wrong([gold for gold in golds if gold[0] not in SLOW]) == []
+    assert wrong([gold for gold in golds if gold[0] in SLOW], test_seconds=60.0, seconds=180.0) == []
 
 
-def wrong(answers: list[tuple[Any, str, Any]]) -> list[Any]:
+def wrong(answers: list[tuple[Any, str, Any]], **options: float) -> list[Any]:
     async def grade() -> list[float]:
-        return await asyncio.gather(*(code(answer, truth) for _, answer, truth in answers))
+        return await asyncio.gather(*(code(answer, truth, **options) for _, answer, truth in answers))
 
     return [id for (id, _, _), value in zip(answers, asyncio.run(grade()), strict=True) if value != 1.0]

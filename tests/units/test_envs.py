@@ -19,7 +19,10 @@ from coterie.envs.base import TaskEnv, graded
 from coterie.envs.gsm8k import Gsm8k
 from coterie.envs.reasoning_gym import ReasoningGym
 from coterie.envs.rows import Rows
+from coterie.rollout import Collector
 from coterie.types import Env, Episode, Task
+from coterie.workflows.refine import Refine
+from tests.scripted import Scripted
 
 QUESTIONS = [
     {"question": "Clips in all?", "answer": "48 + 24 = <<48+24=72>>72\n#### 72", "level": 1},
@@ -97,7 +100,7 @@ def test_the_native_reward_is_the_datasets_own_scorer() -> None:
     env = graded(ReasoningGym("prime_factorization", size=20, prompt="Split: {question}"), "native", {}, 30.0)
     task = next(task for task in env.tasks("train") if len(task.meta["factors"]) > 1)
     right = score(env, task, task.answer)
-    assert (right.reward, right.metrics) == (1.0, {"right": 1.0})
+    assert (right.reward, right.metrics) == (1.0, {"right": 1.0, "grader_timeouts": 0.0})
     # Any factorisation earns part of the credit, so this is not a comparison of texts.
     assert 0 < score(env, task, str(task.meta["number"])).reward < 1
     assert score(env, task, "I cannot tell").reward == 0.0
@@ -106,8 +109,27 @@ def test_the_native_reward_is_the_datasets_own_scorer() -> None:
 def test_another_reward_compares_with_the_answer() -> None:
     env = graded(ReasoningGym("chain_sum", size=2), "number", {}, 1.0)
     task = env.tasks("train")[0]
-    assert score(env, task, f"It is {task.answer}.").metrics == {"right": 1.0}
-    assert score(env, task, "?").metrics == {"right": 0.0}
+    assert score(env, task, f"It is {task.answer}.").metrics["right"] == 1.0
+    assert score(env, task, "?").metrics["right"] == 0.0
+
+
+def test_every_answer_that_hangs_its_grader_is_counted_also_where_a_workflow_asks_for_the_grade(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text("def slow(answer, truth):\n    while answer == 'hang': pass\n    return 1.0\n")
+    file = jsonl(tmp_path / "rows.jsonl", [{"question": "q", "answer": "a"}])
+    env = graded(Rows(file), f"{tmp_path}/slow.py:slow", {}, 0.3)
+    team = Scripted({"optimizer": ["hang", "fine"], "evaluator": ["Verdict: incorrect", "Verdict: correct"]})
+    collector = Collector(Refine(), env, None, {}, 1, 60.0, None)  # type: ignore[arg-type]
+    task = env.tasks("train")[0]
+
+    async def go() -> Episode:
+        outcome = await Refine().run(task, team, None)
+        episode = Episode("e", task, 0, turns=team.said())
+        await collector.score(episode, outcome)
+        return episode
+
+    episode = asyncio.run(go())
+    assert episode.reward == 1.0 and episode.metrics["grader_timeouts"] == 1.0
+    assert [turn.reward for turn in episode.turns] == [0.0, 1.0, 1.0, 1.0]
 
 
 def test_a_reward_that_would_do_nothing_is_an_error() -> None:

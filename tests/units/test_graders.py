@@ -6,7 +6,6 @@ import asyncio
 import os
 import random
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +20,14 @@ from coterie.data.sources import SOURCES
 from coterie.envs.base import TaskEnv, graded
 from coterie.envs.reasoning_gym import ReasoningGym
 from coterie.rewards import GraderTimeout, grader
-from coterie.rewards.answers import boxed, final, last_number, marked, pointed_out, stated, tagged
+from coterie.rewards.answers import final, last_number
 from coterie.rewards.choice import choice, letter
-from coterie.rewards.code import code_in
 from coterie.rewards.format import format as form
 from coterie.rewards.length import length
 from coterie.rewards.nli import label, nli
 from coterie.rewards.number import number
-from coterie.rewards.qa import qa, words
+from coterie.rewards.qa import qa
 from coterie.types import Task
-from coterie.workflows.majority import ballot
 
 
 def grade(name: str, answer: Any, truth: Any, deadline: float = 20.0, **options: Any) -> float:
@@ -304,63 +301,6 @@ def test_every_gsm8k_answer_is_right_and_one_more_is_wrong() -> None:
     assert len(tasks) == 7673
     assert all(number(task.meta["solution"], task.answer) == 1.0 for task in tasks)
     assert all(number(f"{last_number(task.answer) + 1}", task.answer) == 0.0 for task in tasks)
-
-
-# --- hostile answers ---
-
-
-def hostile() -> list[str]:
-    """1,000 answers that parsers choke on: huge, deep, broken, or made for a regular expression to backtrack."""
-    pieces = [
-        "\\boxed{", "}", "{", "\\", "\\{", "<answer>", "</answer>", "####", "answer is ", "answer:", "```python\n",
-        "```", "\\frac{1}{", "\\left(", "(", "[", "9", "1,234", "1/0", "e99", "\0", "\ud800", "\u202e", "😀", " ", "\n",
-        "*", "a", "A ", "entail", "contradict neutral ", "\\text", "\\sqrt", "^", "$", "-", "x=", "<think>",
-    ]  # fmt: skip
-    draw = random.Random(0)
-    long = [piece * (30_000 // len(piece)) for piece in pieces]
-    deep = [f"{piece * 3000}5{'}' * 3000}" for piece in ("\\boxed{", "\\frac{1}{", "\\sqrt{", "{")]
-    spaced = [f"{word}{' ' * 30_000}{end}" for word in ("answer", "\\boxed", "\\text", "1/") for end in ("", "0", "{")]
-    mixed = ["".join(draw.choices(pieces, k=draw.randint(0, 60))) for _ in range(1000 - len(long + deep + spaced))]
-    return long + deep + spaced + mixed
-
-
-PARSERS: list[Callable[[str], Any]] = [
-    last_number, boxed, tagged, marked, stated, pointed_out, final, label, letter, words, ballot, code_in,
-]  # fmt: skip
-GRADERS: list[Callable[[str], float]] = [
-    lambda text: number(text, "5"),
-    lambda text: qa(text, "Paris"),
-    lambda text: nli(text, "neutral"),
-    lambda text: choice(text, "B"),
-    lambda text: form(text, None, pattern=r"^<think>.*</think>", sections=("think", "answer")),
-    lambda text: length(text, None, most=10, margin=5),
-]
-
-
-def test_no_answer_makes_a_parser_or_a_light_grader_hang_or_crash() -> None:
-    answers = hostile()
-    assert len(answers) == 1000
-    for work in (*PARSERS, *GRADERS):
-        started = time.process_time()
-        for answer in answers:
-            work(answer)
-        assert time.process_time() - started < 3.0, work
-
-
-BOMBS = [r"\boxed{9^{9^{9^{9}}}}", r"\boxed{10000000!!}"]
-
-
-def test_no_answer_makes_math_hang_or_crash() -> None:
-    """What takes too long is killed and told as such; all else is a wrong answer."""
-    short = [answer for answer in hostile() if len(answer) < 2000][:200]
-
-    async def all_of() -> list[Any]:
-        ask = grader("math", {}, 3.0)
-        return await asyncio.gather(*(ask(answer, "5") for answer in [*short, *BOMBS]), return_exceptions=True)
-
-    results = asyncio.run(all_of())
-    assert all(result in (0.0, 1.0) or isinstance(result, GraderTimeout) for result in results)
-    assert sum(isinstance(result, GraderTimeout) for result in results) <= len(BOMBS)
 
 
 def test_a_pattern_that_never_ends_is_killed() -> None:

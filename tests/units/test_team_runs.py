@@ -12,15 +12,17 @@ from typing import Any
 
 import pytest
 
+from coterie.check.probes import broken, golden
 from coterie.config import load
 from coterie.config.registry import BUILTIN, find
-from tests.runs import trained
+from tests.runs import started, trained
 
 ROOT = Path(__file__).parents[2]
 CORPUS = [{"title": "Lima", "text": "Lima is the capital of Peru."}, {"title": "Quito", "text": "Quito is in Ecuador."}]
 QA = {"question": "Capital of Peru?", "answer": "Lima", "supporting_facts": [["Lima", 0]], "context": []}
+FIX = "--- a/calc.py\n+++ b/calc.py\n@@ -1,2 +1,2 @@\n def add(a, b):\n-    return a - b\n+    return a + b\n"
 CODE = {"text": "Add.", "code": "def add(a, b): return a + b", "test_list": ["assert add(1, 2) == 3"]}
-ISSUE = {"issue": "add subtracts", "repository": "calc", "tests": "python -m unittest test_calc"}
+ISSUE = {"issue": "add subtracts", "repository": "calc", "tests": "python -m unittest test_calc", "patch": FIX}
 FILES = {
     "calc.py": "def add(a, b):\n    return a - b\n",
     "test_calc.py": "import unittest, calc\nclass T(unittest.TestCase):\n    def test(self):\n        "
@@ -79,26 +81,39 @@ def parts(name: str, data: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("name", [name for name in BUILTIN["workflow"] if name != "graph"])
 def test_a_workflow_takes_two_steps(name: str, data: Path, model: Path) -> None:
     chosen = parts(name, data)
-    made = find("workflow", name)(
-        **{k: Path(v) if k == "corpus" else v for k, v in chosen["workflow"].items() if k != "name"}
-    )
-    tree = chosen | {
+    run = trained(config(name, chosen, model), data / "run")
+    lines = (run.folder / "metrics.jsonl").read_text().splitlines()
+    steps = [json.loads(line) for line in lines]
+    assert run.step == 2 and [step["failed"] for step in steps[:2]] == [0, 0]
+    assert f"tokens/{next(iter(run.config.roles))}" in steps[0]
+
+
+def config(name: str, chosen: dict[str, Any], model: Path) -> dict[str, Any]:
+    options = {k: Path(v) if k == "corpus" else v for k, v in chosen["workflow"].items() if k != "name"}
+    return chosen | {
         "steps": 2,
         "tasks_per_step": 1,
         "episodes_per_task": 2,
         "policies": {"all": {"model": str(model), "lr": 1e-2, "lora": {"rank": 2}}},
-        "roles": dict.fromkeys(made.roles, "all"),
+        "roles": dict.fromkeys(find("workflow", name)(**options).roles, "all"),
         "algorithm": "grpo",
         "sampling": {"max_tokens": 5},
         "eval": {"tasks": 1},
         "rollout": {"max_failed": 0.0},
         "device": "cpu",
     }
-    run = trained(tree, data / "run")
-    lines = (run.folder / "metrics.jsonl").read_text().splitlines()
-    steps = [json.loads(line) for line in lines]
-    assert run.step == 2 and [step["failed"] for step in steps[:2]] == [0, 0]
-    assert f"tokens/{made.roles[0]}" in steps[0]
+
+
+@pytest.mark.parametrize("name", [name for name in BUILTIN["workflow"] if name not in ("graph", "multi_turn")])
+def test_the_reference_answer_reaches_the_grader_through_every_workflow_and_broken_ones_earn_less(
+    name: str, data: Path, model: Path
+) -> None:
+    run = started(config(name, parts(name, data), model), data / "run")
+    golds = golden(run, run.tasks.tasks)
+    assert [gold.episode.reward for gold in golds] == [1.0], golds[0].episode.answer
+    probes = broken(run, run.tasks.tasks, golds)
+    assert [probe.episode.error for probe in probes] == [None, None]
+    assert [probe.episode.reward for probe in probes] == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("team", ["deepcoder", "swe", "math_tool", "search", "deepresearch"])

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from coterie.config import ConfigError
 from coterie.envs.base import graded
 from coterie.envs.code import Mbpp
 from coterie.envs.gsm8k import Gsm8k
@@ -30,6 +31,7 @@ from coterie.workflows.ranks import Ranks
 from coterie.workflows.reading import items, verdict
 from coterie.workflows.search import Search
 from coterie.workflows.swe import Swe
+from tests.runs import started
 from tests.scripted import Scripted
 
 Lines = dict[str, list[str]]
@@ -81,7 +83,8 @@ def test_a_program_that_is_right_at_once_needs_nobody_else(code: Env) -> None:
     episode, _ = play(DeepCoder(), code, {"generator": [RIGHT], "test_runner": [], "refiner": []})
     assert rewards(episode) == {"generator": [1.0]}
     assert episode.reward == 1.0 and episode.answer == RIGHT
-    assert episode.metrics == {"right": 1, "generator_success": 1, "total_iterations": 0, "final_success": 1}
+    told = {"right": 1, "generator_success": 1, "total_iterations": 0, "final_success": 1}
+    assert episode.metrics == told | {"grader_timeouts": 0}
 
 
 def test_the_test_runner_sees_the_failing_test_and_earns_what_the_refiner_gains(code: Env) -> None:
@@ -334,6 +337,12 @@ def test_a_gatherer_that_still_wants_a_tool_at_the_end_has_found_nothing_out(art
     assert rewards(episode) == {"planner": [0.5], "gatherer": [0.5, 0.5], "synthesizer": [0.0]}
 
 
+def test_a_gatherer_that_says_nothing_is_not_paid_for_a_citation(articles: Env, corpus: Path) -> None:
+    lines = {"planner": ["Where?"], "gatherer": [call("search", query="Lima"), " "], "synthesizer": ["Lima [1]"]}
+    episode, _ = play(DeepResearch(corpus=corpus, max_turns=2, documents=1), articles, lines)
+    assert rewards(episode)["gatherer"] == [0.5, 0.5]
+
+
 def test_a_plan_of_nothing_leaves_the_synthesizer_alone(articles: Env, corpus: Path) -> None:
     lines = {"planner": [" \n"], "gatherer": [], "synthesizer": ["<answer>Lima</answer>"]}
     episode, _ = play(DeepResearch(corpus=corpus), articles, lines)
@@ -343,6 +352,21 @@ def test_a_plan_of_nothing_leaves_the_synthesizer_alone(articles: Env, corpus: P
 def test_a_corpus_that_is_not_there_is_named(articles: Env) -> None:
     with pytest.raises(ValueError, match=r"nowhere.jsonl: no such file; search wants a jsonl file"):
         play(Search(corpus=Path("nowhere.jsonl")), articles, {"query_optimizer": ["Peru"]})
+
+
+@pytest.mark.parametrize("name", ["search", "deep_research"])
+def test_a_corpus_that_is_not_there_stops_a_run_before_a_model_is_looked_for(name: str, tmp_path: Path) -> None:
+    roles = {"search": Search, "deep_research": DeepResearch}[name](server="http://x").roles
+    tree = {
+        "policies": {"all": {"model": str(tmp_path / "no model")}},
+        "roles": dict.fromkeys(roles, "all"),
+        "workflow": {"name": name, "corpus": str(tmp_path / "nowhere.jsonl")},
+        "env": {"name": "hotpotqa", "train": str(tmp_path / "no.jsonl"), "test": str(tmp_path / "no.jsonl")},
+        "reward": "qa",
+        "algorithm": "grpo",
+    }
+    with pytest.raises(ConfigError, match=r"workflow.corpus: .*nowhere.jsonl: no such file; .*line \d+"):
+        started(tree, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Plays a few episodes as a run's first step would, without learning from them."""
+"""Plays a few episodes as a run's first step would, without learning from them; then gold and broken answers."""
 
 from __future__ import annotations
 
@@ -8,10 +8,15 @@ from collections.abc import Sequence
 
 from coterie.algorithms.group import Group
 from coterie.batch import make_batches
-from coterie.findings import DryRun, Gap
+from coterie.check.probes import broken, golden, one_by_one
+from coterie.check.reading import echoes, verdicts
+from coterie.check.record import DryRun, Gap
+from coterie.credit.own import Own
+from coterie.envs.base import TaskEnv
+from coterie.rewards import Composed
 from coterie.tasks import TaskStream
 from coterie.train import Run, judge, play
-from coterie.types import Episode
+from coterie.types import Env, Episode, Turn
 
 
 def dry_run(run: Run, tasks: int, repeats: int) -> DryRun:
@@ -28,6 +33,9 @@ def dry_run(run: Run, tasks: int, repeats: int) -> DryRun:
     # A backward pass costs about two forward ones.
     seconds = known - started + 3 * (compared - known) * run.algorithm.epochs
     larger = run.config.tasks_per_step * run.config.episodes_per_task / len(episodes)
+    golds = golden(run, chosen) if played and compares(run.collector.env) else []
+    probes = [*broken(run, chosen, golds), *one_by_one(run, golds)] if played else []
+    run.engine.clear()
     return DryRun(
         episodes,
         list(run.seats()),
@@ -38,7 +46,21 @@ def dry_run(run: Run, tasks: int, repeats: int) -> DryRun:
         dialogue(run, played),
         larger * sum(len(turn.response_ids) for episode in episodes for turn in episode.turns),
         larger * seconds,
+        golds,
+        probes,
+        isinstance(run.collector.env, TaskEnv),
+        isinstance(run.credit, Own) and not run.credit.share_reward,
+        echoes(played, lambda turn: read_by(run, turn)),
+        verdicts(played, lambda turn: read_by(run, turn)),
     )
+
+
+def compares(env: Env) -> bool:
+    """Whether the reference answer matters; a reward of form or length alone does not look at it."""
+    if not isinstance(env, TaskEnv):
+        return True
+    parts = [part for _, part in env.grade.parts] if isinstance(env.grade, Composed) else [env.grade]
+    return any(part.name not in ("format", "length") for part in parts)
 
 
 def compare(run: Run, played: Sequence[Episode]) -> dict[str, Gap]:
@@ -60,7 +82,11 @@ def dialogue(run: Run, played: Sequence[Episode]) -> dict[str, tuple[str, str, s
     """For each role of the first episode what it read and said, control tokens and all, and how it stopped."""
     shown: dict[str, tuple[str, str, str]] = {}
     for turn in played[0].turns if played else ():
-        tokenizer = run.collector.chats[turn.policy].tokenizer
-        read_ids, said_ids = list(turn.prompt_ids), list(turn.response_ids)
-        shown.setdefault(turn.role, (str(tokenizer.decode(read_ids)), str(tokenizer.decode(said_ids)), turn.stop))
+        said = run.collector.chats[turn.policy].tokenizer.decode(list(turn.response_ids))
+        shown.setdefault(turn.role, (read_by(run, turn), str(said), turn.stop))
     return shown
+
+
+def read_by(run: Run, turn: Turn) -> str:
+    """All that stood before a turn."""
+    return str(run.collector.chats[turn.policy].tokenizer.decode(list(turn.prompt_ids)))

@@ -1,78 +1,30 @@
-"""What a dry run says about the training to come: rewards that teach nothing, cut turns, failed episodes."""
+"""What a dry run says about the training to come, one line for each thing that is wrong and what to do about it."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from typing import Literal
 
+from coterie.check.answers import crashes, fooled, stuck, unseen
+from coterie.check.record import DryRun, Finding
 from coterie.config.problems import dotted
+from coterie.rewards import TIMEOUTS
 from coterie.rollout import mean
-from coterie.types import Episode, Metrics, Turn
+from coterie.types import Turn
 
 NO_CREDIT = 1e-6  # an advantage below this moves nothing
 WIDE_GAP = 1e-2  # nats; bfloat16 stays below it, another prompt or adapter does not
-
-
-@dataclass(frozen=True)
-class Gap:
-    """How far the learner's log-probs are from the sampler's, in nats."""
-
-    mean: float
-    max: float
-
-
-@dataclass(frozen=True)
-class DryRun:
-    """A few episodes of the first step, judged but not learned from."""
-
-    episodes: Sequence[Episode]
-    roles: Collection[str]
-    trained: frozenset[str]  # policies
-    credit: Metrics = field(default_factory=dict)
-    group_sizes: Sequence[int] = ()  # none where the algorithm has no groups
-    gaps: Mapping[str, Gap] = field(default_factory=dict)  # by policy
-    dialogue: Mapping[str, tuple[str, str, str]] = field(default_factory=dict)  # by role: read, said, stop
-    tokens_per_step: float = 0.0
-    seconds_per_step: float = 0.0
-
-    @property
-    def played(self) -> list[Episode]:
-        return [episode for episode in self.episodes if episode.error is None]
-
-    @property
-    def turns(self) -> dict[str, list[Turn]]:
-        """By role, of those that spoke."""
-        said = [turn for episode in self.played for turn in episode.turns]
-        return {
-            role: [turn for turn in said if turn.role == role] for role in dict.fromkeys(turn.role for turn in said)
-        }
-
-    @property
-    def rewards(self) -> dict[str, list[float]]:
-        """The team's, one an episode; then each role's, one a turn: the team's and the turn's own."""
-        earned: dict[str, list[float]] = {"team": [episode.reward for episode in self.played]}
-        for episode in self.played:
-            for turn in episode.turns:
-                earned.setdefault(f"· {turn.role}", []).append(episode.reward + (turn.reward or 0.0))
-        return earned
-
-
-@dataclass(frozen=True)
-class Finding:
-    """Something to know before time is spent. With an error, training would teach nothing."""
-
-    level: Literal["error", "warning"]
-    text: str
-
+ECHO = 0.7  # of a role's words; a quotation is less
+SAME = 4  # verdicts, at least, before it says something that all agree
 
 Found = Iterator[Finding]
 
 
 def findings(dry: DryRun) -> list[Finding]:
     """Everything that is wrong with what was played."""
-    rules = (_silence, _rewards, _credit, _cuts, _empties, _groups, _gaps) if dry.played else ()
+    played = (_silence, _rewards, _credit, _cuts, _empties, _groups, _gaps, _echoes, _verdicts, _timeouts)
+    rules = (*played, unseen, fooled, stuck, crashes) if dry.played else ()
     return [*_failures(dry), *(finding for rule in rules for finding in rule(dry))]
 
 
@@ -96,20 +48,31 @@ def _rewards(dry: DryRun) -> Found:
     constant = {who: rewards[0] for who, rewards in dry.rewards.items() if len(rewards) > 1 and len(set(rewards)) == 1}
     if len(constant) == len(dry.rewards):
         reward = constant["team"]
-        yield Finding("warning", f"every episode earned {reward:g}; see above what was answered, then look at `reward`")
+        hint = _reachable(dry) or "see above what was answered, then look at `reward`"
+        yield Finding("warning", f"every episode earned {reward:g}; {hint}")
         return
+    if dry.own:
+        constant.pop("team", None)  # nobody learns from it
     for who, reward in constant.items():
         yield Finding("warning", f"the reward of {who.removeprefix('· ')} is constant: always {reward:g}")
 
 
+def _reachable(dry: DryRun) -> str:
+    """What to do where the models earn nothing that right answers would earn."""
+    best = max((gold.episode.reward for gold in dry.golds), default=0.0)
+    if best <= max(episode.reward for episode in dry.played):
+        return ""
+    mend = "easier tasks, a prompt that shows the form, or more tries may help"
+    return f"the reference answer earns {best:g}, so it can be reached: {mend}"
+
+
 def _credit(dry: DryRun) -> Found:
     """A reward teaches only what it reaches: sampled tokens, of a trained policy, with an advantage."""
-    trained = [role for role, turns in dry.turns.items() if any(turn.policy in dry.trained for turn in turns)]
-    reached = [role for role in trained if any(has_credit(turn) for turn in dry.turns[role])]
+    reached = [role for role in dry.learning if any(has_credit(turn) for turn in dry.turns[role])]
     if not reached:
         yield Finding("error", "no reward reaches a trained token: every advantage is zero or was never given")
         return
-    for role in trained:
+    for role in dry.learning:
         if role not in reached:
             yield Finding("warning", f"no reward reaches {role}: all its tokens have an advantage of zero, or none")
 
@@ -145,7 +108,33 @@ def _groups(dry: DryRun) -> Found:
         yield Finding("warning", f"in {constant} of {count} groups all earned the same; {more}")
 
 
+def _timeouts(dry: DryRun) -> Found:
+    killed = sum(episode.metrics.get(TIMEOUTS, 0.0) for episode in dry.tried)  # some environments count none
+    if killed:
+        mend = "they earned 0; if they are no strange answers, raise rollout.score_deadline"
+        yield Finding("warning", f"the grader of {killed:g} answers took too long and was killed: {mend}")
+
+
 def _gaps(dry: DryRun) -> Found:
     for policy, gap in dry.gaps.items():
         if gap.mean > WIDE_GAP:
             yield Finding("warning", f"{policy}: sampler and learner disagree by {gap.mean:.2g} nats a token")
+
+
+def _echoes(dry: DryRun) -> Found:
+    for role, share in dry.echoes.items():
+        if share >= ECHO:
+            ask = "unless copying is its work, ask for something that is not in its prompt"
+            yield Finding("warning", f"{role} repeats what it read: {share:.0%} of its words stand there; {ask}")
+
+
+def _verdicts(dry: DryRun) -> Found:
+    for role, said in dry.verdicts.items():
+        given = [one for one in said if one is not None]
+        if len(given) <= len(said) / 2:
+            form = 'let it end with "Verdict: correct" or "Verdict: incorrect" before its tokens are over'
+            yield Finding("warning", f"{role} states a verdict in {len(given)} of {len(said)} turns; {form}")
+        elif len(given) >= SAME and len(set(given)) == 1:
+            word = "yes" if given[0] else "no"
+            doubt = "it tells the others nothing; ask what could be wrong before it decides, or mix in answers that are"
+            yield Finding("warning", f"{role} says {word} in all {len(given)} verdicts: {doubt}")

@@ -1,0 +1,179 @@
+"""No answer whatever makes a parser or a grader hang or crash.
+
+A thousand texts that parsers choke on go to each. What starts a process for every text does so for a few of them, and
+for all in a slow test.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coterie.config.strict import Weighted
+from coterie.envs.base import graded
+from coterie.envs.checkout import Checkout
+from coterie.envs.code import Mbpp
+from coterie.envs.reasoning_gym import ReasoningGym
+from coterie.envs.rows import Rows
+from coterie.envs.swe import Swe
+from coterie.rewards.answers import boxed, final, last_number, marked, pointed_out, stated, tagged
+from coterie.rewards.choice import choice, letter
+from coterie.rewards.code import code_in
+from coterie.rewards.exact import exact
+from coterie.rewards.format import format as form
+from coterie.rewards.length import length
+from coterie.rewards.nli import label, nli
+from coterie.rewards.number import number
+from coterie.rewards.qa import qa, words
+from coterie.tools.calls import read_calls
+from coterie.tools.python import python_tool
+from coterie.types import Env, Episode
+from coterie.workflows.deep_research import cited
+from coterie.workflows.edits import EditError, edited
+from coterie.workflows.evidence import Evidence
+from coterie.workflows.majority import ballot
+from coterie.workflows.reading import items, verdict
+
+PIECES = [
+    "\\boxed{", "}", "{", "\\", "\\{", "<answer>", "</answer>", "####", "answer is ", "answer:", "```python\n", "```",
+    "\\frac{1}{", "\\left(", "(", "[", "9", "1,234", "1/0", "e99", "\0", "\ud800", "\u202e", "😀", " ", "\n", "*", "a",
+    "A ", "entail", "contradict neutral ", "\\text", "\\sqrt", "^", "$", "-", "x=", "<think>", "<tool_call>",
+    '{"name":', "<|python_tag|>", "verdict: ", "[1]", "a.py\n<<<<<<< SEARCH\n", "=======\n", ">>>>>>> REPLACE\n",
+    "--- a\n+++ b\n", "@@ -1 +1 @@\n", "1. ",
+]  # fmt: skip
+
+
+def hostile() -> list[str]:
+    """1,000 answers: huge, deep, broken, or made for a regular expression to backtrack."""
+    draw = random.Random(0)
+    long = [piece * (30_000 // len(piece)) for piece in PIECES]
+    deep = [f"{piece * 3000}5{'}' * 3000}" for piece in ("\\boxed{", "\\frac{1}{", "\\sqrt{", "{")]
+    spaced = [f"{word}{' ' * 30_000}{end}" for word in ("answer", "\\boxed", "\\text", "1/") for end in ("", "0", "{")]
+    mixed = ["".join(draw.choices(PIECES, k=draw.randint(0, 60))) for _ in range(1000 - len(long + deep + spaced))]
+    return long + deep + spaced + mixed
+
+
+TOOLS = {"python": python_tool()}
+KNOWN = Evidence(frozenset({"Paris"}), ("paris",))
+
+
+def edits(text: str) -> dict[str, str] | str:
+    try:
+        return edited(text, {"a.py": "one\ntwo\n"})
+    except EditError as error:  # what cannot be made is said in words
+        return str(error)
+
+
+WORK: list[Callable[[str], Any]] = [
+    last_number, boxed, tagged, marked, stated, pointed_out, final, label, letter, words, ballot, code_in, verdict,
+    cited, edits, KNOWN.answered_in,
+    lambda text: items(text, 3),
+    lambda text: read_calls(text, TOOLS),
+    lambda text: exact(text, "5"),
+    lambda text: number(text, "5"),
+    lambda text: qa(text, "Paris"),
+    lambda text: nli(text, "neutral"),
+    lambda text: choice(text, "B"),
+    lambda text: form(text, None, pattern=r"^<think>.*</think>", sections=("think", "answer")),
+    lambda text: length(text, None, most=10, margin=5),
+]  # fmt: skip
+
+
+def test_no_answer_makes_a_parser_or_a_light_grader_hang_or_crash() -> None:
+    answers = hostile()
+    assert len(answers) == 1000
+    for work in WORK:
+        started = time.process_time()
+        for answer in answers:
+            work(answer)
+        assert time.process_time() - started < 3.0, work
+
+
+BOMBS = [r"\boxed{9^{9^{9^{9}}}}", r"\boxed{10000000!!}"]  # for a computer algebra system
+
+
+def rows(folder: Path, row: dict[str, Any]) -> Path:
+    (folder / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    return folder / "rows.jsonl"
+
+
+def question(folder: Path, reward: str, **options: Any) -> Env:
+    return graded(Rows(rows(folder, {"question": "?", "answer": "5"})), reward, options, 3.0)
+
+
+def composed(folder: Path) -> Env:
+    parts = [Weighted(name, {}, None, 0.5) for name in ("math", "qa")]
+    return question(folder, "compose", parts=tuple(parts))
+
+
+def programs(folder: Path) -> Env:
+    row = {"text": "Add.", "code": "", "test_list": ["assert add(1, 2) == 3"]}
+    return graded(Mbpp(rows(folder, row | {"code": "x = 1"})), "code", {"test_seconds": 1.0, "seconds": 3.0}, 3.0)
+
+
+def project(folder: Path) -> Env:
+    (folder / "calc").mkdir()
+    (folder / "calc" / "a.py").write_text("one\ntwo\n")
+    return Swe(rows(folder, {"issue": "?", "repository": "calc", "tests": "python -c 1/0"}), seconds=3.0)
+
+
+ENVS: dict[str, Callable[[Path], Env]] = {
+    "math": lambda folder: question(folder, "math"),
+    "qa": lambda folder: question(folder, "qa"),
+    "nli": lambda folder: graded(Rows(rows(folder, {"question": "?", "answer": "neutral"})), "nli", {}, 3.0),
+    "choice": lambda folder: graded(Rows(rows(folder, {"question": "?", "answer": "B"})), "choice", {}, 3.0),
+    "format": lambda folder: question(folder, "format", pattern="^<think>", sections=()),
+    "length": lambda folder: question(folder, "length", most=10),
+    "compose": composed,
+    "code": programs,
+    "native": lambda folder: graded(ReasoningGym("chain_sum", size=2, test_size=1), "native", {}, 3.0),
+    "swe": project,
+}
+
+
+def scored(env: Env, answers: list[str]) -> list[Episode]:
+    task = env.tasks("train")[0]
+    episodes = [Episode(str(number), task, 0, answer=answer) for number, answer in enumerate(answers)]
+
+    async def all_of_them() -> None:
+        await asyncio.gather(*(env.score(episode) for episode in episodes))
+
+    asyncio.run(all_of_them())
+    return episodes
+
+
+def survives(name: str, answers: list[str], folder: Path) -> None:
+    """Every answer gets a grade; one that takes too long gets 0, and is counted."""
+    bombs = BOMBS if name == "math" else []
+    episodes = scored(ENVS[name](folder), [*answers, *bombs])
+    assert all(-1 <= episode.reward <= 1 for episode in episodes)
+    slow = [episode for episode in episodes if name != "swe" and episode.metrics["grader_timeouts"]]
+    assert all(episode.reward == 0 for episode in slow)
+    assert len(slow) <= len(bombs), [episode.answer[:80] for episode in slow]
+
+
+@pytest.mark.parametrize("name", list(ENVS))
+def test_a_few_of_them_are_survived_by_every_grader_as_a_run_calls_it(name: str, tmp_path: Path) -> None:
+    survives(name, hostile()[:: 20 if name in ("code", "swe") else 10], tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(ENVS))
+def test_all_of_them_are_survived_by_every_grader_as_a_run_calls_it(name: str, tmp_path: Path) -> None:
+    survives(name, hostile(), tmp_path)
+
+
+def test_a_change_to_a_project_is_made_or_refused_whatever_it_says() -> None:
+    checkout = Checkout({"a.py": b"one\ntwo\n"}, [])
+    for answer in hostile():
+        try:
+            checkout.edited(answer)
+        except EditError:
+            continue

@@ -1,0 +1,128 @@
+"""`coterie check` finds what is wrong with a team, one planted mistake at a time, and nothing in a sound one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coterie.check import DryRun, Finding, dry_run, findings
+from coterie.check.reading import echoes
+from coterie.check.tables import dry_run as shown
+from tests.episodes import episode, turn
+from tests.planted import Says, honest, planted, right
+
+Folder = Callable[[str], Path]
+
+
+@pytest.fixture
+def checked(model_folder: Folder, tmp_path: Path) -> Callable[..., tuple[DryRun, list[Finding]]]:
+    def check(workflow: str, says: Says = honest, **changes: Any) -> tuple[DryRun, list[Finding]]:
+        dry = dry_run(planted(tmp_path, model_folder("llama"), workflow, says, **changes), tasks=2, repeats=6)
+        return dry, findings(dry)
+
+    return check
+
+
+Check = Callable[..., tuple[DryRun, list[Finding]]]
+
+
+def only(found: list[Finding]) -> tuple[str, str]:
+    assert len(found) == 1, found
+    return found[0].level, found[0].text
+
+
+def test_a_sound_team_has_no_findings(checked: Check) -> None:
+    dry, found = checked("refine")
+    assert found == []
+    assert [gold.episode.reward for gold in dry.golds] == [1.0, 1.0]
+    assert max(probe.episode.reward for probe in dry.probes if probe.whole) == 0.0
+    assert list(dry.verdicts) == ["evaluator"] and set(dry.verdicts["evaluator"]) == {True, False}
+    assert len(list(shown(dry))) > 8
+
+
+def test_a_reward_that_never_changes_is_an_error(checked: Check) -> None:
+    _, found = checked("Pays")
+    errors = [finding.text for finding in found if finding.level == "error"]
+    assert any(text.startswith("whatever is said, optimizer earns 0.5") for text in errors), found
+    assert any("is constant: always 0.5" in finding.text for finding in found), found
+
+
+def test_a_parser_that_strips_what_the_grader_needs_is_an_error_with_the_text_it_passed_on(checked: Check) -> None:
+    dry, found = checked("Strips")
+    hidden = [finding for finding in found if "the workflow hides answers from the grader" in finding.text]
+    level, text = only(hidden)
+    assert level == "error" and "earns 1 by itself and 0 through the workflow; it passed on ''" in text
+    assert dry.golds[0].alone == 1.0
+
+
+def test_a_reward_that_does_not_know_the_reference_is_an_error(checked: Check, tmp_path: Path) -> None:
+    tmp_path.mkdir(exist_ok=True)
+    (tmp_path / "odd.py").write_text("def odd(answer, truth):\n    return 0.1 * (len(answer) % 3)\n")
+    _, found = checked("Alone", reward=f"{tmp_path / 'odd.py'}:odd")
+    assert ("error", True) in [(f.level, f.text.startswith("the reference answer of 2 of 2 tasks")) for f in found], (
+        found
+    )
+
+
+def test_a_reward_that_pays_for_silence_is_an_error(checked: Check, tmp_path: Path) -> None:
+    (tmp_path / "kind.py").write_text("def kind(answer, truth):\n    return float(answer != '77')\n")
+    _, found = checked("Alone", reward=f"{tmp_path / 'kind.py'}:kind")
+    errors = [finding.text for finding in found if finding.level == "error"]
+    assert any(text.startswith("nothing earns as much as the right answer in 2 of 2 tasks") for text in errors), found
+
+
+def test_a_reward_of_form_alone_has_nothing_to_do_with_the_reference(checked: Check) -> None:
+    dry, found = checked("Alone", reward={"name": "format", "pattern": "7"})
+    assert dry.golds == [] and [finding.level for finding in found if finding.level == "error"] == []
+
+
+def test_a_role_that_repeats_what_it_reads_is_named(checked: Check) -> None:
+    def parrot(policy: str, read: str, seed: int) -> str:
+        if policy == "evaluator":
+            said = " ".join(read.split("user\n")[-1].split("<|im_end|>")[0].split()[:12])
+            return f"{said}\nVerdict: {'correct' if seed // 8 % 2 else 'incorrect'}"
+        return honest(policy, read, seed)
+
+    dry, found = checked("refine", parrot)
+    level, text = only(found)
+    assert level == "warning" and text.startswith("evaluator repeats what it read: ")
+    assert "optimizer" not in dry.echoes  # a number is too short to tell
+
+
+def test_a_judge_that_always_agrees_is_named(checked: Check) -> None:
+    def agrees(policy: str, read: str, seed: int) -> str:
+        return "Fine. Verdict: correct" if policy == "evaluator" else honest(policy, read, seed)
+
+    _, found = checked("refine", agrees)
+    level, text = only(found)
+    assert level == "warning" and text.startswith("evaluator says yes in all 12 verdicts")
+
+
+def test_a_judge_that_nobody_can_read_is_named(checked: Check) -> None:
+    def mumbles(policy: str, read: str, seed: int) -> str:
+        return "Perhaps so." if policy == "evaluator" else honest(policy, read, seed)
+
+    _, found = checked("refine", mumbles)
+    assert any(finding.text.startswith("evaluator states a verdict in 0 of") for finding in found), found
+
+
+def test_an_answer_on_which_the_workflow_fails_is_named(checked: Check) -> None:
+    _, found = checked("Stumbles")
+    level, text = only(found)
+    assert level == "warning" and text.startswith("nothing makes the episode fail ('IndexError")
+
+
+def test_tasks_that_are_only_too_hard_are_told_from_rewards_out_of_reach(checked: Check) -> None:
+    _, found = checked("Alone", lambda policy, read, seed: str(int(right(read)) + 1))
+    texts = " ".join(finding.text for finding in found)
+    assert "every episode earned 0; the reference answer earns 1, so it can be reached" in texts
+    assert "whatever is said" not in texts
+
+
+def test_an_echo_is_counted_in_runs_of_four_words() -> None:
+    one = turn("solver")
+    one.text = "a b c d e f g h"
+    assert echoes([episode([one])], lambda _: "x a b c d e y") == {"solver": pytest.approx(2 / 5)}
