@@ -24,7 +24,7 @@ def watch(
     """`alarm/collapse`, and what to tell the user: each sign once, when it has held for long enough."""
     if config.alarm is None:
         return {}, []
-    seen = dict([*_same(episodes, config.alarm.same), *_certain(config, metrics), *_still(memory, metrics)])
+    seen = dict([*_same(config, episodes), *_certain(config, metrics), *_still(memory, metrics)])
     before = memory[SIGNS]
     memory[SIGNS] = {sign: before[sign] + 1 if sign in before else 1 for sign in seen}
     steps = config.alarm.steps
@@ -32,15 +32,16 @@ def watch(
     return {"alarm/collapse": float(any(held >= steps for held in memory[SIGNS].values()))}, news
 
 
-def _same(episodes: Sequence[Episode], most: float) -> Iterator[tuple[str, str]]:
-    """Roles that nearly always say the same."""
+def _same(config: Config, episodes: Sequence[Episode]) -> Iterator[tuple[str, str]]:
+    """Roles that nearly always say the same, in more than one turn; those of frozen policies may."""
+    assert config.alarm is not None
+    learning = {policy for policy, it in config.policies.items() if not it.frozen}
     said: dict[str, Counter[str]] = {}
-    for episode in episodes:
-        for turn in episode.turns:
-            said.setdefault(turn.role, Counter())[turn.text] += 1
+    for turn in (turn for episode in episodes for turn in episode.turns if turn.policy in learning and not turn.given):
+        said.setdefault(turn.role, Counter())[turn.text] += 1
     for role, texts in said.items():
         text, count = texts.most_common(1)[0]
-        if count > most * texts.total():
+        if texts.total() > 1 and count > config.alarm.same * texts.total():
             yield f"same/{role}", f"{role} has said {text[:40]!r} in {count / texts.total():.0%} of its turns"
 
 
@@ -57,5 +58,5 @@ def _still(memory: dict[str, Any], metrics: Metrics) -> Iterator[tuple[str, str]
     """Whether every role earned exactly what it earned in the step before."""
     rewards = {name: value for name, value in metrics.items() if name.startswith("reward/")}
     before, memory[REWARDS] = memory[REWARDS], rewards
-    if rewards == before:
+    if rewards and rewards == before:
         yield "still", "every role has earned exactly the same"

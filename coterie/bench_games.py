@@ -24,13 +24,11 @@ from coterie.build import build
 from coterie.config import load
 from coterie.config.registry import BUILTIN
 from coterie.console import table
-from coterie.games import kuhn, pennies
+from coterie.games.measure import earned, exploited
 from coterie.games.model import tiny_player
 from coterie.games.plot import plot
-from coterie.games.reading import chances
 from coterie.games.setups import GAMES, config_of, plays
 from coterie.models.quiet import quiet
-from coterie.opponents import KEPT, slots
 from coterie.train import Run, train
 
 QUICK = ("naming",)
@@ -44,7 +42,7 @@ class Result:
     algorithm: str
     seed: int
     reached: float  # the share of the best that the team earns; in zero-sum games the exploitability
-    average: float | None  # there also that of all opponents in the pool, one drawn anew for each game
+    average: float | None  # there also that of the pool, its snapshots, one of which is drawn for each game
     seconds: float
 
 
@@ -101,42 +99,16 @@ def play(game: str, algorithm: str, seed: int, scratch: Path) -> Result:
         train(run)
     run.log.close()
     torch.set_num_threads(threads)
-    reached, average = measured(run) if GAMES[game].zero_sum else (earned(run), None)
+    reached, average = exploited(run) if GAMES[game].zero_sum else (earned(run), None)
     return Result(game, algorithm, seed, reached, average, time.perf_counter() - started)
 
 
 def started_run(game: str, algorithm: str, seed: int, folder: Path) -> Run:
     """A run that has not taken a step yet."""
     folder.mkdir(parents=True)
-    model = tiny_player(folder / "model", seed, head=1.0 if GAMES[game].zero_sum else 0.25)
+    model = tiny_player(folder / "model", seed, head=2.0 if GAMES[game].zero_sum else 0.25)
     (folder / "config.yaml").write_text(yaml.safe_dump(config_of(game, algorithm, model, seed), sort_keys=False))
     return build(load(folder / "config.yaml"), folder / "run", console=False)
-
-
-def earned(run: Run) -> float:
-    """What the team earned on average in the last evaluation, as it samples."""
-    last = (run.folder / "metrics.jsonl").read_text().splitlines()[-1]
-    return float(json.loads(last)["eval/reward"])
-
-
-def measured(run: Run) -> tuple[float, float]:
-    """The exploitability of the policy as it is, and of its snapshots in the pool together."""
-    kept = slots(run.config, "player")[: run.memory[KEPT]]
-    if run.config.env.name.endswith("Kuhn"):
-        past = [kuhn_strategy(run, policy) for policy in kept]
-        last, mixed = kuhn_strategy(run, "player"), kuhn.average(past)
-        return kuhn.exploitability(last, last), kuhn.exploitability(mixed, mixed)
-    heads = [chances(run.learners[policy], list(pennies.READ.values()), "h") for policy in [*kept, "player"]]
-    firsts, seconds = ([chance[pennies.READ[role]] for chance in heads] for role in pennies.READ)
-    return pennies.exploitability(firsts[-1], seconds[-1]), pennies.exploitability(
-        mean(firsts[:-1]), mean(seconds[:-1])
-    )
-
-
-def kuhn_strategy(run: Run, policy: str) -> dict[str, float]:
-    """How a policy plays Kuhn poker in either seat, exactly."""
-    reading = {kuhn.read(state[0], state[1:]): state for state in kuhn.SETS}
-    return {reading[text]: bet for text, bet in chances(run.learners[policy], list(reading), "b").items()}
 
 
 def _is_zero_sum(result: Result) -> bool:
@@ -148,7 +120,7 @@ def tables(results: Sequence[Result]) -> list[Any]:
     team = [result for result in results if not _is_zero_sum(result)]
     versus = [result for result in results if _is_zero_sum(result)]
     shown = [table("share of the optimum: mean (worst seed), seconds a run", _rows(team))] if team else []
-    title = "exploitability at the end: mean (worst seed), of the pool's average, seconds a run"
+    title = "exploitability of the last policy and of the pool: mean (worst seed), seconds a run"
     return [*shown, table(title, _rows(versus))] if versus else shown
 
 
@@ -160,8 +132,8 @@ def _rows(results: Sequence[Result]) -> list[dict[str, Any]]:
 
 
 def _cell(results: Sequence[Result]) -> str:
-    reached = [result.reached for result in results]
-    averages = [result.average for result in results if result.average is not None]
-    worst = max(reached) if averages else min(reached)
-    pool = f"  pool {mean(averages):.3f}" if averages else ""
-    return f"{mean(reached):.3f} ({worst:.3f}){pool}  {mean(r.seconds for r in results):.1f}s"
+    reached, pools = [r.reached for r in results], [r.average for r in results if r.average is not None]
+    seconds = f"{mean(r.seconds for r in results):.1f}s"
+    if not pools:
+        return f"{mean(reached):.3f} ({min(reached):.3f})  {seconds}"
+    return f"{mean(reached):.3f} ({max(reached):.3f})  pool {mean(pools):.3f} ({max(pools):.3f})  {seconds}"

@@ -22,16 +22,11 @@ from coterie.types import Metrics
 KEPT = "opponents"  # in a run's memory: how many snapshots were taken so far
 
 
-def slot(policy: str, number: int) -> str:
-    """The name of the policy that a snapshot plays as."""
-    return f"{policy} (past {number})"
-
-
 def slots(config: Config, policy: str) -> list[str]:
-    """Where a policy's snapshots are; a frozen one has none, for its past is its present."""
+    """The policies that a policy's snapshots play as; a frozen one has none, for its past is its present."""
     if config.opponents is None or config.policies[policy].frozen:
         return []
-    return [slot(policy, number) for number in range(config.opponents.keep)]
+    return [f"{policy} (past {number})" for number in range(config.opponents.keep)]
 
 
 def with_slots(config: Config) -> Config:
@@ -46,15 +41,16 @@ def memory_of(config: Config) -> dict[str, Any]:
 
 
 def seats(config: Config, step: int, memory: Mapping[str, Any], roles: Mapping[str, str]) -> dict[str, str]:
-    """Who plays at this step: now and then one role is left to who learns, and snapshots play all others."""
+    """Who plays at this step: now and then one role is left to who learns, and snapshots play the others that learn."""
     pool = config.opponents
     draw = random.Random(stable_hash(config.seed, KEPT, step))
     if pool is None or memory[KEPT] == 0 or draw.random() >= pool.share:
         return dict(roles)
-    learning = [role for role, policy in roles.items() if not config.policies[policy].frozen]
-    stays = draw.choice(learning)
-    past = {role: slot(roles[role], draw.randrange(min(memory[KEPT], pool.keep))) for role in learning}
-    return {role: policy if role == stays or role not in past else past[role] for role, policy in roles.items()}
+    taken = {role: slots(config, policy)[: memory[KEPT]] for role, policy in roles.items()}
+    stays = draw.choice([role for role, past in taken.items() if past])
+    return {
+        role: draw.choice(taken[role]) if taken[role] and role != stays else policy for role, policy in roles.items()
+    }
 
 
 @torch.no_grad()
@@ -66,10 +62,10 @@ def remember(
     if pool is None:
         return {}
     if (step + 1) % pool.every == 0:
-        for policy in config.policies:
-            for name in slots(config, policy)[memory[KEPT] % pool.keep :][:1]:
-                _copy(learners[policy], learners[name])
-                engine.load(name, learners[name].version)
+        for policy in [policy for policy, it in config.policies.items() if not it.frozen]:
+            name = slots(config, policy)[memory[KEPT] % pool.keep]
+            _copy(learners[policy], learners[name])
+            engine.load(name, learners[name].version)
         memory[KEPT] += 1
     return {"opponents": float(min(memory[KEPT], pool.keep))}
 

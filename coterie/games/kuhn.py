@@ -1,6 +1,6 @@
 """Kuhn poker: three cards, two players, one bet. Small enough to know exactly how much a strategy can lose.
 
-Both pay one chip and get a card. `p` passes (checks, folds), `b` bets (calls) one chip more:
+Both pay one chip and get a card. Who passes (`p`) checks or folds, who bets (`b`) adds one chip or calls:
 
     p p      the higher card wins 1        b p      first wins 1
     p b p    second wins 1                 b b      the higher card wins 2
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import permutations, product
 from typing import Any
 
+from coterie.games.model import is_late
 from coterie.types import Episode, Split, Task, Team
 
 CARDS = "jqk"  # from the lowest to the highest
@@ -21,14 +22,14 @@ FIRST, SECOND = "first", "second"
 HISTORIES = {FIRST: ("", "pb"), SECOND: ("p", "b")}  # where each has to move
 ENDS = ("pp", "pbp", "pbb", "bp", "bb")
 SETS = tuple(card + history for histories in HISTORIES.values() for card, history in product(CARDS, histories))
-SITUATION = {"": "f", "p": "c", "b": "r", "pb": "l"}  # as players read it: first, checked, raised, the last word
+SIGN = dict(zip(SETS, "acefghijklqr", strict=True))  # as players read them: a letter for each
 
 Strategy = Mapping[str, float]  # the chance to bet, by own card and what was done so far: "kpb"
 
 
 @dataclass(frozen=True)
 class KuhnTable:
-    """Two players who read the situation and their own card, and answer `p` or `b`; anything else is a pass."""
+    """Two players who read their own card and what was done; a letter after `h` is a bet, any other a pass."""
 
     @property
     def roles(self) -> Sequence[str]:
@@ -39,15 +40,13 @@ class KuhnTable:
         while history not in ENDS:
             role = FIRST if history in HISTORIES[FIRST] else SECOND
             turn = await team[role].say(read(task.meta[role], history))
-            history += "b" if turn.text == "b" else "p"
+            history += "b" if is_late(turn.text) else "p"
         return history
 
 
 @dataclass(frozen=True)
 class Kuhn:
     """The six deals. Each player's winnings are its own last turn's reward; the episode's are those of the first."""
-
-    illegal: float = 1.0  # what a turn loses that is neither p nor b
 
     def tasks(self, split: Split) -> list[Task]:
         return [Task(f"{split}/{a}{b}", "", None, {FIRST: a, SECOND: b}) for a, b in permutations(CARDS, 2)]
@@ -58,16 +57,14 @@ class Kuhn:
     async def score(self, episode: Episode) -> None:
         deal = episode.task.meta
         episode.reward = won(deal[FIRST], deal[SECOND], episode.answer)
-        for turn in episode.turns:
-            turn.reward = 0.0 if turn.text in ("p", "b") else -self.illegal
         for role, gain in ((FIRST, episode.reward), (SECOND, -episode.reward)):
             last = [turn for turn in episode.turns if turn.role == role][-1]
-            last.reward = (last.reward or 0.0) + gain
+            last.reward = gain
 
 
 def read(card: str, history: str) -> str:
-    """What a player reads when it has to move: two letters."""
-    return SITUATION[history] + card
+    """What a player reads when it has to move: one letter that stands for its card and what was done."""
+    return SIGN[card + history]
 
 
 def won(first: str, second: str, history: str) -> float:

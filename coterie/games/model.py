@@ -14,6 +14,7 @@ from coterie.models.quiet import quiet
 
 END, UNKNOWN = "|", "."
 SIGNS = (END, UNKNOWN, *"abcefghijklpqrt")  # few, for a beginner tries them all
+LATE = tuple("ijklpqrt")  # about half of them
 TEMPLATE = "{% for m in messages %}{{ m['content'] }}{{ '|' if m['role'] == 'assistant' else '' }}{% endfor %}"
 WIDTH, CONTEXT = 64, 64
 
@@ -46,9 +47,15 @@ def tiny_player(folder: Path, seed: int = 0, head: float = 0.25) -> Path:
     return folder
 
 
+def is_late(text: str) -> bool:
+    """Whether a letter is of the second half: in a game of two moves every letter is one of them, and none illegal."""
+    return text in LATE
+
+
 def _spread(model: LlamaForCausalLM, head: float) -> None:
     """Fresh weights are so small that all prompts look alike; these tell them apart, and look at every letter."""
-    nn.init.normal_(model.model.embed_tokens.weight)
+    # Letters at right angles: what is learned of one then changes little of what is done after another.
+    nn.init.orthogonal_(model.model.embed_tokens.weight, gain=WIDTH**0.5)
     nn.init.normal_(model.lm_head.weight, std=head / WIDTH**0.5)
     for name, weight in model.model.layers.named_parameters():
         if "norm" not in name and "q_proj" not in name and "k_proj" not in name:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from coterie.games.model import is_late
 from coterie.types import Episode, Split, Task, Team
 
 FIRST, SECOND = "first", "second"
@@ -15,7 +16,7 @@ READ = {FIRST: "f", SECOND: "c"}
 
 @dataclass(frozen=True)
 class PenniesTable:
-    """Each reads which player it is, `f` or `c`, and answers `h` or `t`; anything else is tails."""
+    """Each reads which player it is, `f` or `c`; a letter after `h` is tails, any other heads."""
 
     @property
     def roles(self) -> Sequence[str]:
@@ -23,14 +24,13 @@ class PenniesTable:
 
     async def run(self, task: Task, team: Team, world: Any) -> str:
         turns = await asyncio.gather(*(team[role].say(READ[role]) for role in (FIRST, SECOND)))
-        return "".join("h" if turn.text == "h" else "t" for turn in turns)
+        return "".join("t" if is_late(turn.text) else "h" for turn in turns)
 
 
 @dataclass(frozen=True)
 class Pennies:
     """The same game every time. Winnings are each turn's own reward; the episode's are those of the first."""
 
-    illegal: float = 2.0  # what a turn loses that is neither h nor t
     size: int = 8
 
     def tasks(self, split: Split) -> list[Task]:
@@ -43,10 +43,9 @@ class Pennies:
         alike = episode.answer[0] == episode.answer[1]
         episode.reward = 1.0 if alike else -1.0
         for turn in episode.turns:
-            fine = 0.0 if turn.text in ("h", "t") else self.illegal
-            turn.reward = (episode.reward if turn.role == FIRST else -episode.reward) - fine
+            turn.reward = episode.reward if turn.role == FIRST else -episode.reward
 
 
 def exploitability(first: float, second: float) -> float:
-    """What a player who knows the other's chance of heads wins on average, over both seats; 0 only at one half."""
+    """What a player who knows the other's chance of tails wins on average, over both seats; 0 only at one half."""
     return (abs(2 * first - 1) + abs(2 * second - 1)) / 2

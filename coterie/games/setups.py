@@ -30,11 +30,11 @@ def part(file: str, name: str, **options: Any) -> Tree:
 
 TEAM, PLAYERS = ("left", "right"), ("first", "second")
 AT_ONCE = part("matrix", "AtOnce", order=list(TEAM))
-# Policy gradients circle around an equilibrium. A bonus for doubt that fades, opponents out of the past and a
-# learning rate that falls make them come to rest near it.
+# Policy gradients circle around an equilibrium. A bonus for doubt draws them in; as it fades, and the learning rate
+# with it, they come to rest near it, and the average of the snapshots in the pool is nearer still.
 SELF_PLAY: Tree = {
     "credit": "own",
-    "opponents": {"share": 0.25, "every": 10, "keep": 16},
+    "opponents": {"share": 0.1, "every": 5, "keep": 32},
     "alarm": {},
     "learning": {"schedule": "cosine"},
 }
@@ -52,15 +52,15 @@ GAMES: dict[str, Setup] = {
         PLAYERS,
         True,
         SELF_PLAY | {"steps": 80, "tasks_per_step": 8},
-        {"entropy": 0.5, "entropy_halves": 60, "minibatches": 4},
+        {"entropy": 1.0, "entropy_halves": 40, "minibatches": 4},
     ),
     "kuhn": Setup(
         part("kuhn", "KuhnTable"),
         part("kuhn", "Kuhn"),
         PLAYERS,
         True,
-        SELF_PLAY | {"steps": 400, "tasks_per_step": 6, "episodes_per_task": 32},
-        {"entropy": 0.5, "entropy_halves": 150, "minibatches": 4},
+        SELF_PLAY | {"steps": 320, "tasks_per_step": 6, "episodes_per_task": 48},
+        {"entropy": 0.5, "entropy_halves": 96, "minibatches": 4},
         # Compared with turns that met the same deal and read the same, in chips: that is the least noise.
         {"grpo": {"peers": ["task", "role", "prompt"], "scale": "none"}},
         ("grpo",),
@@ -99,7 +99,7 @@ def config_of(game: str, algorithm: str, model: Path, seed: int) -> Tree:
     policies: Tree = {role: {"model": str(model), "lora": None, "lr": 3e-3} for role in setup.roles}
     roles = {role: role for role in setup.roles}
     if setup.zero_sum:
-        policies = {"player": {"model": str(model), "lora": {"rank": 8, "alpha": 16.0}, "lr": 1e-3}}
+        policies = {"player": {"model": str(model), "lora": {"rank": 8, "alpha": 16.0}, "lr": 8e-4}}
         roles = dict.fromkeys(setup.roles, "player")
     tree: Tree = {
         "name": f"{game}-{algorithm}-{seed}",

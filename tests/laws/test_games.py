@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import math
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -14,25 +17,29 @@ import yaml
 
 from coterie.alarm import memory_of, watch
 from coterie.algorithms.base import Algorithm
-from coterie.bench_games import Result, kuhn_strategy, measured, play, started_run, tables
+from coterie.bench_games import Result, play, started_run, tables
 from coterie.config import Config, ConfigError, load
 from coterie.config.crosscheck import cross_check
 from coterie.config.registry import BUILTIN
 from coterie.games import kuhn, pennies
-from coterie.games.model import SIGNS, tiny_player
+from coterie.games.matrix import Additive
+from coterie.games.measure import exploited, kuhn_strategy
+from coterie.games.model import LATE, SIGNS, is_late, tiny_player
 from coterie.games.plot import plot
 from coterie.games.reading import chances
 from coterie.games.setups import GAMES, config_of, plays
 from coterie.learners.torch import TorchLearner
+from coterie.log import read_episodes
 from coterie.models.base import Base
 from coterie.opponents import KEPT, slots
 from coterie.train import Run, train
-from coterie.types import Episode
+from coterie.types import Episode, Task, Team
 from tests.episodes import episode, turn
 from tests.laws.test_resume import assert_same_run
 from tests.runs import resumed, started, trained
 
 ALGORITHMS = list(BUILTIN["algorithm"])
+SHORT = ("grpo", "magrpo", "happo", "qmix")  # by groups, by trees, by values, by utilities; the slow law has all
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +117,8 @@ def test_a_tiny_player_can_say_every_letter_and_the_chances_are_the_model_s_own(
             expected = base.model(input_ids=ids, use_cache=False).logits[0, -1].softmax(-1)
         found = torch.tensor([said[sign][prompt] for sign in SIGNS])
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+        late = sum(said[sign][prompt] for sign in SIGNS if is_late(sign))
+        assert chances(learner, prompts, LATE)[prompt] == pytest.approx(late, abs=1e-5)
         assert float(found.min()) > 0.001
 
 
@@ -126,8 +135,56 @@ def test_every_algorithm_can_be_put_to_every_game(algorithm: str, model: Path, t
             cross_check(config, config.workflow.made, config.algorithm.made)
 
 
+@dataclass(frozen=True)
+class Sometimes:
+    """The left one speaks in three tasks of four, the right one in every other; in one of four nobody does."""
+
+    @property
+    def roles(self) -> Sequence[str]:
+        return "left", "right"
+
+    async def run(self, task: Task, team: Team, world: Any) -> None:
+        number = int(task.id.rpartition("/")[2]) % 4
+        if number:
+            await team.left.say("a")
+        if number > 1:
+            await team.right.say("b")
+
+
+@dataclass(frozen=True)
+class Late(Additive):
+    """A game that half of all letters win."""
+
+    async def score(self, episode: Episode) -> None:
+        episode.reward = sum(is_late(turn.text) for turn in episode.turns) / 2
+
+
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_every_algorithm_learns_the_naming_game(algorithm: str, tmp_path: Path) -> None:
+def test_a_role_absent_from_some_episodes_is_handled_and_counted_by_every_algorithm(
+    algorithm: str, model: Path, tmp_path: Path
+) -> None:
+    tree = config_of("additive", algorithm, model, 0)
+    own = {
+        "workflow": f"{__file__}:Sometimes",
+        "env": {"name": f"{__file__}:Late", "size": 4},
+        "steps": 2,
+        "eval": {"tasks": 1},
+    }
+    if algorithm in ("vdn", "qmix"):
+        own["algorithm"] = tree["algorithm"] | {"warmup": 1}  # so that the second step is judged by utilities
+    run = trained(tree | own, tmp_path)
+    for step, row in enumerate(json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()[:2]):
+        played = read_episodes(tmp_path / "episodes" / f"{step:06}.jsonl")
+        spoke = [{turn.role for turn in episode.turns} for episode in played]
+        assert 0 < sum("right" in there for there in spoke) < sum("left" in there for there in spoke) < len(spoke)
+        for role in ("left", "right"):
+            assert row[f"absent/{role}"] == sum(role not in there for there in spoke)
+        assert all(math.isfinite(number) for number in row.values() if isinstance(number, float))
+    assert all(learner.version >= 2 for learner in run.learners.values())
+
+
+@pytest.mark.parametrize("algorithm", SHORT)
+def test_an_algorithm_of_every_kind_learns_the_naming_game(algorithm: str, tmp_path: Path) -> None:
     assert play("naming", algorithm, 0, tmp_path).reached >= 0.95
 
 
@@ -141,8 +198,9 @@ def test_every_algorithm_finds_the_best_of_what_adds_up(algorithm: str, game: st
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_self_play_comes_near_the_equilibrium_of_kuhn_poker(seed: int, tmp_path: Path) -> None:
-    assert play("kuhn", "grpo", seed, tmp_path).reached < 0.05
+def test_the_average_of_a_player_s_past_comes_near_the_equilibrium_of_kuhn_poker(seed: int, tmp_path: Path) -> None:
+    result = play("kuhn", "grpo", seed, tmp_path)
+    assert result.average is not None and result.average < 0.05
 
 
 def test_results_are_a_table_and_a_picture() -> None:
@@ -203,7 +261,7 @@ def test_a_run_with_opponents_goes_on_to_the_bit(model: Path, tmp_path: Path) ->
     again = resumed(tree, tmp_path / "halves")
     assert_same_run(again, straight)
     assert again.memory == straight.memory and again.memory[KEPT] == 6
-    assert measured(again) == measured(straight)
+    assert exploited(again) == exploited(straight)
 
 
 def test_opponents_that_cannot_be_kept_or_met_are_refused(model: Path, tmp_path: Path) -> None:
@@ -223,15 +281,20 @@ def test_the_bonus_for_doubt_halves_again_and_again() -> None:
 
 
 def said(*texts: str) -> list[Episode]:
-    turns = [turn("solver") for _ in texts]
+    turns = [turn("solver", policy="player") for _ in texts]
     for one, text in zip(turns, texts, strict=True):
         one.text = text
     return [episode([one]) for one in turns]
 
 
-def alarmed(model: Path, tmp_path: Path, steps: Sequence[tuple[list[Episode], dict[str, float]]]) -> list[Any]:
-    path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(self_play(model, alarm={"steps": 2, "entropy": 0.1})))
+Steps = Sequence[tuple[list[Episode], dict[str, float]]]
+
+
+def alarmed(model: Path, tmp_path: Path, steps: Steps, policies: dict[str, Any] | None = None) -> list[Any]:
+    """The metric and how much is told, step by step."""
+    tree, path = self_play(model, alarm={"steps": 2, "entropy": 0.1}), tmp_path / "config.yaml"
+    tree["policies"] |= policies or {}
+    path.write_text(yaml.safe_dump(tree))
     config = load(path)
     memory = memory_of(config)
     found = [watch(config, memory, episodes, metrics) for episodes, metrics in steps]
@@ -258,8 +321,36 @@ def test_rewards_that_stand_still_raise_the_alarm_and_it_ends_when_they_move(mod
     assert alarmed(model, tmp_path, steps) == [(0.0, 0), (0.0, 0), (1.0, 1), (0.0, 0), (0.0, 0)]
 
 
+@pytest.mark.parametrize("policy", ["a frozen one", "player (past 0)"])
+def test_who_does_not_learn_may_always_say_the_same(policy: str, model: Path, tmp_path: Path) -> None:
+    frozen = {"policies": {"a frozen one": {"model": str(model), "frozen": True}}}
+    episodes = said("h", "h")
+    steps = [(episodes, {"reward/first": i / 10}) for i in range(3)]
+    assert alarmed(model, tmp_path, steps, **frozen) == [(0.0, 0), (1.0, 1), (1.0, 0)]
+    for played in episodes:
+        played.turns[0].policy = policy
+    assert alarmed(model, tmp_path, steps, **frozen) == [(0.0, 0)] * 3
+
+
+def test_one_turn_or_a_step_in_which_nobody_earned_is_no_sign_of_collapse(model: Path, tmp_path: Path) -> None:
+    lone: Steps = [(said("h"), {"reward/first": i / 10}) for i in range(3)]
+    assert alarmed(model, tmp_path, lone) == [(0.0, 0)] * 3
+    assert alarmed(model, tmp_path, [([], {})] * 3) == [(0.0, 0)] * 3
+
+
+def test_a_run_whose_player_can_say_one_thing_only_raises_the_alarm(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    certain = tiny_player(tmp_path / "model", head=1000.0)
+    run = trained(self_play(certain, steps=4, alarm={"steps": 2}), tmp_path / "run")
+    rows = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()[:4]]
+    assert [row["alarm/collapse"] for row in rows] == [0.0, 1.0, 1.0, 1.0]
+    assert capsys.readouterr().err.count("player's entropy has been below 0.01") == 1
+
+
 def test_a_run_of_players_who_doubt_raises_no_alarm(model: Path, tmp_path: Path) -> None:
     run = started_run("pennies", "rae", 0, tmp_path / "run")
     run.config = Config(**{**vars(run.config), "steps": 3})
     train(run)
-    assert run.memory["alarm"] == {}
+    rows = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()[:3]]
+    assert [row["alarm/collapse"] for row in rows] == [0.0] * 3
