@@ -7,6 +7,7 @@ said its last token puts itself to rest. The learner's weights move in place, so
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -62,6 +63,10 @@ class Graphs:
         if self.cache.layers[0].dtype == torch.float32:  # flash attention knows only half precision
             self.eager.read(rows, counts)
             return
+        with self._on_device():
+            self._read(rows, counts)
+
+    def _read(self, rows: Sequence[Row], counts: Sequence[int]) -> None:
         self.fused.refresh()
         layout = Flash(self.cache, [row.slot for row in rows], [row.computed for row in rows], counts)
         ids = stream(rows, counts).to(self.base.device)
@@ -70,6 +75,14 @@ class Graphs:
     @torch.inference_mode()
     def advance(self, rows: Sequence[Row]) -> list[Said]:
         """Up to EVERY tokens for each row, fewer for one that has finished."""
+        with self._on_device():
+            return self._advance(rows)
+
+    def _on_device(self) -> AbstractContextManager[None]:
+        """Kernels and graphs go to the current GPU, which need not be the model's."""
+        return torch.cuda.device(self.base.device) if self.base.device.type == "cuda" else nullcontext()
+
+    def _advance(self, rows: Sequence[Row]) -> list[Said]:
         size = max(SMALLEST, 1 << (len(rows) - 1).bit_length())
         self._make_room(size)
         self.fused.refresh()
