@@ -1,0 +1,45 @@
+"""Every plain workflow on real weights: two training steps in which all roles speak. The five teams have examples."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.runs import trained
+
+pytestmark = pytest.mark.slow
+
+SUMS = f"{Path(__file__).parents[1] / 'sums.py'}:Sums"
+WORKFLOWS: dict[str, tuple[list[str], dict[str, Any]]] = {  # roles, options
+    "single": (["solver"], {}),
+    "chain": (["reasoner", "actor"], {"roles": ["reasoner", "actor"]}),
+    "debate": (["first", "second", "third"], {}),
+    "vote": (["solver"], {}),
+    "summarize": (["first", "second", "third", "summarizer"], {}),
+    "mixture": (["first", "second", "third", "aggregator"], {}),
+    "refine": (["optimizer", "evaluator"], {}),
+    "orchestrate": (["orchestrator", "worker"], {}),
+    "cory": (["pioneer", "observer"], {}),
+    "multi_turn": (["guide", "walker"], {"roles": ["guide", "walker"]}),
+}
+
+
+@pytest.mark.parametrize("workflow", list(WORKFLOWS))
+def test_two_steps_on_real_weights(workflow: str, tmp_path: Path) -> None:
+    roles, options = WORKFLOWS[workflow]
+    world = {"env": "hunt", "reward": "native"} if workflow == "multi_turn" else {"env": SUMS, "reward": "native"}
+    tree = world | {
+        "steps": 2, "tasks_per_step": 1, "episodes_per_task": 2, "device": "cpu", "algorithm": "grpo",
+        "policies": {"both": {"model": "demo", "lr": 1e-4}}, "roles": dict.fromkeys(roles, "both"),
+        "workflow": {"name": workflow} | options, "sampling": {"max_tokens": 8}, "eval": {"tasks": 1},
+    }  # fmt: skip
+    run = trained(tree, tmp_path / "run")
+    rows = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+    assert all(math.isfinite(value) for row in rows for value in row.values())
+    episodes = [json.loads(line) for line in (run.folder / "episodes" / "000000.jsonl").read_text().splitlines()]
+    assert {turn["role"] for episode in episodes for turn in episode["turns"]} == set(roles)
+    assert run.learners["both"].version == 2
