@@ -5,11 +5,11 @@ from __future__ import annotations
 import typer
 
 from coterie.bench.adapters import adapters
+from coterie.bench.games import games
 from coterie.bench.rollout import rollout
 from coterie.bench.scaling import scaling
 from coterie.bench.step import step
 from coterie.bench.update import update
-from coterie.bench_games import games
 
 app = typer.Typer(help="Measure speed against a peer, in one run.", no_args_is_help=True)
 for command in (rollout, update, step, adapters, scaling, games):

@@ -17,7 +17,7 @@ import yaml
 
 from coterie.alarm import memory_of, watch
 from coterie.algorithms.base import Algorithm
-from coterie.bench_games import Result, play, started_run, tables
+from coterie.bench.games import Result, play, started_run, tables
 from coterie.config import Config, ConfigError, load
 from coterie.config.crosscheck import cross_check
 from coterie.config.registry import BUILTIN

@@ -25,7 +25,7 @@ MAY: dict[str, set[str]] = {
     "credit": {"types", "rl"},
     **{part: ALL - WEIGHTY for part in ("workflows", "envs", "rewards", "tools")},
     "build": ALL - COMMAND_LINE,
-    **{part: ALL for part in (*COMMAND_LINE, "__main__", "api", "bench_games")},
+    **{part: ALL for part in (*COMMAND_LINE, "__main__", "api", "bench")},
 }
 
 

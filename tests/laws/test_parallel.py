@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,11 @@ from coterie.placement import must_have_devices
 from coterie.processes import Processes
 from coterie.train import Run
 from coterie.types import Batch
-from tests.runs import naming_config, started, trained, written
+from tests.runs import naming_config, resumed, started, trained, written
 from tests.several import WAYS
 
 Folder = Callable[[str], Path]
+Weights = Mapping[str, torch.Tensor]
 ROOT = Path(__file__).parents[2]
 STEPS, LR = 3, 1e-3
 
@@ -54,7 +55,8 @@ def together(model_folder: Folder, tmp_path_factory: pytest.TempPathFactory) -> 
     command = [sys.executable, "-m", "tests.several", str(root)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     told = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, timeout=120, check=True)
-    assert json.loads(told.stdout) == {"straight": [[0, 0]], "left alone": [[2, -signal.SIGKILL], [0, 0]]}
+    lost = [2, -signal.SIGKILL]
+    assert json.loads(told.stdout) == {"straight": [[0, 0]], "left alone": [lost, [0, 0]], "left for good": [lost]}
     return root
 
 
@@ -80,15 +82,26 @@ def test_two_processes_learn_what_one_does(together: Path, alone: Run, model_fol
     than 3e-4 of the way that they have gone."""
     two, fresh = together / "straight", started(config(model_folder("llama")), tmp_path)
     for policy, theirs in weights(two, 0).items():
-        ours, before = (run.learners[policy].parameters() for run in (alone, fresh))
-        off, way = (torch.cat([(theirs[n] - p[n]).flatten() for n in theirs]).detach() for p in (ours, before))
-        assert off.norm() < 3e-4 * way.norm() and off.abs().max() < LR
+        assert_close(theirs, *(run.learners[policy].parameters() for run in (alone, fresh)))
     assert tokens(two) == tokens(alone.folder) and len(tokens(two)) == STEPS * 12
     for theirs_now, ours in zip(measured(two), measured(alone.folder), strict=True):
         assert theirs_now == pytest.approx(ours, rel=1e-3, abs=1e-4)
 
 
-@pytest.mark.parametrize("way", WAYS)
+def assert_close(theirs: Weights, ours: Weights, before: Weights) -> None:
+    off, way = (torch.cat([(theirs[n] - p[n]).flatten() for n in theirs]).detach() for p in (ours, before))
+    assert off.norm() < 3e-4 * way.norm() and off.abs().max() < LR
+
+
+def test_one_process_goes_on_where_two_were(together: Path, alone: Run, model_folder: Folder, tmp_path: Path) -> None:
+    tree = config(model_folder("llama"))
+    fresh, again = started(tree, tmp_path), resumed(tree, together / "left for good")
+    for policy, learner in again.learners.items():
+        assert_close(learner.parameters(), *(run.learners[policy].parameters() for run in (alone, fresh)))
+    assert tokens(again.folder) == tokens(alone.folder)
+
+
+@pytest.mark.parametrize("way", ["straight", "left alone"])
 def test_both_processes_hold_the_same_weights_to_the_bit(way: str, together: Path) -> None:
     torch.testing.assert_close(weights(together / way, 0), weights(together / way, 1), rtol=0, atol=0)
 

@@ -10,9 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from coterie.models.attention import NOWHERE, allowed
+from coterie.models.varlen import Ragged, flash
 
 STRIDE = 64  # capacity grows in steps of this many tokens
-SHARE = 0.5  # of a GPU's free memory that slots may take
+PART = 0.5  # of a GPU's free memory that slots may take
 FULL = 0.9  # of a GPU's memory; beyond it slots are given back while the learner works
 
 
@@ -101,7 +102,7 @@ class SlotCache:
         slot = len(self.layers) * 2 * layer.shape[2] * rounded(capacity) * layer.shape[4] * layer.element_size()
         free = torch.cuda.mem_get_info(self.device)[0] + torch.cuda.memory_reserved(self.device)
         free += self.size - torch.cuda.memory_allocated(self.device)
-        return max(1, int(SHARE * free / slot))
+        return max(1, int(PART * free / slot))
 
     @property
     def size(self) -> int:
@@ -175,19 +176,15 @@ class Flash:
         known = np.concatenate([np.arange(a + n) for a, n in zip(first, many, strict=True)])
         numbers = (row.repeat(many), at, row.repeat(first + many), known, _ends(many), _ends(first + many))
         on_device = [torch.from_numpy(x.astype(np.int32)).to(cache.device) for x in numbers]
-        self.rows, self.positions, self.key_rows, self.key_at, self.queries, self.keys = on_device
+        self.rows, self.positions, self.key_rows, self.key_at, queries, keys = on_device
+        self.ragged = Ragged(queries, keys, int(many.max()), int((first + many).max()), None)
         self.fresh = not first.any()
-        self.longest = int(many.max()), int((first + many).max())
 
     def flash(self, cache: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None) -> Tensor:
         """q, k, v [T, heads, width], the latter two in the cache already → [T, heads, width]."""
         if not self.fresh:
             k, v = (x[self.key_rows, :, self.key_at] for x in cache)
-        near = {} if window is None else {"window_size_left": window - 1, "window_size_right": 0}
-        out = torch.ops.aten._flash_attention_forward(
-            q, k, v, self.queries, self.keys, *self.longest, 0.0, True, False, scale=scale, **near
-        )
-        return out[0]
+        return flash(q, k, v, self.ragged, scale, window)
 
 
 def _ends(counts: np.ndarray) -> np.ndarray:
