@@ -73,15 +73,15 @@ def spread(numbers: Sequence[float]) -> str:
 
 
 def in_turn(
-    mine: Way, theirs: Way | None, repeats: int, device: torch.device, warm: Way | None = None
+    mine: Way, theirs: Way | None, repeats: int, device: torch.device
 ) -> tuple[list[Timing], list[Timing] | None]:
     """Both ways once to warm up, then in turn, so that a machine that slows down slows both.
 
-    `warm` is enough to warm the other way up, where it is slow and keeps nothing from one time to the next."""
+    To warm up takes all of the work: `generate` asks a GPU for memory at every length it has not seen yet, which
+    makes its first time more than twice as long."""
     ways = [way for way in (mine, theirs) if way is not None]
-    for way in (mine, warm or theirs):
-        if way is not None:
-            way()
+    for way in ways:
+        way()
     taken: list[list[Timing]] = [[] for _ in ways]
     for _ in range(repeats):
         for way, timings in zip(ways, taken, strict=True):

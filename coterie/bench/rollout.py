@@ -88,10 +88,7 @@ class Shaped:
         def theirs() -> int:
             return count(generate(self.peer, self.prompts, limits), limits)
 
-        def warm() -> int:
-            return len(generate(self.peer, self.prompts, [4] * len(limits)))
-
-        mine, peers = in_turn(lambda: self.ours(limits), theirs, repeats, self.device, warm)
+        mine, peers = in_turn(lambda: self.ours(limits), theirs, repeats, self.device)
         return Row(work, "native", "generate", mine, peers)
 
     def others(self, limits: Sequence[int], repeats: int) -> list[Row]:
