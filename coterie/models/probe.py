@@ -31,7 +31,8 @@ class Asked(NamedTuple):
 
 def texts(vocabulary: int, device: torch.device) -> list[Tensor]:
     """Two rows, for a model that does not ask us who sees whom would let the second read the first."""
-    ids = torch.arange(4, 4 + sum(LENGTHS), device=device) % vocabulary
+    number = sum(LENGTHS)
+    ids = torch.arange(1, number + 1, device=device) * max(1, vocabulary // (number + 1)) % vocabulary
     return list(ids.split(LENGTHS))
 
 
@@ -42,8 +43,10 @@ def alone(model: PreTrainedModel, rows: Sequence[Tensor]) -> Tensor:
 
 
 def alike(ours: Tensor, theirs: Tensor) -> bool:
-    error = (ours - theirs).float().norm() / theirs.float().norm()
-    return bool(error < (1e-3 if theirs.dtype == torch.float32 else 5e-2))
+    """Whether they say the same to all tokens; in half precision to most, for there a real model may say something
+    else entirely to a token when one of its first layers rounds the other way."""
+    errors = (ours - theirs).float().norm(dim=-1) / theirs.float().norm(dim=-1)
+    return bool(errors.max() < 1e-3 if theirs.dtype == torch.float32 else errors.median() < 5e-2)
 
 
 class Noting:

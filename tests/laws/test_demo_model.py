@@ -12,6 +12,8 @@ import torch
 import yaml
 
 from coterie.config.registry import BUILTIN
+from coterie.models.base import Base
+from coterie.models.store import resolve
 from tests.runs import resumed, trained
 
 pytestmark = pytest.mark.slow
@@ -67,3 +69,8 @@ def test_five_steps_on_real_weights_and_three_and_two_are_the_same(
     for policy, learner in straight.learners.items():
         for name, parameter in learner.parameters().items():
             assert torch.equal(parameter, again.learners[policy].parameters()[name]), (policy, name)
+
+
+def test_half_precision_takes_our_own_forward_too() -> None:
+    """Without it a GPU could not capture the model's steps."""
+    assert Base(resolve("demo"), "cpu", torch.bfloat16).forward is not None

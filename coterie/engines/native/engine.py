@@ -7,6 +7,7 @@ token, and that token is the row's first step: all log-probs come out of steps.
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -175,4 +176,5 @@ def steps(base: Base, cache: SlotCache, sampler: Sampler, adapters: Sequence[str
 
         if graphs.drives(base):
             return graphs.Graphs(base, cache, sampler, adapters)
+        print(f"{base.folder}: steps of this model cannot be captured; sampling takes far longer", file=sys.stderr)
     return Eager(base, cache, sampler)
