@@ -23,7 +23,7 @@ from coterie.models.base import Base
 
 EVERY = 16  # steps between two looks at what was said
 TOKEN, POSITION, START, LIMIT, HEAT, TOP_P, TOP_K, ADAPTER, KEYS = range(9)  # columns of the sheet
-SMALLEST = 8  # rows of a graph; then twice as many, and so on
+SMALLEST = 8  # rows of a graph
 
 
 def drives(base: Base) -> bool:
@@ -83,7 +83,7 @@ class Graphs:
         return torch.cuda.device(self.base.device) if self.base.device.type == "cuda" else nullcontext()
 
     def _advance(self, rows: Sequence[Row]) -> list[Said]:
-        size = max(SMALLEST, 1 << (len(rows) - 1).bit_length())
+        size = size_for(len(rows))
         self._make_room(size)
         self.fused.refresh()
         step = self._step(size, any(row.adapter for row in rows), any(row.narrow for row in rows))
@@ -137,6 +137,13 @@ class Graphs:
             floats = sheet.view(torch.float32)
             logits = keep_likely(logits, floats[:, TOP_P], sheet[:, TOP_K], floats[:, HEAT])
         kernels.draw(logits, self.sampler, sheet, self.ends, self.said[:size], HEAT, KEYS)
+
+
+def size_for(rows: int) -> int:
+    """The smallest graph that has room: 8, 16, 24, 32, 48, 64, 96, 128, 192 rows and so on."""
+    power = max(SMALLEST, 1 << (rows - 1).bit_length())
+    less = power * 3 // 4
+    return less if rows <= less and less >= 3 * SMALLEST else power
 
 
 def capture(step: Callable[[], None], pool: Any) -> Callable[[], None]:
