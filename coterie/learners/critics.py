@@ -30,6 +30,7 @@ class Judge:
     roles: frozenset[str]
     learning: frozenset[str]  # the policies that learn; turns of others are environment
     sees: Literal["own", "joint"]
+    cut: int = 0  # contexts that were too long for its model
 
     def judged(self, episode: Episode) -> list[Turn]:
         """The turns whose worth this critic says."""
@@ -47,10 +48,13 @@ class Judge:
         return replace(episode, turns=turns)
 
     def context(self, episode: Episode, turn: Turn) -> tuple[int, ...]:
-        """What it reads before a turn."""
-        if self.sees == "own":
-            return turn.prompt_ids
-        return self.learner.base.chat.prompt([{"role": "user", "content": joint_context(episode, turn)}])
+        """What it reads before a turn; of a context that is too long for its model, the end."""
+        ids = turn.prompt_ids
+        if self.sees == "joint":
+            ids = self.learner.base.chat.prompt([{"role": "user", "content": joint_context(episode, turn)}])
+        room = self.learner.base.context - len(turn.response_ids)
+        self.cut += len(ids) > room
+        return ids[max(0, len(ids) - room) :]
 
     def batch(self, shadows: Sequence[Episode]) -> Batch | None:
         return make_batches(shadows, judged=False).get(self.learner.policy)
@@ -79,13 +83,14 @@ class Critics:
     def fit(self, episodes: Sequence[Episode], step: int) -> Metrics:
         metrics: Metrics = {}
         for name, judge in self.judges.items():
+            judge.cut = 0
             batch = judge.batch([judge.shadow(episode) for episode in episodes])
             if batch is None:
                 continue
             judge.learner.begin(step)
             weights = self.weights(batch)
             fits = [judge.learner.fit(batch, weights, self.loss) for _ in range(self.fits)]
-            metrics |= {f"critic/{name}/{key}": value for key, value in fits[-1].items()}
+            metrics |= {f"critic/{name}/{key}": value for key, value in (fits[-1] | {"cut": judge.cut}).items()}
         return metrics
 
     def save(self, folder: Path) -> None:

@@ -165,6 +165,19 @@ def test_a_central_critic_reads_what_all_have_said_and_who_is_to_speak(model_fol
             assert read.response_ids == spoken.response_ids and spoken.prompt_ids != read.prompt_ids
 
 
+def test_of_a_context_that_is_too_long_a_critic_reads_the_end_and_says_so(model_folder: Folder, tmp_path: Path) -> None:
+    run = started(config(model_folder("llama"), "central by default"), tmp_path)
+    episodes, otherwise = play(run, run.tasks.next(), 2)
+    team = critics(run).judges["team"]
+    whole = [turn.prompt_ids for turn in team.shadow(episodes[0]).turns]
+    lengths = [len(ids) + len(turn.response_ids) for ids, turn in zip(whole, episodes[0].turns, strict=True)]
+    team.learner.base.context = max(lengths) - 1
+    read = [turn.prompt_ids for turn in team.shadow(episodes[0]).turns]
+    assert read == [ids[1:] if n == max(lengths) else ids for ids, n in zip(whole, lengths, strict=True)]
+    judge(run, episodes, otherwise)
+    assert critics(run).fit(episodes, 0)["critic/team/cut"] > 0
+
+
 def test_a_critic_of_one_role_s_own_context_reads_what_the_role_read(model_folder: Folder, tmp_path: Path) -> None:
     run = started(config(model_folder("llama"), "one for each role"), tmp_path)
     episodes, _ = play(run, run.tasks.next(), 1)
