@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import torch
 
-from coterie.files import atomic_folder, write_atomic
+from coterie.files import atomic_folder, remove_folder, write_atomic
 
 if TYPE_CHECKING:
     from coterie.train import Run
@@ -81,7 +80,7 @@ def _forget_later(run: Run) -> None:
     """What was saved after the step that the run goes on from."""
     for path in run.folder.glob("checkpoints/[0-9]*"):
         if int(path.name) > run.step:
-            shutil.rmtree(path)  # of a run that was killed before it could point at it
+            remove_folder(path)  # of a run that was killed before it could point at it
     if (run.folder / "best").is_file() and not (run.folder / "checkpoints" / _pointed(run, "best")).is_dir():
         (run.folder / "best").unlink()  # it was of a step that the run now comes to again
 
@@ -112,4 +111,4 @@ def _prune(run: Run) -> None:
     there = sorted(run.folder.glob("checkpoints/[0-9]*"))
     for path in there[: -run.config.checkpoint.keep]:
         if path.name not in pointed:
-            shutil.rmtree(path)
+            remove_folder(path)

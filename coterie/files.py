@@ -40,6 +40,13 @@ def atomic_folder(path: Path) -> Iterator[Path]:
         _flush_to_disk(path.parent)
 
 
+def remove_folder(path: Path) -> None:
+    """Delete a folder so that a reader finds it whole or not at all."""
+    gone = path.parent / f"{TEMPORARY}{uuid.uuid4().hex}"
+    path.rename(gone)
+    shutil.rmtree(gone)
+
+
 def append_line(path: Path, text: str) -> None:
     """Add one line to a file in one write, so that only the last line can ever be half there."""
     if "\n" in text:

@@ -17,6 +17,7 @@ import yaml
 from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
+from coterie.config.problems import ConfigError
 from coterie.console import Display, display
 from coterie.files import append_line, truncate_after, write_atomic
 from coterie.types import Episode, Metrics, Task, Turn
@@ -79,11 +80,12 @@ class RunLog:
 
     @contextmanager
     def step(self, step: int) -> Iterator[StepLog]:
-        """Log one step. If the block raises, nothing is written for it."""
+        """Log one step. If the block raises, no more is written for it than what was played."""
         if not self.sinks:
             self._open()
         log = StepLog(step, self.display)
         with ExitStack() as on_failure:
+            on_failure.callback(self._write_episodes, log)  # the cause may be in them
             on_failure.callback(self.display.close)  # so that a traceback is not drawn over
             self.display.open()
             yield log
@@ -104,11 +106,14 @@ class RunLog:
         if self.wandb_module:
             self.sinks.append(WeightsAndBiases(self.wandb_module, self.wandb_project, self.folder, self.config_yaml))
 
-    def _write(self, log: StepLog) -> None:
+    def _write_episodes(self, log: StepLog) -> None:
         for name, played in (("episodes", log.played), ("otherwise", log.otherwise or None)):
             if played is not None:
                 lines = "".join(episode_line(episode) + "\n" for episode in played)
                 write_atomic(self.folder / name / f"{log.step:06d}.jsonl", lines)
+
+    def _write(self, log: StepLog) -> None:
+        self._write_episodes(log)
         row = {"step": log.step, "time": round(time.time(), 3), **log.metrics}
         append_line(self.metrics_path, json.dumps(row))
         for sink in self.sinks:
@@ -122,6 +127,9 @@ class NoLog(RunLog):
         self.resumed_at = step
 
     def _open(self) -> None:
+        pass
+
+    def _write_episodes(self, log: StepLog) -> None:
         pass
 
     def _write(self, log: StepLog) -> None:
@@ -202,7 +210,15 @@ def episode_line(episode: Episode) -> str:
 
 def read_episodes(path: Path) -> list[Episode]:
     """The episodes of one step, as they were played."""
-    return [_episode(json.loads(line)) for line in path.read_text().split("\n") if line]
+    lines = enumerate(path.read_text().split("\n"), start=1)
+    return [_read(line, f"{path}, line {number}") for number, line in lines if line]
+
+
+def _read(line: str, where: str) -> Episode:
+    try:
+        return _episode(json.loads(line))
+    except (json.JSONDecodeError, TypeError, KeyError) as error:
+        raise ConfigError(f"{where}: this is no stored episode, or a damaged one ({error})") from error
 
 
 def plain(value: Any) -> Any:

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from coterie.chat import Chat
+from coterie.finite import must_be_numbers
 from coterie.processes import ALONE, Processes
 from coterie.rewards import TIMEOUTS
 from coterie.seeds import stable_hash
@@ -118,7 +119,7 @@ class Speaker:
                 "depend on its task and on what was said"
             )
         # Without what its own episode made of it: in this one it may be worth something else.
-        return Turn(**{name: getattr(given, name) for name in SAMPLED}, given=True)
+        return Turn(**{name: getattr(given, name) for name in SAMPLED}, given=True, repeated=True)
 
     def _prompt(self, messages: list[Message], chat: Chat) -> tuple[int, ...]:
         for read, turn in reversed(self.spoken):
@@ -200,12 +201,16 @@ class Collector:
     ) -> None:
         try:
             async with gate:
-                async with asyncio.timeout(self.deadline):
+                async with asyncio.timeout(self.deadline) as limit:
                     outcome = await self._play(episode, seats, given)
+                _must_be_in_time(limit, self.deadline)
             # Not under the gate: how long a grader takes must not decide which episodes are sampled together.
             async with asyncio.timeout(self.score_deadline):
                 await self.score(episode, outcome)
-        except Exception as error:  # the one place: whatever a workflow or a grader does wrong is the episode's
+        except (Exception, SystemExit, asyncio.CancelledError) as error:
+            # The one place: whatever a workflow or a grader does wrong is the episode's.
+            if isinstance(error, asyncio.CancelledError) and (task := asyncio.current_task()) and task.cancelling():
+                raise  # somebody ends the run
             episode.error, episode.error_kind = traceback.format_exc(), type(error).__name__
 
     async def _play(self, episode: Episode, seats: Mapping[str, Seat], given: Given) -> Outcome:
@@ -229,6 +234,7 @@ class Collector:
         episode.metrics |= outcome.metrics
         if outcome.judge is not None:
             episode.metrics |= await outcome.judge(partial(self._grade, episode))
+        must_be_numbers(episode)
 
     async def _grade(self, episode: Episode, answer: Any) -> float:
         """What the environment would give for another answer."""
@@ -239,6 +245,12 @@ class Collector:
         if TIMEOUTS in trial.metrics:  # a user's own environment need not count them
             episode.metrics[TIMEOUTS] = episode.metrics.get(TIMEOUTS, 0.0) + trial.metrics[TIMEOUTS]
         return trial.reward
+
+
+def _must_be_in_time(limit: asyncio.Timeout, seconds: float) -> None:
+    """Code that blocks, or does not let itself be cancelled, comes to its end all the same; too late is too late."""
+    if (end := limit.when()) is not None and asyncio.get_running_loop().time() > end:
+        raise TimeoutError(f"the episode took longer than the {seconds:g} seconds of rollout.deadline")
 
 
 def _without_task(episode: Episode) -> dict[str, Any]:

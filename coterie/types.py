@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypedDict, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, runtime_checkable
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:  # for a process that only grades it would take longer than the grading
+    from torch import Tensor
 
 Stop = Literal["end", "stop", "length"]  # the model ended its turn · a stop string · no room left
 Split = Literal["train", "test"]
@@ -41,6 +41,18 @@ class Sampling:
     top_k: int = 0  # 0: all
     stop: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        if self.max_tokens < 1 or self.temperature < 0 or not 0 < self.top_p <= 1 or self.top_k < 0:
+            raise ValueError(
+                f"nothing can be drawn with max_tokens {self.max_tokens}, temperature {self.temperature}, top_p "
+                f"{self.top_p}, top_k {self.top_k}; they are at least 1, at least 0, above 0 and at most 1, at least 0"
+            )
+
+
+def is_right(reward: float) -> bool:
+    """Whether it is all that an answer can earn; weights of graders that add up to 1 may miss it by rounding."""
+    return reward >= 1 - 1e-6
+
 
 @dataclass(frozen=True)
 class Sample:
@@ -72,6 +84,7 @@ class Turn:
     stop: Stop
     seen: tuple[int, ...] = ()  # the turns of its episode that had been said when this one was asked for
     given: bool = False  # said in another episode, by nobody, or left aside by the workflow: nothing to learn from
+    repeated: bool = False  # said in another episode: its origin
 
     reward: float | None = None  # this turn's own, on top of the team's
     earned: float | None = None  # what credit makes of all rewards: this turn's part
@@ -171,11 +184,11 @@ class Batch:
 
     def take(self, rows: Sequence[int]) -> Batch:
         """Some of the rows, in the order of this batch and numbered anew."""
-        wanted = torch.zeros(self.rows, dtype=torch.bool)
+        wanted = self.mask.new_zeros(self.rows)
         wanted[list(rows)] = True
         keep = wanted[self.row]
         taken = self.each(lambda column: column[keep])
-        taken.row = torch.unique_consecutive(taken.row, return_inverse=True)[1]
+        taken.row = taken.row.unique_consecutive(return_inverse=True)[1]
         return taken
 
 
@@ -189,7 +202,7 @@ class Scores:
 
 
 # One number per sampled token, from the learner's scores and the batch cut to those tokens [N].
-Loss = Callable[[Scores, Batch], Tensor]
+Loss = Callable[[Scores, Batch], "Tensor"]
 Metrics = dict[str, float]
 Grade = Callable[[Any], Awaitable[float]]  # an answer → what the environment would give for it
 

@@ -22,6 +22,7 @@ from transformers import (
 )
 
 from coterie.chat import StopText
+from coterie.engines.asked import must_be_readable
 from coterie.engines.native.sampler import Sampler, draw_key, keep_likely
 from coterie.models.base import Base
 from coterie.types import Sample, Sampling, Stop
@@ -44,6 +45,7 @@ class HfEngine:
 
     async def sample(self, policy: str, prompt_ids: Sequence[int], seed: int, sampling: Sampling) -> Sample:
         await asyncio.sleep(0)
+        must_be_readable(prompt_ids, self.base.vocabulary)
         room = min(sampling.max_tokens, self.context - len(prompt_ids))
         if room <= 0:
             return Sample((), (), "length", self.versions[policy])

@@ -14,6 +14,7 @@ from itertools import count
 from typing import Any
 
 from coterie.chat import StopText
+from coterie.engines.asked import must_be_readable
 from coterie.engines.vllm_server import Server
 from coterie.models.base import Base
 from coterie.types import Sample, Sampling, Stop
@@ -57,6 +58,7 @@ class VllmEngine:
         self.server.forget()
 
     async def sample(self, policy: str, prompt_ids: Sequence[int], seed: int, sampling: Sampling) -> Sample:
+        must_be_readable(prompt_ids, self.base.vocabulary)
         room = min(sampling.max_tokens, self.context - len(prompt_ids))
         if room <= 0:
             return Sample((), (), "length", self.versions[policy])

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from coterie.config import Learning
+from coterie.finite import NotFinite
 from coterie.learners.budget import token_budget
 from coterie.learners.logprobs import Chosen
 from coterie.learners.packing import Stream, streams
@@ -120,6 +121,12 @@ class TorchLearner:
         trained = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         self.processes.add_gradients(trained)
         norm = nn.utils.clip_grad_norm_(trained, self.learning.clip_norm)
+        if not norm.isfinite():
+            self.optimizer.zero_grad(set_to_none=True)
+            raise NotFinite(
+                f"policy {self.policy}: its gradient is {float(norm)}, so its weights were left as they were. A lower "
+                f"policies.{self.policy}.lr may help; `coterie train --resume` goes on from the latest checkpoint."
+            )
         self.optimizer.step()
         torch.autograd.graph.increment_version(trained)  # the fused optimiser does not, and the engine keeps copies
         self.optimizer.zero_grad(set_to_none=True)

@@ -11,9 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from coterie.models.products import THIN, product
+from coterie.models.products import THIN
 
 Segment = tuple[int, int, str | None]  # from, to, adapter: these tokens of the stream run on it
+Columns = tuple[tuple[str, int], ...]  # adapters and their ranks, side by side
 
 
 @dataclass
@@ -30,32 +31,30 @@ class Routing:
 
     def __init__(self) -> None:
         self.segments: Sequence[Segment] = ()
-        self.masks: dict[tuple[tuple[str, int], ...], Tensor] = {}
+        self.names: list[str] = []  # the adapters of this forward, each once
+        self.masks: dict[Columns, Tensor] = {}
 
     @contextmanager
     def on(self, segments: Sequence[Segment]) -> Iterator[None]:
         """Also around `backward`: gradient checkpointing runs the layers again there."""
-        before = self.segments, self.masks
+        before = self.segments, self.names, self.masks
         self.segments, self.masks = [s for s in segments if s[2] is not None], {}
+        self.names = sorted({name for _, _, name in segments if name is not None})
         try:
             yield
         finally:
-            self.segments, self.masks = before
+            self.segments, self.names, self.masks = before
 
-    def names(self) -> list[str]:
-        """The adapters of this forward, each once."""
-        return list({name: None for _, _, name in self.segments if name is not None})
-
-    def mask(self, columns: tuple[tuple[str, int], ...], like: Tensor) -> Tensor:
-        """1 where a token runs on the adapter that a column belongs to: [T, Σ ranks], in the layout of `like`."""
+    def mask(self, columns: Columns, like: Tensor) -> Tensor:
+        """1 where a token runs on the adapter that a column belongs to: [Σ ranks, T]."""
         if columns not in self.masks:
-            mask, at = torch.zeros_like(like), 0
-            for name, rank in columns:
-                for start, end, adapter in self.segments:
-                    if adapter == name:
-                        mask[start:end, at : at + rank] = 1
-                at += rank
-            self.masks[columns] = mask
+            runs_on = [""] * like.shape[1]
+            for start, end, name in self.segments:
+                runs_on[start:end] = [name or ""] * (end - start)
+            rows = {name: [float(other == name) for other in runs_on] for name, _ in columns}
+            ranks = torch.tensor([rank for _, rank in columns])
+            mask = torch.tensor([rows[name] for name, _ in columns]).repeat_interleave(ranks, dim=0)
+            self.masks[columns] = mask.to(like)
         return self.masks[columns]
 
 
@@ -70,40 +69,37 @@ class SideBySide:
     """Copies of all adapters of some layers in one matrix; made again when any of them has changed."""
 
     def __init__(self, layers: Sequence[Adapted]) -> None:
-        self.layers = layers
-        self.made_of: list[tuple[Pair, int, int]] = []
+        self.layers, self.sizes = layers, [layer.out_features for layer in layers]
+        self.pairs: list[Pair] = []
+        self.made_of: list[tuple[int, int, int]] = []
         self.down = torch.empty(0)  # [Σ ranks, in], layer by layer
         self.ups: list[Tensor] = []  # [out, Σ ranks of this layer], with its scale
-        self.columns: tuple[tuple[str, int], ...] = ()  # whose they are
+        self.ranks: list[int] = []
+        self.columns: Columns = ()  # whose they are
 
     def make(self, names: Sequence[str], dtype: torch.dtype) -> None:
-        found = [[(n, layer.pairs[n]) for n in names if n in layer.pairs] for layer in self.layers]
-        made_of = [(pair, pair.down._version, pair.up._version) for pairs in found for _, pair in pairs]
-        if _same(made_of, self.made_of):
+        pairs = [layer.pairs[name] for layer in self.layers for name in names if name in layer.pairs]
+        made_of = [(id(pair), pair.down._version, pair.up._version) for pair in pairs]
+        if made_of == self.made_of:
             return
-        self.made_of = made_of
-        self.columns = tuple((name, len(pair.down)) for pairs in found for name, pair in pairs)
-        downs: list[Tensor] = [pair.down for pairs in found for _, pair in pairs]
-        self.down = torch.cat(downs).to(dtype) if downs else torch.empty(0)
-        ups = [[pair.up * pair.scale for _, pair in pairs] for pairs in found]
+        self.pairs, self.made_of = pairs, made_of  # while we hold them, nobody else gets their ids
+        found = [[(name, layer.pairs[name]) for name in names if name in layer.pairs] for layer in self.layers]
+        self.columns = tuple((name, len(pair.down)) for some in found for name, pair in some)
+        self.down = torch.cat([pair.down for pair in pairs]).to(dtype) if pairs else torch.empty(0)
+        ups = [[pair.up * pair.scale for _, pair in some] for some in found]
         self.ups = [torch.cat(up, dim=1).to(dtype) if up else torch.empty(0, 0) for up in ups]
+        self.ranks = [up.shape[1] for up in self.ups]
 
     def add(self, x: Tensor, out: Tensor, routing: Routing) -> None:
         """Every token through all adapters at once, and the others' part put out: out += …"""
-        self.make(routing.names(), x.dtype)
+        self.make(routing.names, x.dtype)
         if not self.columns:
             return
-        low = product(x, self.down)
+        low = torch.mm(self.down, x.t())
         low.mul_(routing.mask(self.columns, low))
-        at = column = 0
-        for layer, up in zip(self.layers, self.ups, strict=True):
-            if len(up):
-                out[:, at : at + len(up)].addmm_(low[:, column : column + up.shape[1]], up.t())
-            at, column = at + layer.out_features, column + up.shape[1]
-
-
-def _same(one: list[tuple[Pair, int, int]], other: list[tuple[Pair, int, int]]) -> bool:
-    return len(one) == len(other) and all(a[0] is b[0] and a[1:] == b[1:] for a, b in zip(one, other, strict=True))
+        for part, read, up in zip(out.t().split(self.sizes), low.split(self.ranks), self.ups, strict=True):
+            if up.shape[1]:
+                part.addmm_(up, read)
 
 
 class Shares:

@@ -15,6 +15,7 @@ import torch
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from coterie.config.settings import LINEARS
+from coterie.engines import hf
 from coterie.engines.hf import HfEngine
 from coterie.engines.native.engine import NativeEngine
 from coterie.engines.router import ClearableEngine, Router
@@ -131,6 +132,20 @@ def of_what_was_drawn_from(oracle: Oracle, prompt: list[int], ids: Sequence[int]
     """The log-prob of every token in the distribution that is left of the model's after all cuts."""
     logits = oracle.model(torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1]
     return [float(distribution(row, sampling)[token].log()) for row, token in zip(logits, ids, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "complaint"), [([], "the prompt is empty"), ([3, 99999], "token 99999"), ([-1], "token -1")]
+)
+def test_a_prompt_that_no_model_can_read_is_refused(engine: ClearableEngine, prompt: list[int], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        ask(engine, [("plain", prompt, 0, Sampling(3))])
+
+
+@pytest.mark.parametrize("wrong", [{"max_tokens": 0}, {"temperature": -1}, {"top_p": 0}, {"top_p": 1.5}, {"top_k": -1}])
+def test_sampling_that_cannot_draw_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(wrong))} {next(iter(wrong.values()))}"):
+        Sampling(**wrong)
 
 
 def test_an_answer_is_as_long_as_asked_and_says_so(engine: ClearableEngine) -> None:
@@ -265,7 +280,8 @@ def test_an_hf_request_that_fails_leaves_the_model_to_our_attention(
     base = Base(model_folder("llama"))
     request = ("plain", random_ids(9, seed=1), 2, Sampling(4))
     expected = ask(NativeEngine(base, {"plain": None}), [request])
-    with pytest.raises(IndexError):
+    with pytest.raises(IndexError), monkeypatch.context() as unchecked:
+        unchecked.setattr(hf, "must_be_readable", lambda *_: None)
         ask(HfEngine(base, {"plain": None}), [("plain", [base.vocabulary + 1], 2, Sampling(4))])
     assert ask(NativeEngine(base, {"plain": None}), [request]) == expected
 

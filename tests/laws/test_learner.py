@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM
 from coterie.algorithms.base import Algorithm
 from coterie.algorithms.ppo import Ppo
 from coterie.config import Learning
+from coterie.finite import NotFinite
 from coterie.learners.budget import bytes_per_token, token_budget
 from coterie.learners.logprobs import chosen_logprobs
 from coterie.learners.packing import streams
@@ -308,6 +309,17 @@ def test_the_first_step_of_adam_moves_every_weight_by_the_learning_rate(model_fo
     moves = torch.cat([(p.detach() - before[name]).abs().flatten() for name, p in made.parameters().items()])
     assert float(moves.max()) == pytest.approx(1e-2, rel=1e-3)
     assert made.version == 1
+
+
+def test_a_gradient_that_is_no_number_moves_nothing_and_says_whose_it_is(model_folder: Folder) -> None:
+    made = learner(model_folder("llama"))
+    batch = random_batch(made)
+    before = {name: parameter.detach().clone() for name, parameter in made.parameters().items()}
+    batch.advantages[batch.mask.nonzero()[0]] = torch.nan
+    with pytest.raises(NotFinite, match="policy policy: its gradient is nan"):
+        made.fit(batch, Algorithm().weights(batch), Algorithm().loss)
+    assert all(torch.equal(before[name], parameter) for name, parameter in made.parameters().items())
+    assert all(parameter.grad is None for parameter in made.parameters().values()) and made.version == 0
 
 
 def test_gradients_are_clipped_to_the_norm_over_all_of_a_policy_s_weights(model_folder: Folder) -> None:

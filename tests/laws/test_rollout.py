@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from coterie.engines.native.engine import NativeEngine
 from coterie.envs.base import TaskEnv, graded
@@ -105,7 +108,7 @@ def test_turns_that_one_role_is_asked_for_at_once_have_noise_of_their_own(collec
 class Stumbles(OneByOne):
     """Plays as told, but not on every task."""
 
-    mishaps: Mapping[str, Exception] | None = None
+    mishaps: Mapping[str, BaseException] | None = None
 
     async def run(self, task: Task, team: Team, world: Any) -> str:
         answer = await super().run(task, team, world)
@@ -127,6 +130,92 @@ def test_a_failed_episode_is_data_with_its_traceback_and_the_others_go_on(collec
     metrics = summary(episodes)
     assert (metrics["failed"], metrics["failed/ValueError"], metrics["failed/KeyError"]) == (4, 2, 2)
     assert metrics["reward"] == pytest.approx(sum(e.reward for e in episodes if e.error is None) / 4)
+
+
+@pytest.mark.parametrize(
+    "mishap", [SystemExit(3), asyncio.CancelledError()], ids=["exit", "a cancelled task of its own"]
+)
+def test_nothing_that_one_episode_does_ends_the_others(mishap: BaseException, collector: Collector) -> None:
+    clumsy = replace(collector, workflow=Stumbles(("left", "right"), 2, {"task 1": mishap}))
+    kinds = [e.error_kind for e in clumsy.collect(TASKS, 1, SEATS, seed=1)]
+    assert kinds == [None, type(mishap).__name__, None, None]
+
+
+@dataclass(frozen=True)
+class Stubborn:
+    """Holds everybody up, or does not let itself be cancelled."""
+
+    blocks: bool
+    roles: Sequence[str] = ("left", "right")
+
+    async def run(self, task: Task, team: Team, world: Any) -> str:
+        if self.blocks:
+            time.sleep(0.15)
+        else:
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(5)
+        return "a"
+
+
+@pytest.mark.parametrize("blocks", [True, False])
+def test_an_episode_that_comes_to_its_end_too_late_has_failed(blocks: bool, collector: Collector) -> None:
+    slow = replace(collector, workflow=Stubborn(blocks), deadline=0.1)
+    (played,) = slow.collect(TASKS[:1], 1, SEATS, seed=1)
+    assert played.error_kind == "TimeoutError" and "0.1 seconds of rollout.deadline" in (played.error or "")
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Gives one reward after the other, whatever it is."""
+
+    reward: Any = 1.0
+    turn_reward: Any = None
+    metric: Mapping[str, Any] = field(default_factory=dict)
+
+    def tasks(self, split: Split) -> Sequence[Task]:
+        return TASKS
+
+    def open(self, task: Task) -> None:
+        return None
+
+    async def score(self, played: Episode) -> None:
+        played.reward, played.turns[-1].reward = self.reward, self.turn_reward
+        played.metrics |= self.metric
+
+
+@pytest.mark.parametrize(
+    ("env", "complaint"),
+    [
+        (Scores(math.nan), "its reward is nan; a finite number was expected"),
+        (Scores(None), "its reward is None"),
+        (Scores("1"), "its reward is '1'"),
+        (Scores(torch.tensor(1.0)), "its reward is tensor"),
+        (Scores(turn_reward=math.inf), "the reward of right's turn is inf"),
+        (Scores(metric={"found": math.nan}), "its metric found is nan"),
+        (Scores(metric={"tokens_per_second": 1.0}), "a metric may not be called tokens_per_second"),
+    ],
+)
+def test_a_reward_or_metric_that_is_no_number_is_the_failure_of_its_episode(
+    env: Scores, complaint: str, collector: Collector
+) -> None:
+    (played,) = replace(collector, env=env).collect(TASKS[:1], 1, SEATS, seed=1)
+    assert played.error_kind == "ValueError" and complaint in (played.error or "")
+
+
+def test_a_prompt_that_cannot_be_read_fails_alone(collector: Collector) -> None:
+    clumsy = replace(collector, workflow=Misspells())
+    assert [e.error_kind for e in clumsy.collect(TASKS, 1, SEATS, seed=1)] == [None, "ValueError", "ValueError", None]
+
+
+@dataclass(frozen=True)
+class Misspells:
+    """Asks with a token that there is not, with none at all, and well."""
+
+    roles: Sequence[str] = ("left", "right")
+
+    async def run(self, task: Task, team: Team, world: Any) -> str:
+        ids = {"task 1": [5, 99999], "task 2": []}.get(task.id, [5, 6])
+        return (await team.left.say_ids(ids)).text
 
 
 def test_too_many_failures_stop_the_run_with_the_first_cause() -> None:

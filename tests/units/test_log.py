@@ -6,10 +6,12 @@ import io
 import json
 import os
 import pty
+import shutil
 import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,9 @@ import rich.console
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from coterie.config import ConfigError
 from coterie.console import LivePanel, plain_line, sparkline, table
-from coterie.files import append_line, atomic_folder, truncate_after, write_atomic
+from coterie.files import append_line, atomic_folder, remove_folder, truncate_after, write_atomic
 from coterie.log import RunLog, read_episodes
 from coterie.types import Episode, Task, Turn
 
@@ -95,6 +98,22 @@ def test_a_folder_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
     assert (tmp_path / "100" / "inner" / "weights").read_text() == "whole"
 
 
+def test_a_folder_that_is_being_removed_is_not_there_any_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "000001"
+    folder.mkdir()
+    (folder / "state.pt").touch()
+
+    def die(_: Path) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), monkeypatch.context() as killed:
+        killed.setattr(shutil, "rmtree", die)
+        remove_folder(folder)
+    assert not folder.exists()
+    write_atomic(tmp_path / "latest", "000002")  # the next one who writes there tidies up
+    assert [path.name for path in tmp_path.iterdir()] == ["latest"]
+
+
 def test_a_folder_replaces_none(tmp_path: Path) -> None:
     (tmp_path / "100").mkdir()
     with pytest.raises(FileExistsError, match="100"), atomic_folder(tmp_path / "100"):
@@ -164,7 +183,7 @@ def test_a_step_is_one_row_with_its_phases(tmp_path: Path) -> None:
     assert (tmp_path / "config.yaml").read_text() == "steps: 40\n"
 
 
-def test_a_step_that_fails_is_not_logged(tmp_path: Path) -> None:
+def test_of_a_step_that_fails_only_what_was_played_is_kept(tmp_path: Path) -> None:
     run = run_log(tmp_path)
     with run.step(0) as log:
         log.add({"reward": 1.0})
@@ -173,7 +192,7 @@ def test_a_step_that_fails_is_not_logged(tmp_path: Path) -> None:
         log.episodes([Episode("a", Task("t", "?", 1), 0)])
         raise KeyError
     assert [row["step"] for row in rows(tmp_path)] == [0]
-    assert not (tmp_path / "episodes").exists()
+    assert [episode.id for episode in read_episodes(tmp_path / "episodes" / "000001.jsonl")] == ["a"]
     assert scalars(tmp_path, "reward") == {0: 1.0}
 
 
@@ -233,6 +252,17 @@ def test_episodes_come_back_as_they_were_played(tmp_path: Path) -> None:
     assert (back.repeat, back.reward, back.metrics, back.answer) == (2, 0.5, {"right": 1.0}, None)
     assert back.task == Task("t-1", "2+2?\r\n", {"n": [4, 5]}, {"1": [2], "path": "x"})
     assert (other.error, other.error_kind, other.turns) == ("Traceback\n…", "TimeoutError", [])
+
+
+@pytest.mark.parametrize("damage", [lambda line: line[:40], lambda line: "[1]", lambda line: '{"id": "t"}'])
+def test_a_damaged_episode_is_named_by_its_file_and_line(damage: Callable[[str], str], tmp_path: Path) -> None:
+    with run_log(tmp_path).step(0) as log:
+        log.episodes([Episode(f"t/{i}", Task("t", "?", None), i) for i in range(3)])
+    path = tmp_path / "episodes" / "000000.jsonl"
+    first, second, third = path.read_text().splitlines()
+    path.write_text("\n".join([first, damage(second), third, ""]))
+    with pytest.raises(ConfigError, match=r"000000\.jsonl, line 2: this is no stored episode, or a damaged one"):
+        read_episodes(path)
 
 
 def test_resuming_forgets_the_steps_that_are_done_again(tmp_path: Path) -> None:

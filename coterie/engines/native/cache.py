@@ -16,12 +16,15 @@ STRIDE = 64  # capacity grows in steps of this many tokens
 PART = 0.5  # of a GPU's free memory that slots may take
 FULL = 0.9  # of a GPU's memory; beyond it slots are given back while the learner works
 
+Pair = tuple[Tensor, Tensor]  # keys and values
+
 
 class SlotCache:
     """A tensor [keys and values, slots, heads, capacity, width] per layer, grown when a row needs it."""
 
     def __init__(self, layers: int, heads: int, width: int, dtype: torch.dtype, device: torch.device) -> None:
         self.layers = [torch.empty(2, 0, heads, 0, width, dtype=dtype, device=device) for _ in range(layers)]
+        self.pairs = [pair(layer) for layer in self.layers]
         self.whole: Tensor | None = None
         self.seen = self.kept = False  # an update; the slots, during the last one
 
@@ -53,10 +56,12 @@ class SlotCache:
         if self.device.type == "cuda":
             self._reserve_as_one(max(slots, self.slots), max(capacity, self.capacity))
             return
-        for i, old in enumerate(self.layers):
-            two, had, heads, length, width = old.shape
-            self.layers[i] = old.new_zeros(two, max(slots, had), heads, max(capacity, length), width)
-            self.layers[i][:, :had, :, :length] = old
+        for i, old in enumerate(self.pairs):
+            two, had, heads, length, width = self.layers[i].shape
+            self.layers[i] = self.layers[i].new_zeros(two, max(slots, had), heads, max(capacity, length), width)
+            self.pairs[i] = pair(self.layers[i])
+            for new, stored in zip(self.pairs[i], old, strict=True):
+                new[:had, :, :length] = stored
 
     def _reserve_as_one(self, slots: int, capacity: int) -> None:
         """One tensor for all layers, so that to move a row is one launch."""
@@ -64,11 +69,11 @@ class SlotCache:
         self.whole = old[0].new_zeros(len(old), 2, slots, heads, capacity, width)
         for new, layer in zip(self.whole, old, strict=True):
             new[:, :had, :, :length] = layer
-        self.layers = list(self.whole)
+        self.layers, self.pairs = list(self.whole), [pair(layer) for layer in self.whole]
 
     def _pieces(self) -> Sequence[Tensor]:
         """What has to be moved to move a row: [..., slots, heads, capacity, width]."""
-        return self.layers if self.whole is None else [self.whole]
+        return [piece for pair in self.pairs for piece in pair] if self.whole is None else [self.whole]
 
     def copy(self, source: int, target: int, length: int) -> None:
         for piece in self._pieces():
@@ -81,17 +86,11 @@ class SlotCache:
             piece[..., a, :, :length_b, :] = piece[..., b, :, :length_b, :]
             piece[..., b, :, :length_a, :] = kept
 
-    def places(self, slots: Tensor, positions: Tensor) -> Tensor:
-        """Where tokens stand in a layer that is seen as a list of vectors: [T] → [T·heads]."""
-        heads = torch.arange(self.heads, device=slots.device)
-        return ((slots[:, None] * len(heads) + heads) * self.capacity + positions[:, None]).flatten()
-
-    def write(self, layer: int, places: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Store k and v [heads, T, width]; gives the layer's keys and values [slots, heads, capacity, width]."""
-        width = k.shape[-1]
-        keys, values = self.layers[layer]
-        keys.view(-1, width).index_copy_(0, places, k.transpose(0, 1).reshape(-1, width))
-        values.view(-1, width).index_copy_(0, places, v.transpose(0, 1).reshape(-1, width))
+    def write(self, layer: int, slots: Tensor, positions: Tensor, k: Tensor, v: Tensor) -> Pair:
+        """Store k and v [heads, T, width] of tokens that stand there; gives the layer's keys and values."""
+        keys, values = self.pairs[layer]
+        keys[slots, :, positions] = k.transpose(0, 1)
+        values[slots, :, positions] = v.transpose(0, 1)
         return keys, values
 
     def most(self, capacity: int) -> int | None:
@@ -114,6 +113,7 @@ class SlotCache:
         if self.whole is not None and self._affordable():
             return
         self.layers = [layer[:, :0, :, :0].clone() for layer in self.layers]
+        self.pairs = [pair(layer) for layer in self.layers]
         self.whole = None
 
     def _affordable(self) -> bool:
@@ -124,6 +124,19 @@ class SlotCache:
         most = torch.cuda.max_memory_allocated(self.device) + (0 if self.kept else self.size)
         self.kept = most < FULL * torch.cuda.get_device_properties(self.device).total_memory
         return self.kept
+
+
+def pair(layer: Tensor) -> Pair:
+    """Keys and values of a layer, [slots, heads, capacity, width] each.
+
+    On a CPU the keys of one slot and head lie in memory as their transpose: a step's scores then take two thirds of
+    the time.
+    """
+    keys, values = layer
+    if layer.device.type != "cpu":
+        return keys, values
+    slots, heads, capacity, width = keys.shape
+    return keys.view(slots, heads, width, capacity).transpose(2, 3), values
 
 
 def rounded(capacity: int) -> int:
@@ -137,13 +150,12 @@ class Decode:
         """`slots` of the stream's tokens, `lengths`: how many tokens stand before each."""
         device, places = cache.device, range(len(slots))
         order = sorted(places, key=slots.__getitem__)
-        self.cache, self.span = cache, max(lengths) + 1
+        self.cache, self.span = cache, max(STRIDE, max(lengths) + 1)  # MKL takes longer for fewer keys than that
         self.ordered = order == list(places)  # the stream is in the order of the slots
         self.slots = torch.tensor(slots, device=device)  # [R]
         self.positions = torch.tensor(lengths, device=device)
         self.back = torch.tensor(order, device=device)
         self.lengths_by_slot = self.positions[self.back]
-        self.places = cache.places(self.slots, self.positions)
         self.masks: dict[int | None, Tensor] = {}
 
     def _mask(self, window: int | None, heads: int) -> Tensor:
@@ -155,7 +167,8 @@ class Decode:
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None) -> Tensor:
         rows, heads, width = len(self.slots), k.shape[0], k.shape[-1]
-        keys, values = (x[:rows, :, : self.span].flatten(0, 1) for x in self.cache.write(layer, self.places, k, v))
+        stored = self.cache.write(layer, self.slots, self.positions, k, v)
+        keys, values = (x[:rows, :, : self.span].flatten(0, 1) for x in stored)
         # The query heads that share a key head stand as its queries: keys are read once, not once per head.
         by_slot = self._moved(q.transpose(0, 1), self.back).reshape(rows * heads, -1, width)
         # Two plain products: SDPA takes a third longer for so few queries.
@@ -206,7 +219,7 @@ class Prefill:
         self.at = torch.where(self.real, self.starts[:, None] + step, NOWHERE)
         self.span = int((self.starts + self.counts).max())
         self.positions = self.at[self.real]  # [T], of each token in the stream
-        self.places = cache.places(self.rows[:, None].expand_as(self.at)[self.real], self.positions)
+        self.slots = self.rows.repeat_interleave(self.counts)
         self.masks: dict[int | None, Tensor] = {}
 
     def _mask(self, window: int | None) -> Tensor:
@@ -217,12 +230,12 @@ class Prefill:
         return self.masks[window]
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None) -> Tensor:
-        keys, values = self.cache.write(layer, self.places, k, v)
+        keys, values = self.cache.write(layer, self.slots, self.positions, k, v)
         padded = q.new_zeros(*self.real.shape, q.shape[0], q.shape[-1])
         padded[self.real] = q.transpose(0, 1)
         out = F.scaled_dot_product_attention(
             padded.transpose(1, 2),
-            keys[self.rows, :, : self.span],
+            keys[self.rows, :, : self.span].contiguous(),  # or SDPA takes another way, which is slow
             values[self.rows, :, : self.span],
             attn_mask=self._mask(window),
             scale=scale,

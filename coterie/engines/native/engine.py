@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from coterie.chat import StopText
+from coterie.engines.asked import must_be_readable
 from coterie.engines.native.cache import SlotCache
 from coterie.engines.native.sampler import Sampler
 from coterie.engines.native.seats import Row, Seats
@@ -54,6 +55,7 @@ class NativeEngine:
         self.seats.clear()
 
     async def sample(self, policy: str, prompt_ids: Sequence[int], seed: int, sampling: Sampling) -> Sample:
+        must_be_readable(prompt_ids, self.base.vocabulary)
         room = min(sampling.max_tokens, self.context - len(prompt_ids))
         if room <= 0:
             return Sample((), (), "length", self.versions[policy])

@@ -19,6 +19,7 @@ from coterie.engines.native.cache import SlotCache
 from coterie.types import Sample, Sampling, Stop
 
 SHARE = 16  # tokens; a shorter common beginning is not worth a copy
+FEW = 2  # tokens that are sooner computed than waited for
 
 
 @dataclass(eq=False)
@@ -98,9 +99,9 @@ class Seats:
         """Seat new rows. Returns the copies still to make, (row, source, tokens), where the source is a row
         of the same call whose own prompt has to be computed first."""
         self._make_room(rows)
-        later = []
+        later: list[tuple[Row, Row, int]] = []
         for row in rows:
-            source, shared = self._longest_beginning(row)
+            source, shared = self._sooner(*self._longest_beginning(row), later)
             taken = source is not None and self._sit(row, source, shared)
             if source is None or taken:
                 if not taken:
@@ -111,6 +112,13 @@ class Seats:
             else:
                 later.append((row, source, shared))
         return later
+
+    def _sooner(self, source: Row | None, shared: int, later: list[tuple[Row, Row, int]]) -> tuple[Row | None, int]:
+        """Rather a bit less from the row that the source itself waits for: one forward less before all can speak."""
+        for waiting, first, less in later:
+            if waiting is source and less >= shared - FEW:
+                return first, min(less, shared)
+        return source, shared
 
     def _sit(self, row: Row, source: Row | None, shared: int) -> bool:
         """Seat one row after the last speaking one; True if it took over the source's slot."""

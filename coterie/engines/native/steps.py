@@ -13,6 +13,7 @@ from coterie.engines.native.cache import Decode, Prefill, SlotCache
 from coterie.engines.native.sampler import Sampler, draw_key, keep_likely
 from coterie.engines.native.seats import Row
 from coterie.models.base import Base
+from coterie.models.products import THIN
 from coterie.models.routing import Segment
 
 Said = tuple[Sequence[int], Sequence[float]]  # ids and their log-probs
@@ -50,7 +51,8 @@ class Eager:
 
     @torch.inference_mode()
     def advance(self, rows: Sequence[Row]) -> list[Said]:
-        rows = sorted(rows, key=lambda row: row.adapter or "")
+        if len(rows) > THIN:  # so few go through all adapters at once, in any order
+            rows = sorted(rows, key=lambda row: row.adapter or "")
         layout = Decode(self.cache, [row.slot for row in rows], [row.length - 1 for row in rows])
         tokens = torch.tensor([row.ids[row.length - 1] for row in rows], device=self.base.device)
         runs = segments([row.adapter for row in rows], [1] * len(rows))

@@ -1,0 +1,25 @@
+"""A single number that is none would make every weight that learns from it none."""
+
+from __future__ import annotations
+
+import math
+from numbers import Real
+
+from coterie.types import Episode
+
+OURS = frozenset(("step", "time", "reward", "failed", "tokens_per_second"))  # what a step itself logs
+
+
+class NotFinite(RuntimeError):
+    """A gradient with which nothing can be learned."""
+
+
+def must_be_numbers(episode: Episode) -> None:
+    """Refuse rewards and metrics that are not finite numbers."""
+    found = {"its reward": episode.reward}
+    found |= {f"the reward of {turn.role}'s turn": turn.reward for turn in episode.turns if turn.reward is not None}
+    for what, number in (found | {f"its metric {name}": value for name, value in episode.metrics.items()}).items():
+        if not isinstance(number, Real) or not math.isfinite(number):
+            raise ValueError(f"{what} is {number!r}; a finite number was expected")
+    if taken := OURS & episode.metrics.keys():
+        raise ValueError(f"a metric may not be called {', '.join(sorted(taken))}: the run has one of that name")
