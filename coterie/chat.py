@@ -21,6 +21,8 @@ PLAIN = (
     "{% endfor %}{% if add_generation_prompt %}{{ 'Assistant:\n' }}{% endif %}"
 )
 
+# Control tokens that are part of what is said: without them nobody could tell that a tool is called.
+CALLS = ("<|python_tag|>", "<tool_call>", "</tool_call>")
 TOOL = "tool"  # the role of a message that says what tools returned
 
 
@@ -41,7 +43,7 @@ class Chat:
         return _encode(self.tokenizer, self._written(messages))
 
     def text(self, ids: Sequence[int], stops: Sequence[str] = ()) -> str:
-        """What was said, without control tokens and up to the first stop string."""
+        """What was said, without control tokens but those of tool calls, and up to the first stop string."""
         ended = len(ids) > 0 and ids[-1] in self.end_ids
         return trim(_decode(self.tokenizer, ids[:-1] if ended else ids), stops)
 
@@ -158,7 +160,12 @@ def _end_ids(tokenizer: PreTrainedTokenizerBase, also: Iterable[int]) -> frozens
 @lru_cache(maxsize=8)  # Gemma has thousands of added tokens, and every request asks
 def _vocal(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     control = {id for id, token in tokenizer.added_tokens_decoder.items() if token.special}
-    return frozenset(tokenizer.get_vocab().values()) - control
+    return frozenset(tokenizer.get_vocab().values()) - control | _calls(tokenizer)
+
+
+@lru_cache(maxsize=8)
+def _calls(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    return frozenset(id for id, token in tokenizer.added_tokens_decoder.items() if token.content in CALLS)
 
 
 def _lead(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -200,4 +207,8 @@ def _encode(tokenizer: PreTrainedTokenizerBase, text: str, special: bool = False
 
 
 def _decode(tokenizer: PreTrainedTokenizerBase, ids: Iterable[int]) -> str:
-    return str(tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+    said = list(ids)
+    calls = not _calls(tokenizer).isdisjoint(said)
+    if calls:  # which the tokenizer would drop with the other control tokens
+        said = [id for id in said if id in _vocal(tokenizer)]
+    return str(tokenizer.decode(said, skip_special_tokens=not calls, clean_up_tokenization_spaces=False))

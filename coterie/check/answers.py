@@ -55,8 +55,8 @@ def fooled(dry: DryRun) -> Found:
 
 
 def stuck(dry: DryRun) -> Found:
-    """Roles that earn the same whatever anyone says."""
-    if not dry.golds or any(gold.episode.reward < FULL for gold in dry.golds):
+    """Roles that earn the same whatever anyone says. Where no right answer earns anything, `unseen` has said so."""
+    if not any(gold.episode.reward > 0 for gold in dry.golds):
         return
     rewards = dry.by_role(dry.tried)
     still = [role for role in dry.learning if len(set(rewards[role])) == 1]

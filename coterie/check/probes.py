@@ -11,7 +11,7 @@ from typing import Any
 
 from coterie.check.record import Gold, Probe
 from coterie.train import Run
-from coterie.types import Episode, Fork, Task
+from coterie.types import Episode, Fork, Task, is_right
 
 # The ways in which prompts ask for an answer. A program may be the answer, or compute it.
 SPELLINGS = ("{}", "<answer>{}</answer>", "\\boxed{{{}}}", "```python\n{}\n```", "```python\nprint({!r})\n```")
@@ -55,7 +55,7 @@ def golden(run: Run, tasks: Sequence[Task]) -> list[Gold]:
 
 def alone(run: Run, through: Episode, answer: str) -> float:
     """The most that the grader gives for a reference when no workflow stands between."""
-    if through.reward >= 1:
+    if is_right(through.reward):
         return through.reward
     graded: list[Episode] = []
     for spelling in SPELLINGS:

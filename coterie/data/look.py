@@ -64,7 +64,9 @@ def statistics(path: Path) -> Iterator[RenderableType]:
     for file in _files(path):
         rows = list(read_prepared(file))
         answers = Counter(str(row.answer) for row in rows)
-        common = ", ".join(f"{_cut(answer, 24)} {count / len(rows):.0%}" for answer, count in answers.most_common(3))
+        common = ", ".join(
+            f"{_cut(' '.join(answer.split()), 24)} {count / len(rows):.0%}" for answer, count in answers.most_common(3)
+        )
         table.add_row(
             file.name, str(len(rows)), _lengths(row.question for row in rows), _lengths(map(str, answers)),
             str(len(answers)), Text(common),

@@ -13,7 +13,7 @@ from typing import Any
 import reasoning_gym
 from reasoning_gym.factory import DATASETS
 
-from coterie.envs.base import TaskEnv
+from coterie.envs.base import Count, TaskEnv
 from coterie.rewards import Grader
 from coterie.types import Split, Task
 from coterie.workflows.template import check, fill
@@ -33,8 +33,8 @@ class ReasoningGym(TaskEnv):
 
     dataset: str
     params: dict[str, Any] = field(default_factory=dict)
-    size: int = 1000
-    test_size: int = 200
+    size: Count = 1000
+    test_size: Count = 200
     seed: int = 0
     prompt: str = "{question}"  # may use what the metadata has too: {expression}
 
@@ -51,7 +51,7 @@ class ReasoningGym(TaskEnv):
 
     def tasks(self, split: Split) -> list[Task]:
         drawn = _training(self.dataset, json.dumps(self.params), self.seed, self.size)
-        train = [self._task("train", entry) for entry in drawn]
+        train = [self._task("train", number, entry) for number, entry in enumerate(drawn)]
         return train if split == "train" else self._held_out({task.prompt for task in train})
 
     def reference(self, task: Task) -> Any:
@@ -66,8 +66,8 @@ class ReasoningGym(TaskEnv):
     def _held_out(self, seen: set[str]) -> list[Task]:
         """New tasks in the order they are drawn; fewer than asked for where the dataset is a small world."""
         found: dict[str, Task] = {}
-        for entry in self._entries("test", self.test_size * DRAWS):
-            task = self._task("test", entry)
+        for number, entry in enumerate(self._entries("test", self.test_size * DRAWS)):
+            task = self._task("test", number, entry)
             if task.prompt not in seen:
                 found.setdefault(task.prompt, task)
             if len(found) == self.test_size:
@@ -79,11 +79,10 @@ class ReasoningGym(TaskEnv):
     def _entries(self, split: Split, count: int) -> Iterator[Entry]:
         return _entries(self.dataset, self.params, f"{self.seed}/{split}", count)
 
-    def _task(self, split: Split, entry: Entry) -> Task:
+    def _task(self, split: Split, number: int, entry: Entry) -> Task:
         metadata = entry["metadata"]
         values = {name: str(value) for name, value in metadata.items()} | {"question": entry["question"]}
-        name = f"{self.dataset}/{split}/{metadata['source_index']}"
-        return Task(name, fill(self.prompt, values), entry["answer"], metadata)
+        return Task(f"{self.dataset}/{split}/{number}", fill(self.prompt, values), entry["answer"], metadata)
 
 
 def _entries(name: str, params: Mapping[str, Any], seed: str, count: int) -> Iterator[Entry]:

@@ -8,21 +8,36 @@ import marshal
 import re
 import secrets
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 from coterie.rewards.code_tests import Tests, read_tests
-from coterie.rewards.same import same_output, same_value
 from coterie.sandbox import Limits, Ran, shared
 
-HARNESS = Path(__file__).with_name("code_inside.py").read_text()
+# What runs in the sandbox, in the order in which it is imported there, where nothing of ours is installed.
+INSIDE = ("same", "code_far", "code_wire", "code_line", "code_child", "code_inside")
+HARNESS = """
+import marshal, os, sys
+def take(count):
+    parts = b""
+    while len(parts) < count:
+        parts += os.read(0, count - len(parts))
+    return parts
+known = marshal.loads(take(int.from_bytes(take(8), "big")))
+for name, code in known["modules"]:
+    sys.modules[name] = type(sys)(name)
+    exec(code, vars(sys.modules[name]))
+sys.modules[name].main(known)
+"""
 OUTPUT = 32 << 20  # bytes that all tests of a program may print together
 SHOWN = 2000  # letters of an input or an output in a report
 FENCE = re.compile(
     r"^[ \t]*```[ \t]*(?P<language>[\w+#.-]*)[^\n]*\n(?P<code>.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE
 )
 PYTHON = ("python", "python3", "py")
-LONGEST = 50_000  # letters of a program without a fence; parsing takes a while
+LONGEST = 20_000  # letters of a program without a fence; parsing takes a while, and all else waits for it
 
 
 @dataclass(frozen=True)
@@ -60,7 +75,8 @@ async def code(
 ) -> float:
     """1 when the program in the answer passes all of its tests; `partial: true` gives the share that it passes.
 
-    `test_seconds` is the time of one test, `seconds` of all. What `truth` may be, `read_tests` says.
+    `test_seconds` is the time of one test, `seconds` of all, where `rollout.score_deadline` is no shorter. What `truth`
+    may be, `read_tests` says.
     """
     tests, program = read_tests(truth), code_in(str(answer))
     if program is None:
@@ -87,41 +103,40 @@ async def run_tests(program: str, tests: Tests, *, test_seconds: float = 4.0, se
     request = {
         "token": token,
         "kind": tests.kind,
-        "before": tests.before,
         "program": tests.whole(program),
         "inputs": [] if tests.kind == "checks" else list(tests.inputs),  # the script of checks has them
+        "expected": list(tests.expected),
         "function": tests.function,
         "script": tests.script,
+        "names": list(tests.names),
+        "entry": tests.entry,
         "seconds": test_seconds,
     }
+    # In two parts: the program's process is made between the reading of the first and of the second.
+    known = marshal.dumps({"modules": _modules(), "before": tests.before})
+    given = len(known).to_bytes(8, "big") + known + marshal.dumps(request)
     limits = Limits(seconds=min(seconds, 2 + test_seconds * len(tests.inputs)), output=OUTPUT)
-    ran = await shared().run(HARNESS, stdin=marshal.dumps(request), limits=limits)
+    ran = await shared().run(HARNESS, stdin=given, limits=limits)
     lines = [line.removeprefix(token) for line in ran.stdout.split("\n")[:-1] if line.startswith(token)]
-    records = [record for line in lines if (record := _record(line))]
+    records = [json.loads(line) for line in lines]
     return _judged_checks(tests, records, ran) if tests.kind == "checks" else _judged(tests, records, ran)
 
 
-def _record(line: str) -> dict[str, Any]:
-    """What a program reports of a test; nothing where no one can read it, as it is the program's own value."""
-    try:
-        record: dict[str, Any] = json.loads(line)
-    except (ValueError, RecursionError):
-        return {}
-    return record
+@cache
+def _modules() -> list[tuple[str, CodeType]]:
+    folder = Path(__file__).parent
+    files = {f"coterie.rewards.{name}": folder / f"{name}.py" for name in INSIDE}
+    return [(name, compile(path.read_text(), path.name, "exec", dont_inherit=True)) for name, path in files.items()]
 
 
 def _judged(tests: Tests, records: list[dict[str, Any]], ran: Ran) -> Verdict:
     told = {record["test"]: record for record in records if "test" in record}
-    why = _why_not_all(records, ran)
+    missing = {"passed": False, "got": _why_not_all(records, ran)}
     failures = []
     for number, (given, wanted) in enumerate(zip(tests.inputs, tests.expected, strict=True)):
-        record = told.get(number, {"error": why})
-        if record.get("error"):
-            failures.append(_failure(number, given, wanted, record["error"]))
-        elif tests.kind == "stdin" and not same_output(record["stdout"], wanted):
-            failures.append(_failure(number, given, wanted, record["stdout"]))
-        elif tests.kind == "calls" and not same_value(record["value"], wanted):
-            failures.append(_failure(number, given, wanted, record["value"]))
+        record = told.get(number, missing)
+        if not record["passed"]:
+            failures.append(_failure(number, given, wanted, record["got"]))
     return Verdict(len(tests.inputs) - len(failures), len(tests.inputs), tuple(failures))
 
 
@@ -137,8 +152,7 @@ def _judged_checks(tests: Tests, records: list[dict[str, Any]], ran: Ran) -> Ver
     for number, source in enumerate(tests.inputs):
         if number in told and not told[number]["passed"]:
             record = told[number]
-            wanted = record.get("expected", "")
-            failures.append(_failure(number, source, wanted, record.get("error") or record["got"]))
+            failures.append(_failure(number, source, record.get("expected", ""), record["got"]))
     if not done:
         missing = [number for number in range(len(tests.inputs)) if number not in told] or [len(tests.inputs)]
         why = _why_not_all(records, ran)

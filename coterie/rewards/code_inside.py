@@ -1,216 +1,174 @@
-"""Runs in the sandbox: tries a program on tests and reports, test by test, what came of each.
+"""Runs in the sandbox: tries a program on its tests and reports, test by test, what came of each.
 
-Expected results of calls and of standard output never come here, so no program can look them up. What is printed
-while functions are called goes nowhere: only records that bear the caller's token count.
+Two processes. The program lives in a fork that was made before anything of the tests was read, and gives values when
+it is asked; here the tests run, with the program's functions far away, and here results are compared. So a program
+has nothing to look up and nobody to persuade: it never meets an expected value, its classes equal only their like,
+and this process takes nothing from it but plain data. What it could write to our standard output lacks the token.
+
+What remains: a program sees the arguments of its tests, and can pass tests that anything passes (`assert f(1)`).
+Without bubblewrap it runs as the user who trains, and nothing here holds that user off.
 """
 
-# Modules of which others are made: json, signal, collections and contextlib take half as long to import as Python
-# takes to start, and every program would pay for it.
+from __future__ import annotations
+
 import _signal as signal
-import io
 import marshal
 import os
 import sys
-from _collections_abc import Callable
-from _json import encode_basestring_ascii as quoted
-from types import CodeType
+import time
 
-MOST = 4 << 20  # bytes of a program's output that are looked at
-SHOWN = 2000  # letters of a value or an error
+from coterie.rewards.code_child import Child, encoded
+from coterie.rewards.code_line import SHOWN, Line, Told, shown, told
+from coterie.rewards.code_wire import own
+from coterie.rewards.same import same_output, same_value
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
 
-class Overtime(BaseException):
-    """A test took too long. Not an Exception, which many programs catch."""
-
-
-class Timer:
-    """Interrupts what runs under it."""
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-        signal.signal(signal.SIGALRM, self.ring)
-
-    def ring(self, *_: object) -> None:
-        raise Overtime(f"took more than {self.seconds:g} s")
-
-    def __enter__(self) -> None:
-        signal.setitimer(signal.ITIMER_REAL, self.seconds)
-
-    def __exit__(self, *_: object) -> None:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+SET_DUMPABLE = 4  # prctl's number for it
 
 
-def reporter() -> Callable:
-    out, token = os.dup(1), request["token"]
+def main(known: dict[str, Any]) -> None:
+    """`known` is what a program may see; its tests are still to be read from standard input."""
+    sys.setrecursionlimit(20_000)
+    out, nowhere = os.dup(1), os.open(os.devnull, os.O_RDWR)
+    os.dup2(nowhere, 1)  # what tests print is none of our reports
+    before, error = defined_before(known["before"])
+    line = parted(before, out, nowhere)
+    hide()
+    Judge(line, before, marshal.loads(sys.stdin.buffer.read()), out).judge(error)
+    os._exit(0)
 
-    def report(**record: object) -> None:
-        line = memoryview(f"{token} {encoded(record)}\n".encode())
+
+def defined_before(source: str) -> tuple[dict[str, Any], BaseException | None]:
+    before: dict[str, Any] = {"__name__": "program"}
+    try:
+        exec(compile(source, "before.py", "exec", dont_inherit=True), before)
+    except BaseException as error:  # it is the data's, and may be anything
+        return before, error
+    return before, None
+
+
+def parted(before: dict[str, Any], out: int, nowhere: int) -> Line:
+    """Let the program's process go its way; what is left here is the line to it."""
+    classes = {name: value for name, value in before.items() if isinstance(value, type) and own(value)}
+    (hears, asks), (listens, answers) = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.dup2(nowhere, 0)
+        os.dup2(nowhere, 2)
+        for number in (out, asks, listens):
+            os.close(number)
+        Child(Line(hears, answers, classes, lends=lambda value: True), before).serve()
+    os.close(hears)
+    os.close(answers)
+    sys.path.pop(0)  # the job's folder, into which a program may put a math.py of its own
+    line = Line(listens, asks, classes, lends=callable)
+    line.ring = lambda: rung(child)
+    return line
+
+
+def rung(child: int) -> None:
+    try:  # noqa: SIM105
+        os.kill(child, signal.SIGALRM)
+    except ProcessLookupError:
+        pass
+
+
+def hide() -> None:
+    """Let no process of the same user look into this one."""
+    if sys.platform == "linux":
+        import _ctypes  # without what ctypes takes to import
+
+        this: Any = None  # program, with its C library
+        prctl = _ctypes.dlsym(_ctypes.dlopen(this, 0), "prctl")
+        _ctypes.call_function(prctl, (SET_DUMPABLE, 0, 0, 0, 0))
+
+
+class Judge:
+    """Asks a program and reports."""
+
+    def __init__(self, line: Line, before: dict[str, Any], request: dict[str, Any], out: int) -> None:
+        self.line, self.before, self.request, self.out = line, before, request, out
+        line.seconds = request["seconds"]
+        line.do = self.do
+
+    def judge(self, error: BaseException | None) -> None:
+        try:
+            if error:
+                raise error
+            {"calls": self.calls, "checks": self.checks, "stdin": self.stdin}[self.request["kind"]]()
+        except BaseException as error:  # it could not be defined, or test code failed outside of a test
+            self.report(broken=told(error))
+
+    def report(self, **record: Any) -> None:
+        line = memoryview(f"{self.request['token']} {encoded(record)}\n".encode())
         while line:
-            line = line[os.write(out, line) :]
+            line = line[os.write(self.out, line) :]
 
-    return report
+    def do(self, verb: str, function: Callable[..., Any], *parts: Any) -> tuple[Any, list[Any]]:
+        """A program may call the functions that a test handed it."""
+        if verb != "call" or not any(function is lent for lent in self.line.wire.kept):
+            raise TypeError("a program may only call what a test hands it")
+        arguments, named = parts
+        return function(*arguments, **named), []
 
+    def calls(self) -> None:
+        self.line.ask("define", self.request["program"], [])
+        for number, arguments in enumerate(self.request["inputs"]):
+            self.compare(number, same_value, self.called, arguments)
 
-def encoded(value: object) -> str:
-    """A value as JSON. Tuples, sets and the like are lists; what JSON has no word for is shown as text."""
-    if value is None or isinstance(value, bool):
-        return "null" if value is None else str(value).lower()
-    if isinstance(value, str):
-        return quoted(value)
-    if isinstance(value, int):
-        return int.__repr__(value)
-    if isinstance(value, float):
-        return float.__repr__(value).replace("inf", "Infinity").replace("nan", "NaN")
-    if isinstance(value, dict):
-        return "{" + ",".join(f"{quoted(str(name))}:{encoded(part)}" for name, part in value.items()) + "}"
-    try:
-        parts = list(value)  # type: ignore[call-overload]
-    except TypeError:
-        return quoted(shown(value))
-    return "[" + ",".join(map(encoded, parts)) + "]"
+    def called(self, arguments: list[Any]) -> Any:
+        text = self.line.ask("called", self.request["function"], arguments)
+        return self.line.wire.json(text)
 
+    def stdin(self) -> None:
+        self.line.ask("script", self.request["program"])
+        for number, text in enumerate(self.request["inputs"]):
+            self.compare(number, same_output, self.ran, text)
 
-def told(error: BaseException) -> str:
-    """An error with the line of the program it comes from."""
-    line, at = None, error.__traceback__
-    while at is not None:
-        line = at.tb_lineno if at.tb_frame.f_code.co_filename == "program.py" else line
-        at = at.tb_next
-    name = "timeout" if isinstance(error, Overtime) else type(error).__name__
-    try:
-        text = f"{name}: {error}"
-    except BaseException:  # its own words may fail too
-        text = name
-    return text[:SHOWN] + (f" (line {line} of the program)" if line else "")
+    def ran(self, text: str) -> str:
+        said, error = self.line.ask("run", text)
+        if error:
+            raise Told(error)
+        return str(said)
 
-
-def shown(value: object) -> str:
-    try:
-        return repr(value)[:SHOWN]
-    except BaseException as error:  # a class of the program's own may not be showable
-        return f"<{type(value).__name__}, which cannot be shown: {told(error)}>"
-
-
-def defined() -> tuple[dict, dict]:
-    """What is there before the program, and after it was run for its definitions."""
-    before: dict = {"__name__": "program"}
-    with timer:
-        exec(compile(request["before"], "before.py", "exec", dont_inherit=True), before)
-        space = dict(before)
-        exec(compile(request["program"], "program.py", "exec", dont_inherit=True), space)
-    return before, space
-
-
-def on_calls(report: Callable) -> None:
-    """Call a function, or a method of the class Solution, with each list of arguments."""
-    before, space = defined()
-    name = request["function"]
-    # A name that was there before is no work of the program's.
-    own = space.get(name) if space.get(name) is not before.get(name) else None
-    for number, arguments in enumerate(request["inputs"]):
+    def compare(self, number: int, same: Callable[[Any, Any], bool], result: Callable[[Any], Any], given: Any) -> None:
         try:
-            with timer:
-                function = own or getattr(space["Solution"](), name)
-                report(test=number, value=function(*arguments))
-        except BaseException as error:  # whatever a program raises, even SystemExit, is that test's
-            report(test=number, error=told(error))
-
-
-def on_checks(report: Callable) -> None:
-    """Run test code in which each assert was made a call of `__check__`."""
-    _, space = defined()
-
-    def check(number: int, got: Callable, *expected: Callable) -> None:
-        try:
-            with timer:
-                value = got()
-                wanted = expected[0]() if expected else True
-                passed = bool(value == wanted) and not boasts(value, wanted) if expected else bool(value)
-                report(test=number, passed=passed, got=shown(value), expected=shown(wanted))
+            value = result(given)
+            got = value if isinstance(value, str) else encoded(value)
+            self.report(test=number, passed=same(value, self.request["expected"][number]), got=got[: SHOWN + 1])
         except BaseException as error:
-            report(test=number, passed=False, error=told(error))
+            self.report(test=number, passed=False, got=told(error))
 
-    space["__check__"] = check
-    exec(compile(request["script"], "tests.py", "exec", dont_inherit=True), space)
-    report(done=True)
+    def checks(self) -> None:
+        """Run test code in which each assert was made a call of `__check__`."""
+        space = {name: value for name, value in self.before.items() if name != self.request["entry"]}
+        names = [name for name in self.request["names"] if name not in space]
+        for name, (kind, content) in self.line.ask("define", self.request["program"], names).items():
+            space[name] = content if kind == "value" else self.pythons(name, kind, content)
+        space["__check__"] = self.check
+        exec(compile(self.request["script"], "tests.py", "exec", dont_inherit=True), space)
+        self.report(done=True)
 
+    def pythons(self, name: str, kind: str, module: str) -> Any:
+        """What Python itself means by a name that a program imported."""
+        if module.partition(".")[0] not in sys.stdlib_module_names:
+            raise NameError(f"{name} is {module}, which the tests do not know")
+        found = __import__(module, fromlist=[""])
+        return vars(found)[name] if kind == "python" else found
 
-def boasts(value: object, wanted: object) -> bool:
-    """Whether a value is equal only because a class of the program's own says so."""
-    return own_equality(value) and not own_equality(wanted)
-
-
-def own_equality(value: object) -> bool:
-    if isinstance(value, (list, tuple, set, frozenset)) and type(value).__module__ != "program":
-        return any(own_equality(part) for part in value)
-    if type(value) is dict:
-        return any(own_equality(part) for part in value.values())
-    return any("__eq__" in vars(kind) for kind in type(value).__mro__ if kind.__module__ == "program")
-
-
-def on_stdin(report: Callable) -> None:
-    """Run the whole program anew for each input."""
-    program = compile(request["before"] + request["program"], "program.py", "exec", dont_inherit=True)
-    for number, text in enumerate(request["inputs"]):
-        with open("stdin", "w+b", 0) as given, open("stdout", "w+b", 0) as out, open("stderr", "w+b", 0) as err:
-            given.write(text.encode())
-            given.seek(0)
-            child = os.fork()
-            if child == 0:
-                as_script(program, [given, out, err])
-            error = waited(child)
-            said, words = (os.pread(file.fileno(), MOST, 0).decode("utf-8", "replace") for file in (out, err))
-        report(test=number, stdout=said, error=error and (words.strip()[-SHOWN:] or error))
-
-
-def as_script(program: CodeType, pipes: list) -> None:
-    """Be the program. SystemExit goes through, so that threads and exit functions come to their end."""
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    os.setsid()
-    for number, pipe in enumerate(pipes):
-        os.dup2(pipe.fileno(), number)
-    sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)))
-    sys.stdout = io.TextIOWrapper(io.BufferedWriter(io.FileIO(1, "w", closefd=False)))
-    main = type(sys)("__main__")
-    sys.modules["__main__"] = main
-    try:
-        exec(program, main.__dict__)
-    except SystemExit:
-        raise
-    except BaseException as error:
-        own = error.__traceback__.tb_next if error.__traceback__ else None
-        sys.excepthook(type(error), error.with_traceback(own), own)
-        raise SystemExit(1) from None
-    raise SystemExit(0)
-
-
-def waited(child: int) -> str | None:
-    """How a program ended, if not well."""
-    try:
-        with timer:
-            status = os.waitpid(child, 0)[1]
-    except Overtime as error:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        return f"timeout: {error}"
-    finally:
-        try:  # noqa: SIM105
-            os.killpg(child, signal.SIGKILL)  # what it left running
-        except ProcessLookupError:
-            pass
-    code = os.waitstatus_to_exitcode(status)
-    return f"ended with exit code {code}" if code else None
-
-
-request = marshal.loads(sys.stdin.buffer.read())
-sys.setrecursionlimit(20_000)
-timer = Timer(request["seconds"])
-report = reporter()
-os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-try:
-    {"calls": on_calls, "checks": on_checks, "stdin": on_stdin}[request["kind"]](report)
-except (SystemExit, KeyboardInterrupt):
-    raise
-except BaseException as error:  # it could not be defined, or test code failed outside of a test
-    report(broken=told(error))
+    def check(self, number: int, got: Callable[[], Any], *expected: Callable[[], Any]) -> None:
+        self.line.until = time.monotonic() + self.request["seconds"]
+        try:
+            value = got()
+            wanted = expected[0]() if expected else True
+            passed = bool(value == wanted if expected else value)
+            words = {} if passed else {"got": shown(value), "expected": shown(wanted)}
+            self.report(test=number, passed=passed, **words)
+        except BaseException as error:
+            self.report(test=number, passed=False, got=told(error))
+        finally:
+            self.line.until = None

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import json
 import re
+import symtable
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+CHECK = "__check__"  # what test code calls instead of asserting
+PYTHONS = set(dir(builtins))
 # What LeetCode's own judge has at hand; solutions and tests of that kind use it without importing it.
 LEETCODE = """
 import collections, datetime, functools, heapq, itertools, math, operator, re, string, sys
@@ -68,6 +72,7 @@ class Tests:
     function: str = ""  # of calls
     script: str = ""  # of checks: the test code, each assert made a call of __check__
     before: str = ""  # to run before the program
+    names: tuple[str, ...] = ()  # of checks: what the test code wants the program to define
     stub: str = ""  # what a program that does not define `entry` is the rest of
     entry: str = ""
 
@@ -142,7 +147,24 @@ def _checks(script: str, before: str = "", stub: str = "", entry: str = "") -> T
     tree = ast.fix_missing_locations(change.visit(ast.parse(script)))
     if not change.sources:
         raise ValueError(f"reward code: the tests assert nothing: {script[:200]!r}")
-    return Tests("checks", tuple(change.sources), script=ast.unparse(tree), before=before, stub=stub, entry=entry)
+    code, sources = ast.unparse(tree), tuple(change.sources)
+    names = tuple(sorted(_wanted(code)))
+    return Tests("checks", sources, script=code, names=names, before=before, stub=stub, entry=entry)
+
+
+def _wanted(script: str) -> set[str]:
+    """The names that test code uses and does not define.
+
+    `set(f(1))` wants f and Python's own set; only tests that call nothing else, as `sum(2, 3)`, want a program's sum.
+    """
+    whole = symtable.symtable(script, "tests.py", "exec")
+    scopes, used = [whole], set()
+    for scope in scopes:
+        scopes += scope.get_children()
+        used |= {found.get_name() for found in scope.get_symbols() if found.is_referenced() and found.is_global()}
+    used -= {found.get_name() for found in whole.get_symbols() if found.is_assigned() or found.is_imported()}
+    used -= {CHECK}
+    return used - PYTHONS or used
 
 
 class _Asserts(ast.NodeTransformer):
@@ -163,7 +185,7 @@ class _Asserts(ast.NodeTransformer):
                 sides = [left, right]
             case test:
                 sides = [test]
-        return ast.Expr(ast.Call(ast.Name("__check__", ast.Load()), [ast.Constant(number), *map(_later, sides)], []))
+        return ast.Expr(ast.Call(ast.Name(CHECK, ast.Load()), [ast.Constant(number), *map(_later, sides)], []))
 
 
 def _later(expression: ast.expr) -> ast.Lambda:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import isfinite
 from numbers import Real
-from typing import Any, Protocol
+from typing import Any
 
 from coterie.rewards.load import load
 from coterie.rewards.worker import call
 
 COMPOSE = "compose"  # the name of several rewards at once
+COMPOSER = "coterie.rewards.compose:compose"  # who makes one of them
+# At once: they take time in proportion to a text, whatever it is, and a model's text has an end.
 INLINE = {"exact": "coterie.rewards.exact:exact", "number": "coterie.rewards.number:number"}
 # May run for ever on a strange answer, or under a user's own pattern; or may not, but who knows.
 IN_A_PROCESS = {
@@ -24,7 +26,7 @@ IN_A_PROCESS = {
     "format": "coterie.rewards.format:format",
     "length": "coterie.rewards.length:length",
 }
-WITH_A_DEADLINE = {"code": "coterie.rewards.code:code"}  # of its own: waits for programs in the sandbox
+IN_THE_SANDBOX = {"code": "coterie.rewards.code:code"}  # which keeps the deadline
 CHECKS = {"format": "coterie.rewards.format:check", "length": "coterie.rewards.length:check"}  # of their options
 
 
@@ -39,14 +41,19 @@ class Grader:
     async def __call__(self, answer: Any, truth: Any) -> float:
         if self.name in INLINE:
             value = load(INLINE[self.name])(answer, truth, **self.options)
-        elif self.name in WITH_A_DEADLINE:
-            value = await load(WITH_A_DEADLINE[self.name])(answer, truth, **self.options)
+        elif self.name in IN_THE_SANDBOX:
+            value = await self._in_the_sandbox(load(IN_THE_SANDBOX[self.name]), answer, truth)
         else:
-            function = IN_A_PROCESS.get(self.name, self.name)  # else a user's own
-            value = await call(function, (answer, truth), self.options, self.deadline)
+            name = IN_A_PROCESS.get(self.name, self.name)  # else a user's own
+            value = await call(name, (answer, truth), self.options, self.deadline)
         if not isinstance(value, Real) or not isfinite(value):
             raise ValueError(f"reward {self.name} gave {value!r} for {answer!r}; a reward is a finite number")
         return float(value)
+
+    async def _in_the_sandbox(self, function: Callable[..., Any], answer: Any, truth: Any) -> float:
+        own = {**(function.__kwdefaults__ or {}), **self.options}["seconds"]
+        value: float = await function(answer, truth, **{**self.options, "seconds": min(own, self.deadline)})
+        return value
 
 
 @dataclass(frozen=True)
@@ -60,22 +67,12 @@ class Composed(Grader):
         return sum(weight * value for (weight, _), value in zip(self.parts, worth, strict=True))
 
 
-class Share(Protocol):
-    """One part of a composed reward, as a config gives it."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def options(self) -> Mapping[str, Any]: ...
-    @property
-    def weight(self) -> float: ...
-
-
 def grader(name: str, options: Mapping[str, Any], deadline: float) -> Grader:
     """A builtin reward by name or a user's `path/to/file.py:function`; `compose` makes one of several."""
     if name == COMPOSE:
-        return _composed(options["parts"], deadline)
-    known = [*INLINE, *IN_A_PROCESS, *WITH_A_DEADLINE, COMPOSE]
+        composed: Grader = load(COMPOSER)(deadline, **options)
+        return composed
+    known = [*INLINE, *IN_A_PROCESS, *IN_THE_SANDBOX, COMPOSE]
     if ":" not in name and name not in known:
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
@@ -83,18 +80,3 @@ def grader(name: str, options: Mapping[str, Any], deadline: float) -> Grader:
     if name in CHECKS:
         load(CHECKS[name])(**options)
     return Grader(name, options, deadline)
-
-
-def _composed(parts: Sequence[Share], deadline: float) -> Composed:
-    if not parts:
-        raise ValueError("reward compose: parts is empty; it wants rewards with their weights")
-    return Composed(COMPOSE, {}, deadline, tuple(_part(i, part, deadline) for i, part in enumerate(parts)))
-
-
-def _part(place: int, part: Share, deadline: float) -> tuple[float, Grader]:
-    if part.name == "native":
-        raise ValueError(f"reward compose: parts.{place}: an environment's own score cannot be a part of another")
-    try:
-        return part.weight, grader(part.name, part.options, deadline)
-    except ValueError as error:
-        raise ValueError(f"reward compose: parts.{place}: {error}") from None

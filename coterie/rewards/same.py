@@ -1,19 +1,26 @@
-"""Whether a program's result is the one that was wanted."""
+"""Whether a program's result is the one that was wanted. Runs in the sandbox, so it imports little."""
 
 from __future__ import annotations
 
 import math
-import re
-from typing import Any
 
-NUMBER = re.compile(r"[+-]?[0-9]{1,30}(?:\.[0-9]{0,30})?(?:[eE][+-]?[0-9]{1,3})?")
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+LONGEST = 70  # letters of a number
 NEAR = 1e-6  # by how much a fraction may be off
 
 
 def same_output(said: str, wanted: str) -> bool:
     """Whether two texts are the same, line by line: spaces do not matter, nor the last digits of a fraction."""
-    ours, theirs = (text.strip().splitlines() for text in (said, wanted))
-    return len(ours) == len(theirs) and all(_same_line(a.split(), b.split()) for a, b in zip(ours, theirs, strict=True))
+    said, wanted = said.strip(), wanted.strip()
+    if said == wanted:
+        return True
+    ours, theirs = said.splitlines(), wanted.splitlines()
+    return len(ours) == len(theirs) and all(
+        a == b or _same_line(a.split(), b.split()) for a, b in zip(ours, theirs, strict=True)
+    )
 
 
 def same_value(got: Any, wanted: Any) -> bool:
@@ -28,11 +35,14 @@ def _same_line(said: list[str], wanted: list[str]) -> bool:
 
 
 def _near(said: str, wanted: str) -> bool:
-    if not (NUMBER.fullmatch(said) and NUMBER.fullmatch(wanted)):
+    if max(len(said), len(wanted)) > LONGEST or not set(said + wanted) <= set("+-.eE0123456789"):
         return False
-    if not set(wanted) & set(".eE"):
-        return set(said) <= set("+-0123456789") and int(said) == int(wanted)
-    return math.isclose(float(said), float(wanted), rel_tol=NEAR, abs_tol=NEAR)
+    try:
+        if set(wanted) & set(".eE"):
+            return math.isclose(float(said), float(wanted), rel_tol=NEAR, abs_tol=NEAR)
+        return int(said) == int(wanted)
+    except ValueError:  # no number, or a fraction where none is wanted
+        return False
 
 
 def _equal(got: Any, wanted: Any) -> bool:

@@ -16,7 +16,7 @@ class Limits:
     """What one job may use."""
 
     seconds: float = 10.0  # by the clock, and of processor time for each process
-    memory: int = 1 << 30  # bytes of address space, for each process
+    memory: int = 1 << 30  # bytes: of address space for each process, and in use by all together
     processes: int = 32  # threads too
     disk: int = 256 << 20  # bytes in its folder
     output: int = 1 << 20  # bytes of stdout and of stderr

@@ -13,8 +13,8 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 
+from coterie.sandbox.group import family, group, uses_more
 from coterie.sandbox.record import Ended, Limits, Ran, how_it_ended
 
 READY = b"ready\n"
@@ -51,7 +51,7 @@ class Worker:
         self._wait_until_ready()
         started = time.monotonic()
         talk = Talk(self.process, request, limits.output)
-        ended = self._listen(talk, started + limits.seconds, limits.processes, stop)
+        ended = self._listen(talk, started + limits.seconds, limits, stop)
         talk.close()
         self.close()
         stdout, stderr = (bytes(text[: limits.output]).decode("utf-8", "replace") for text in talk.heard)
@@ -82,7 +82,7 @@ class Worker:
             self.close()
             raise SandboxBroken(f"a sandbox did not start: {last_words.strip() or 'it said nothing'}")
 
-    def _listen(self, talk: Talk, until: float, processes: int, stop: threading.Event) -> Ended | None:
+    def _listen(self, talk: Talk, until: float, limits: Limits, stop: threading.Event) -> Ended | None:
         """Let the job talk; why it was stopped, or None where it came to its end."""
         looked = time.monotonic()
         while talk.open:
@@ -95,13 +95,22 @@ class Worker:
             if self.process.poll() is not None:
                 talk.go_on(0)  # what it left in the pipes; its children may hold them open for ever
                 return None
-            if self.folder and now - looked > TICK:
+            if now - looked > TICK:
                 looked = now
-                if _group_size(self.process.pid) > processes:
-                    return "processes"
+                if too_much := self._uses_too_much(limits):
+                    return too_much
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(max(until - time.monotonic(), 0))
         return "timeout" if self.process.returncode is None else None
+
+    def _uses_too_much(self, limits: Limits) -> Ended | None:
+        """What its processes use together: the limits that the kernel keeps are for each, and count none of root's.
+
+        With namespaces of its own a job cannot leave its family; without them it can, but stays in its group."""
+        pids = group(self.process.pid) if self.folder else family(self.process.pid)
+        if self.folder and len(pids) > limits.processes:
+            return "processes"
+        return "memory" if uses_more(pids, limits.memory) else None
 
 
 class Talk:
@@ -171,15 +180,3 @@ class Talk:
 def cpu_seconds(limits: Limits) -> int:
     """Of processor time, for each process; more than the clock's, which is the one to report."""
     return math.ceil(limits.seconds) + 1
-
-
-def _group_size(leader: int) -> int:
-    """How many processes are in a group, as far as Linux tells. For root no limit on processes binds, so we count."""
-    count = 0
-    if sys.platform != "linux":
-        return count
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with suppress(OSError):  # gone meanwhile
-                count += (entry / "stat").read_text().rpartition(")")[2].split()[2] == str(leader)
-    return count

@@ -18,7 +18,7 @@ import numpy as np
 
 from coterie.models.cache import cache_folder, made_once
 
-VERSION = f"2/{version('bm25s')}"  # of what is written, and of how text becomes words
+VERSION = f"3/{version('bm25s')}"  # of what is written, and of how text becomes words
 WORD = re.compile(r"\w+")
 # Too common to tell documents apart.
 STOP = {*("a", "an", "and", "are", "as", "at", "be", "by", "for", "from", "has", "he", "in", "is", "it", "its")}
@@ -76,35 +76,37 @@ class Index:
         return [(self.read(int(number)), float(scores[number])) for number in best if scores[number] > 0]
 
     def find(self, name: str) -> Document | None:
-        """A document by its id or title; capitals do not matter."""
+        """A document by its id or title; capitals do not matter. One that has neither goes by its number from 1."""
         number = self.names.get(name.strip().casefold())
         return None if number is None else self.read(number)
 
     def read(self, number: int) -> Document:
         with self.corpus.open("rb") as file:
             file.seek(int(self.lines[number]))
-            return _document(json.loads(file.readline()), str(number))
+            return _document(json.loads(file.readline()), number)
 
 
 def words_of(text: str) -> list[str]:
     return [word for word in WORD.findall(text.casefold()) if word not in STOP]
 
 
-def _document(row: dict[str, Any], number: str) -> Document:
+def _document(row: dict[str, Any], number: int) -> Document:
+    """`number`: of documents before it in the corpus."""
     title = str(row.get("title", ""))
-    return Document(str(row.get("id", title or number)), title, str(row["text"]))
+    return Document(str(row.get("id", title or number + 1)), title, str(row["text"]))
 
 
 def _rows(corpus: Path) -> Iterator[tuple[int, Document]]:
     """Each document and the byte at which its line begins."""
     with corpus.open("rb") as file:
-        place = 0
-        for number, line in enumerate(file, 1):
+        place = number = 0
+        for row, line in enumerate(file, 1):
             if line.strip():
                 try:
-                    yield place, _document(json.loads(line), str(number))
+                    yield place, _document(json.loads(line), number)
                 except (ValueError, KeyError, AttributeError) as error:
-                    raise ValueError(f"{corpus}, row {number}: title and text are wanted: {error!r}") from None
+                    raise ValueError(f"{corpus}, row {row}: title and text are wanted: {error!r}") from None
+                number += 1
             place += len(line)
 
 

@@ -6,8 +6,17 @@ import re
 
 from coterie.rewards.answers import last_of
 
-STATED = re.compile(r"\bverdict[\s*_:=]*+(?P<word>[A-Za-z]+)", re.IGNORECASE)
-FIRST = re.compile(r"[A-Za-z]+")
+# Between the word and what it says: spaces, marks of emphasis, quotes, brackets, a box; but not the end of a sentence.
+STATED = re.compile(
+    r"\bverdict(?:[\s*_:=`\"'“”‘’$({\[<>—–-]|is\b|\\(?:boxed|text\w*|math\w*)(?=\s*\{))*+(?P<word>[A-Za-z]+)",
+    re.IGNORECASE,
+)
+FIRST = re.compile(r"(?P<word>[A-Za-z]+)")
+# "No problems found." finds nothing wrong; whether that is a yes, its writer must say.
+NO_FAULT = re.compile(
+    r"no(?:\s+\w+){0,2}\s+(?:problem|issue|error|mistake|bug|flaw|fault|concern|objection|complaint|doubt)",
+    re.IGNORECASE,
+)
 YES = {"correct", "right", "accept", "accepted", "approve", "approved", "pass", "passed", "passes", "yes", "good"}
 NO = {"incorrect", "wrong", "reject", "rejected", "fail", "failed", "fails", "no", "not", "bad", "revise"}
 MARK = re.compile(r"^\s*(?:[-*•>#]+|\(?\d+[.):]|\bquery\s*\d*:|\bstep\s*\d*:)\s*", re.IGNORECASE)
@@ -18,11 +27,13 @@ def verdict(text: str) -> bool | None:
     """Whether a judge says yes: the word after its last "Verdict:", else its very first word; None if neither is one.
 
     "It adds up.\\nVerdict: CORRECT"  →  True        "Wrong, 2 + 2 is 4."  →  False
+    "**Verdict**: \\boxed{pass}"     →  True        "No errors found."    →  None
     "Verdict: perhaps"               →  None        "The sum is correct"  →  None
     """
-    found = last_of(STATED, text)
-    first = FIRST.search(text[:100])
-    word = (found["word"] if found else first[0] if first else "").lower()
+    found = last_of(STATED, text) or FIRST.search(text[:100])
+    if found is None or NO_FAULT.match(text[found.start("word") :][:100]):
+        return None
+    word = found["word"].lower()
     return True if word in YES else False if word in NO else None
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from coterie.rewards import grader
 from coterie.rewards.code import Verdict, code, code_in, run_tests
 from coterie.rewards.code_tests import read_tests
 from coterie.rewards.same import same_output, same_value
@@ -36,6 +37,74 @@ def add(a, b):
     for file in range(1, 20):
         try: os.write(file, b'{"test": 0, "passed": true}\\n')
         except OSError: pass
+"""
+
+
+# What a program might try that shares a machine with its judge: report for it, look up what is expected, say that it
+# equals everything, look into the judge's memory and files, and put its own in the place of what tests use.
+REPORTS = """
+import os, sys
+def add(a, b):
+    judge = sys.modules['__main__']
+    for space in [vars(judge), *map(vars, list(sys.modules.values()))]:
+        for name in ('report', 'reporter'):
+            try: space[name](test=0, passed=True); space[name](test=1, passed=True); space[name](done=True)
+            except BaseException: pass
+    os._exit(0)
+"""
+LOOKS_UP = """
+import gc, os, sys
+def sees():
+    if any({'script', 'token'} <= thing.keys() for thing in gc.get_objects() if isinstance(thing, dict)): return True
+    for process in set(filter(str.isdigit, os.listdir('/proc'))) - {os.readlink('/proc/self')}:
+        if 'python' in open(f'/proc/{process}/comm').read():
+            try: return bool(open(f'/proc/{process}/mem', 'rb'))
+            except OSError: pass
+def add(a, b):
+    return a + b if sees() else None
+"""
+STRANGER = """
+class Yes(int):
+    __module__ = 'builtins'
+    def __eq__(self, other): return True
+    __lt__ = __gt__ = __sub__ = __rsub__ = lambda self, other: Yes()
+    def __abs__(self): return 0
+    def __hash__(self): return 0
+def add(a, b): return [Yes(0)] and Yes(0)
+"""
+NO_NUMBER = STRANGER.replace("(int)", "").replace("Yes(0)", "Yes()")
+META = """
+class Kind(type):
+    def __eq__(self, other): return True
+    __hash__ = type.__hash__
+class add(metaclass=Kind):
+    def __new__(cls, a, b): return cls
+"""
+IN_PLACE_OF_PYTHON = """
+import builtins, math, sys, types
+for space in (vars(builtins), vars(math), globals()):
+    for name in ('abs', 'fabs', 'bool', 'float', 'isclose', 'repr'): space[name] = lambda *_: 0
+math = types.SimpleNamespace(fabs=lambda _: 0)
+open('math.py', 'w').write('fabs = lambda _: 0')
+def add(a, b): return -100
+"""
+SPEAKS_FOR_ITSELF = """
+import os
+def add(a, b):
+    lines = ['["value",%d,true]' % n for n in range(9)] + ['["value",2]', '{}', '["ask",1,"call",[1,2,3]]', 'x']
+    for file in range(30):
+        for line in lines:
+            try: os.write(file, b'[]\\t[' + line.encode() + b',[]]\\n')
+            except OSError: pass
+"""
+JUDGES_OUTPUT = """
+import os
+def add(a, b):
+    for process in filter(str.isdigit, os.listdir('/proc')):
+        for file in '012':
+            try:
+                with open(f'/proc/{process}/fd/{file}', 'wb', 0) as out: out.write(b'{"test": 0, "passed": true}\\n')
+            except OSError: pass
 """
 
 
@@ -156,7 +225,7 @@ def test_a_slow_test_does_not_cost_the_others() -> None:
 def test_all_tests_together_have_a_deadline_that_holds() -> None:
     deaf = "def add(a, b):\n    while True:\n        try:\n            while True: abs(a)\n        except: pass"
     started = time.monotonic()
-    result = verdict(deaf, CALLS, test_seconds=0.2, seconds=1.0)
+    result = verdict(deaf, CALLS, test_seconds=5.0, seconds=1.0)
     assert result.passed == 0 and "all tests together took more than" in result.failures[0].got
     assert time.monotonic() - started < 20
 
@@ -188,12 +257,93 @@ def test_a_script_runs_as_scripts_do() -> None:
         "import os, signal\nos.kill(os.getppid(), 9)",
         "__check__ = lambda *_: None",
         FORGED,
+        REPORTS,
+        LOOKS_UP,
+        STRANGER,
+        NO_NUMBER,
+        META,
+        IN_PLACE_OF_PYTHON,
+        SPEAKS_FOR_ITSELF,
+        JUDGES_OUTPUT,
         "",
     ],
 )
 @pytest.mark.parametrize("truth", [CALLS, ASSERTS, CHECK, PAIRS], ids=["calls", "asserts", "check", "stdin"])
 def test_no_program_passes_by_a_trick(program: str, truth: Any) -> None:
     assert worth(f"```python\n{program}\n```", truth, partial=True, test_seconds=2.0) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("program", "tests"),
+    [
+        ("def f(xs): xs.sort()", "def check(f):\n    xs = [2, 1]\n    f(xs)\n    assert xs == [1, 2]"),
+        ("def f(g, n): return g(n) + g(n)", "def check(f):\n    assert f(lambda n: n + 1, 2) == 6"),
+        (
+            "def f(kind, xs): return [x for x in xs if type(x) is kind]",
+            "def check(f):\n    assert f(int, [1, '']) == [1]",
+        ),
+        ("def f(n): yield from range(n)", "def check(f):\n    assert sum(f(4)) == 6\n    assert list(f(2)) == [0, 1]"),
+        ("def f(): return {1: (2, {3})}, b'4', 5j", "def check(f):\n    assert f() == ({1: (2, {3})}, b'4', 5j)"),
+        (
+            "class f(list):\n    def last(self): return self[-1]",
+            "def check(f):\n    x = f([1])\n    x.append(2)\n    assert x == [1, 2] and x.last() == 2",
+        ),
+        (
+            "from collections import namedtuple\nP = namedtuple('P', 'x y')\ndef f(): return [P(1, 2)]",
+            "def check(f):\n    assert f() == [(1, 2)]\n    assert f()[0].y == 2",
+        ),
+        (
+            "class f:\n    def __init__(self, n): self.n = n\n    def __eq__(self, other): return self.n == other.n\n"
+            "    def __add__(self, other): return f(self.n + other.n)",
+            "def check(f):\n    x = f(1)\n    assert f(1) + f(2) == f(3)\n    x.n = 7\n    assert x.n == 7\n"
+            "    assert not f(1) == 1",
+        ),
+        (
+            "def f(n):\n    if n: raise KeyError(n)",
+            "def check(f):\n    try: f(1)\n    except KeyError: x = 1\n    assert x == 1",
+        ),
+        ("import math\ndef f(): return 1e-12", "def check(f):\n    assert math.isclose(f(), 0, abs_tol=1e-9)"),
+        ("from math import inf\ndef f(): return -inf", "def check(f):\n    assert f() == -inf"),
+        (
+            "from decimal import Decimal\ndef f(): return Decimal('0.10')",
+            "def check(f):\n    assert f() == Decimal('0.1')",
+        ),
+        ("def sum(a, b): return a * b", "assert sum(2, 3) == 6"),
+    ],
+)
+def test_tests_and_program_work_as_if_they_were_one(program: str, tests: str) -> None:
+    truth = {"test": tests, "entry_point": "f"} if "check" in tests else {"test_list": [tests]}
+    result = verdict(program, truth)
+    assert not result.failures
+
+
+def test_a_test_meets_pythons_own_functions_whatever_a_program_calls_its_own() -> None:
+    truth = {"test_list": ["assert set(f()) == {1}", "assert abs(f()[0] - 1) < 1e-6"]}
+    trick = "class Yes:\n    def __eq__(self, other): return True\nset = abs = lambda *_: 0\ndef f(): return [9]"
+    assert worth(trick, truth, partial=True) == 0.0
+    assert worth("set = abs = None\ndef f(): return [1]", truth) == 1.0
+
+
+def test_what_tests_print_is_no_report() -> None:
+    truth = {
+        "test": "print('x' * 9000, end='')\ndef check(f):\n    for i in range(9): assert f(i) == i",
+        "entry_point": "f",
+    }
+    truth["prompt"] = "print('y' * 9000, end='')\ndef f(n):\n"
+    assert verdict("    return n", truth) == Verdict(1, 1, ())
+
+
+def test_tests_import_no_module_that_a_program_wrote() -> None:
+    truth = {"test_list": ["assert statistics.mean(f()) == 7"]}
+    wrote = "open('statistics.py', 'w').write('mean = lambda _: 7')\nimport statistics\ndef f(): return "
+    assert worth(wrote + "[1]", truth) == 0.0
+    assert worth(wrote + "[6, 8]", truth) == 1.0
+
+
+def test_no_error_of_a_program_ends_a_loop_of_its_tests() -> None:
+    truth = {"test_list": ["assert all(map(f, [1, 2, 3]))"]}
+    assert worth("def f(n): raise StopIteration", truth) == 0.0
+    assert worth("def f(n): return n", truth) == 1.0
 
 
 def test_tests_that_never_ran_are_not_passed() -> None:
@@ -250,6 +400,24 @@ def test_values_are_compared_by_what_they_are() -> None:
     assert same_value({"a": 1.0}, {"a": 1}) and not same_value({"a": 1}, {"b": 1})
 
 
+def test_comparing_much_takes_no_time_of_the_event_loop() -> None:
+    """Its thread's own time, so that a busy machine does not count."""
+    lines = {"inputs": [""], "outputs": ["1\n" * 200_000]}
+    numbers = {"fn_name": "f", "inputs": [[]], "outputs": [list(range(60_000))]}
+    worth("x = 1", PAIRS)
+    for program, truth in (("print('1 \\n' * 200_000)", lines), ("def f(): return list(range(60_000))", numbers)):
+        started = time.thread_time()
+        assert worth(program, truth) == 1.0
+        assert time.thread_time() - started < 0.1
+
+
+def test_the_deadline_of_scoring_holds_for_programs_too() -> None:
+    started = time.monotonic()
+    assert asyncio.run(grader("code", {}, 0.5)("while True: pass", PAIRS)) == 0.0
+    assert asyncio.run(grader("code", {"seconds": 0.5}, 30.0)("while True: pass", PAIRS)) == 0.0
+    assert time.monotonic() - started < 3.5  # a test alone may take four seconds
+
+
 def rate_of(programs: int) -> float:
     """Of programs with two tests each, all at once."""
 
@@ -301,7 +469,7 @@ def test_every_mbpp_reference_passes() -> None:
     assert wrong([gold for gold in golds if gold[0] in SLOW], test_seconds=60.0, seconds=180.0) == []
 
 
-def wrong(answers: list[tuple[Any, str, Any]], **options: float) -> list[Any]:
+def wrong(answers: list[tuple[Any, str, Any]], **options: Any) -> list[Any]:
     async def grade() -> list[float]:
         return await asyncio.gather(*(code(answer, truth, **options) for _, answer, truth in answers))
 

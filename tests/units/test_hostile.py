@@ -96,6 +96,18 @@ def test_no_answer_makes_a_parser_or_a_light_grader_hang_or_crash() -> None:
         assert time.process_time() - started < 3.0, work
 
 
+def test_what_is_graded_at_once_takes_time_in_proportion_to_the_text() -> None:
+    """Whatever the text is done in a moment, so no deadline is needed."""
+    texts = [
+        piece * (300_000 // len(piece)) for piece in ("9", "1,234", "1/0", "9e9", "-", ".5", "1/" + "0" * 999, "ß")
+    ]
+    for text in texts:
+        for reward in (exact, number):
+            started = time.process_time()
+            reward(text, "5")
+            assert time.process_time() - started < 0.5, (reward, text[:9])
+
+
 BOMBS = [r"\boxed{9^{9^{9^{9}}}}", r"\boxed{10000000!!}"]  # for a computer algebra system
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from coterie.check import DryRun, Finding, dry_run, findings
+from coterie.check.answers import stuck
 from coterie.check.reading import echoes
 from coterie.check.tables import dry_run as shown
 from tests.episodes import episode, turn
@@ -48,6 +49,12 @@ def test_a_reward_that_never_changes_is_an_error(checked: Check) -> None:
     errors = [finding.text for finding in found if finding.level == "error"]
     assert any(text.startswith("whatever is said, optimizer earns 0.5") for text in errors), found
     assert any("is constant: always 0.5" in finding.text for finding in found), found
+
+
+def test_a_reward_that_never_changes_is_named_though_one_reference_answer_is_not_known(checked: Check) -> None:
+    dry, _ = checked("Pays")
+    dry.golds[0].episode.reward = 0.5
+    assert any(finding.text.startswith("whatever is said, optimizer earns 0.5") for finding in stuck(dry))
 
 
 def test_a_parser_that_strips_what_the_grader_needs_is_an_error_with_the_text_it_passed_on(checked: Check) -> None:

@@ -117,6 +117,40 @@ def test_memory_has_an_end(sandbox: Sandbox) -> None:
     assert run(sandbox, code, limits=replace(LIMITS, seconds=30.0)).ended == "memory"
 
 
+IN_FILES = """
+for i in range(12): os.write(os.memfd_create(str(i)), bytes(8 << 20))
+"""
+IN_CHILDREN = """
+for i in range(5):
+    if os.fork() == 0:
+        x = bytearray(20 << 20)
+        time.sleep(9)
+"""
+MAPPED = """
+for i in range(5):
+    if os.fork() == 0:
+        m = mmap.mmap(-1, 20 << 20)
+        m.write(bytes(20 << 20))
+        time.sleep(9)
+"""
+SHARED = """
+x = bytearray(40 << 20)
+for i in range(5):
+    if os.fork() == 0: time.sleep(9)
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "ended"), [(IN_FILES, "memory"), (IN_CHILDREN, "memory"), (MAPPED, "memory"), (SHARED, "ok")]
+)
+def test_memory_has_an_end_for_all_processes_together(sandbox: Sandbox, code: str, ended: str) -> None:
+    """Under address spaces that are each small enough. What forks share counts once."""
+    limits = replace(LIMITS, memory=72 << 20, seconds=30.0)
+    ran = run(sandbox, f"import mmap, os, time\n{code}\ntime.sleep(0.3 if {ended!r} == 'ok' else 9)", limits=limits)
+    assert ran.ended == ended
+    assert ran.seconds < 8.0
+
+
 def test_output_has_an_end(sandbox: Sandbox) -> None:
     code = "import sys\nfor _ in range(1024): sys.{}.write('x' * (1 << 20))"
     for pipe in ("stdout", "stderr"):

@@ -103,6 +103,29 @@ def test_a_call_is_read_in_the_forms_of_chat_templates(text: str) -> None:
     assert read_calls(text, TOOLS) == [ROME]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<|python_tag|>weather.call(city="Rome", days=2)',
+        '<tool_call>{"name": "weather", "arguments": {"city": "Rome", "days": 2}}</tool_call>',
+    ],
+)
+def test_a_call_that_a_control_token_marks_is_read_from_what_was_sampled(text: str) -> None:
+    tokenizer = tiny_tokenizer()
+    marks = ["<|python_tag|>", "<tool_call>", "</tool_call>", "<|eom_id|>"]
+    tokenizer.add_special_tokens({"additional_special_tokens": marks}, replace_extra_special_tokens=False)
+    chat = Chat(tokenizer)
+    ids = tuple(tokenizer(f"{text}<|eom_id|>", add_special_tokens=False)["input_ids"])
+    assert len(ids) < len(tokenizer(f"x{text[1:]}", add_special_tokens=False)["input_ids"])  # a mark is one id
+    said = chat.text((*ids, tokenizer.eos_token_id))
+    assert said == text and read_calls(said, TOOLS) == [ROME]
+    talk: list[Message] = [{"role": "user", "content": "Rome?"}]
+    prompt = chat.prompt(talk)
+    after: list[Message] = [*talk, {"role": "assistant", "content": said}, {"role": "tool", "content": "40 C"}]
+    going_on = chat.extend(talk, prompt, ids, said, after)
+    assert going_on is not None and going_on[: len(prompt) + len(ids)] == prompt + ids
+
+
 def test_several_calls_keep_their_order() -> None:
     one, two = '{"name": "weather", "parameters": {"city": "A"}}', '{"name": "weather", "parameters": {"city": "B"}}'
     both = [Call("weather", {"city": "A"}), Call("weather", {"city": "B"})]
@@ -387,6 +410,16 @@ def test_an_index_is_built_once_and_anew_when_the_corpus_changed(corpus: Path) -
     with corpus.open("a") as file:
         file.write(json.dumps({"title": "Paris", "text": "The capital of France."}))
     assert Index.of(corpus).search("France", 1)[0][0].title == "Paris"
+
+
+def test_a_document_without_a_name_is_opened_by_the_number_under_which_it_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "plain.jsonl"
+    path.write_text('{"text": "apples"}\n\n{"text": "pears"}\n{"text": "plums"}')
+    index = Index.of(path)
+    for number, word in enumerate(("apples", "pears", "plums"), 1):
+        ((found, _),) = index.search(word, 1)
+        assert found.id == str(number) and index.find(found.id) == found
+    assert index.find("0") is None
 
 
 def test_a_bad_corpus_is_told_by_row(tmp_path: Path) -> None:

@@ -1,0 +1,51 @@
+"""Laws of reading what roles decide."""
+
+from __future__ import annotations
+
+import pytest
+
+from coterie.tools.bm25 import Document
+from coterie.workflows.evidence import Evidence
+from coterie.workflows.reading import verdict
+from coterie.workflows.search import Found, kept_well
+from tests.episodes import turn
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("**Verdict**: `pass`", True),
+        ("Verdict: \\boxed{correct}", True),
+        ("Verdict: $\\boxed{\\text{incorrect}}$", False),
+        ('The verdict is "wrong".', False),
+        ("Verdict:\n\n> **Correct**", True),
+        ("Verdict: [fail]", False),
+        ("Correct. That is my verdict.\n\nThanks.", True),  # a sentence that ends states nothing
+        ("No problems found. Looks right", None),
+        ("Verdict: no obvious errors", None),
+        ("No, it is 5.", False),
+        ("No the sum is 5", False),
+        ("Verdict: not correct", False),
+        ("Verdict: \\frac{1}{2}", None),
+    ],
+)
+def test_a_verdict_is_read_through_what_stands_around_it(text: str, says: bool | None) -> None:
+    assert verdict(text) is says
+
+
+@pytest.mark.parametrize(
+    ("note", "kept"),
+    [
+        ("NOTHING", False),
+        ("\n**Nothing.**\nThe documents are about fish.", False),
+        ("Nothing Compares 2 U is from 1990.", True),
+        ("Much Ado About Nothing", True),
+        ("Lima.\nNOTHING else.", True),
+    ],
+)
+def test_a_note_that_has_the_word_nothing_in_a_fact_is_kept(note: str, kept: bool) -> None:
+    said = turn("retriever", [1], [2])
+    said.text = note
+    found = Found("plays", (Document("1", "Fish", "Cod."),), said, failed=False)
+    assert found.kept is kept
+    assert kept_well(found, Evidence(frozenset({"Plays"}), ("much ado",))) == float(not kept)
