@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,10 @@ from torch import Tensor
 
 from coterie.again import score_again
 from coterie.algorithms.base import Algorithm
-from coterie.algorithms.vdn import Vdn
+from coterie.algorithms.left_out import only_this_round
 from coterie.config import Config, ConfigError
 from coterie.config.crosscheck import cross_check
+from coterie.config.problems import Problems
 from coterie.credit.base import Credit
 from coterie.envs.base import graded
 from coterie.log import read_episodes
@@ -43,8 +44,11 @@ def replay(folder: Path, config: Config, rescore: bool) -> Iterator[Verdict]:
     its turns by that."""
     algorithm, credit = config.algorithm.made, config.credit.made
     cross_check(config, config.workflow.made, algorithm, training=False)
+    _must_matter(config, algorithm)
     memory: dict[str, Any] = {}
     env = graded(config.env.made, config.reward.name, config.reward.options, config.rollout.score_deadline)
+    # Of the whole run: of one step all episodes with one purpose may have failed.
+    purposes = {e.fork for path in folder.glob("otherwise/[0-9]*.jsonl") for e in read_episodes(path)}
     for path in _stored(folder):
         episodes = [episode for episode in read_episodes(path) if episode.error is None]
         aside = folder / "otherwise" / path.name
@@ -54,7 +58,9 @@ def replay(folder: Path, config: Config, rescore: bool) -> Iterator[Verdict]:
         _must_know(algorithm, int(path.stem), [turn for episode in episodes for turn in episode.turns])
         if rescore:
             score_again([*episodes, *otherwise], config, env)
+        _must_have_played(credit, episodes, purposes)
         _judge_again(episodes, otherwise, algorithm, credit, memory)
+        only_this_round(episodes, algorithm, int(path.stem))
         for episode, was, reward in zip(episodes, before, rewards, strict=True):
             for turn, advantage in zip(episode.turns, was, strict=True):
                 if not turn.given:
@@ -84,7 +90,7 @@ def _must_know(algorithm: Algorithm, step: int, turns: Sequence[Turn]) -> None:
         "values": algorithm.value_head,
         "entropy": algorithm.reads_entropy,
         "ref_logprobs": algorithm.kl > 0 and algorithm.kl_in == "reward",
-        "utility": isinstance(algorithm, Vdn) and step >= algorithm.warmup,
+        "utility": algorithm.reads_utility(step),
     }
     for turn in (turn for turn in turns if turn.response_ids and not turn.given):
         for name in (name for name, asked in needed.items() if asked and getattr(turn, name) is None):
@@ -92,6 +98,27 @@ def _must_know(algorithm: Algorithm, step: int, turns: Sequence[Turn]) -> None:
                 f"algorithm: {type(algorithm).__name__} needs the {name} of {turn.role}'s turns, which this run did "
                 "not take down; an algorithm that compares groups needs none"
             )
+
+
+def _must_have_played(credit: Credit, episodes: Sequence[Episode], purposes: Collection[str | None]) -> None:
+    """What would have happened otherwise is played at the time, and cannot be found out from the episodes either."""
+    for purpose in (fork.purpose for fork in credit.forks(episodes) if fork.purpose not in purposes):
+        raise ConfigError(
+            f"credit: {type(credit).__name__} needs episodes {purpose}, which this run did not play; "
+            "credit.by=leave_one_out needs none"
+        )
+
+
+def _must_matter(config: Config, algorithm: Algorithm) -> None:
+    """Refuse changes that no advantage depends on: they would be answered with what was there before."""
+    problems = Problems(config.sources)
+    apart = algorithm.apart | ({"kl"} if algorithm.kl_in == "loss" else set())
+    for path in config.sources.overridden():
+        if path[0] == "algorithm" and path[-1] in apart:
+            problems.add(path, "has no effect here: what turns are worth does not depend on it")
+        if path == ("credit", "default"):
+            problems.add(path, "has no effect here: what was said instead was said when the run was played")
+    problems.raise_any()
 
 
 def _mean(advantages: Tensor | None) -> float | None:

@@ -14,7 +14,8 @@ from types import FrameType
 from typing import Any
 
 from coterie import alarm, checkpoint, opponents
-from coterie.algorithms.base import Algorithm, absent, fresh
+from coterie.algorithms.base import Algorithm
+from coterie.algorithms.left_out import absent, fresh, only_this_round
 from coterie.batch import hand_back, make_batches
 from coterie.config import Config
 from coterie.credit.base import Credit
@@ -114,7 +115,8 @@ def play(run: Run, tasks: list[Task], repeats: int) -> tuple[list[Episode], dict
     """The episodes to learn from, and what would have happened otherwise."""
     seed, seats, collector = stable_hash(run.config.seed, "train", run.step), run.seats(), run.collector
     episodes = collector.collect(tasks, repeats, seats, seed)
-    while forks := run.algorithm.forks(episodes):
+    learning = run.algorithm.learning(run.learners, run.step)
+    while forks := run.algorithm.forks(episodes, learning):
         episodes += collector.fork(forks, seats)
     otherwise = collector.fork(run.credit.forks(episodes), seats)
     return episodes, {episode.id: episode for episode in enough(otherwise, run.config.rollout.max_failed)}
@@ -126,8 +128,9 @@ def judge(run: Run, played: list[Episode], otherwise: dict[str, Episode]) -> Met
     read(run, played)
     metrics = run.credit.assign(played, otherwise, once=algorithm.chain == "team")
     metrics |= algorithm.credit(played, run.memory)
-    metrics |= absent(played, run.config.roles)
-    return metrics | fresh(played, run.learners, algorithm, run.step)
+    metrics |= absent(played, run.config.roles) | fresh(played, run.learners)
+    only_this_round(played, algorithm, run.step)
+    return metrics
 
 
 def read(run: Run, played: list[Episode]) -> None:
@@ -162,7 +165,7 @@ def measure(run: Run, log: StepLog) -> None:
     log.add({f"eval/{name}": value for name, value in report.metrics.items()})
     if run.best is None or report.metrics["reward"] > run.best:
         run.best = report.metrics["reward"]
-        if run.config.checkpoint.best and run.config.eval.every:
+        if run.config.checkpoint.best is not False and run.config.eval.every:
             checkpoint.save(run, best=True)
 
 

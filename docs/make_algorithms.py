@@ -7,6 +7,7 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+from coterie.algorithms.base import Algorithm
 from coterie.config.registry import BUILTIN, Kind, find
 
 PAGE = Path(__file__).with_name("algorithms.md")
@@ -14,10 +15,9 @@ PAGE = Path(__file__).with_name("algorithms.md")
 HEAD = """# Algorithms
 
 Made by `python docs/make_algorithms.py` from the classes themselves. An algorithm is chosen by its name,
-`algorithm: grpo`, or by name and options, `algorithm: {name: grpo, drop_constant: true}`. What all of them share:
-`clip`, `clip_high`, `dual_clip`, `level` (a ratio per token or per turn), `epochs`, `minibatches`, `reduce`, `kl`,
-`kl_in`, `entropy`, `stop_kl`, `truncate`, `max_stale`, `rotate`, `rotate_turns`; `coterie schema` has their types.
-How well they do on games with a known optimum: [games](games.md).
+`algorithm: grpo`, or by name and options, `algorithm: {name: grpo, drop_constant: true}`. All of them have
+OPTIONS.
+`coterie schema` has their types. How well they do on games with a known optimum: [games](games.md).
 """
 
 CREDIT = """# Credit
@@ -26,9 +26,88 @@ What each turn earned, out of the team's reward and the turns' own, is decided b
 `credit: team`, or another of these.
 """
 
+AROUND = """# Around the algorithms
+
+Examples are parts of a config whose roles are `reasoner` and `actor`, each with a policy of its own.
+
+## critics
+
+PPO and its kin need values. Without `critics` a head on each policy's own trunk says them and learns with it. A critic
+is a model of its own, a LoRA with a head or (`lora: null`) a whole one, for the roles that it names or for all. `sees:
+joint` shows it the task and all that was said; MAPPO and HAPPO need that, and make one where none is given.
+
+```yaml
+algorithm: {name: ippo, value_fits: 2, warmup: 5}
+critics:
+  notes: {roles: [reasoner], model: demo}
+  answers: {roles: [actor], model: demo, lr: 1.0e-3, sees: joint}
+```
+
+## encoder
+
+VDN and QMIX see messages as vectors that never learn: by default the mean hidden state of the first policy's model
+without its adapter, of another model if one is named, or what `encode(texts)` of a class of your own gives.
+
+```yaml
+algorithm: {name: qmix, warmup: 20}
+encoder: {name: hidden, model: demo}
+```
+
+## opponents
+
+Self-play against the past: every so many steps a snapshot of each policy's adapter is kept, and in a share of the steps
+snapshots play all seats but one. Their turns are environment. With `rae` a role has an average for each opponent.
+
+```yaml
+algorithm: rae
+credit: own
+opponents: {share: 0.5, every: 10, keep: 8}
+```
+
+## alarm
+
+Notices a run that has collapsed, says so once on the console and logs `alarm/collapse`: a role nearly always says the
+same, a policy has no entropy left, or what is earned does not change at all, for so many steps on end.
+
+```yaml
+alarm: {steps: 10, same: 0.99, entropy: 0.01}
+```
+
+## rotate
+
+Agent by agent: one policy trains, for so many steps, while the others stay as they are; then the next. With an interval
+so long that each is done learning, that is iterated best response. Critics of their own always learn.
+
+```yaml
+algorithm: {name: grpo, rotate: 25}
+```
+
+## rotate_turns
+
+Turn by turn: only turns of one round are learned from, for so many steps, then those of the next. With a policy for
+each round of a role (`roles: {actor: {policy: [first, later]}}`) that trains one at a time.
+
+```yaml
+algorithm: {name: grpo, rotate_turns: 10}
+```
+
+## algorithm.roles
+
+GRPO and its kin can compare each role's turns in a way of its own: other peers, another baseline or scale, another way
+to add up its tokens. What is not named is as for all; such a role is compared with no other.
+
+```yaml
+algorithm:
+  name: grpo
+  roles:
+    actor: {baseline: others, scale: none, drop_cut: true}
+```
+"""
+
 
 def page() -> str:
-    parts = [HEAD, *_entries("algorithm"), CREDIT, *_entries("credit")]
+    shared = ", ".join(_option(field) for field in fields(Algorithm))
+    parts = [HEAD.replace("OPTIONS", shared), *_entries("algorithm"), CREDIT, *_entries("credit"), AROUND]
     return "\n".join(parts)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -10,30 +10,31 @@ from pydantic import Field
 
 from coterie.algorithms.grpo import Grpo
 from coterie.rl.groups import Peer, Sample
-from coterie.types import Episode, Fork
+from coterie.types import Episode, Fork, Turn
 
 
 @dataclass(frozen=True, kw_only=True)
 class AtGrpo(Grpo):
-    """GRPO by tree sampling: from the state before each turn of an episode, siblings are said and played to the end.
-    For conversations of several roles and rounds, where prompts differ from the second turn on and GRPO would
-    compare answers to different questions. One episode per task is enough.
-    Costs 1 + K·(siblings − 1) episodes for one of K turns, the later ones in part; of a sibling's episode only the
-    sibling itself is trained on. (AT-GRPO, arXiv 2510.11062)"""
+    """GRPO by tree sampling: from the state before each turn, siblings are said and played to the end.
+    For conversations, where prompts differ from the second turn on; one episode per task is enough.
+    Costs 1 + K·(siblings − 1) episodes for one of K turns, the later ones in part. (AT-GRPO, arXiv 2510.11062)"""
 
     peers: tuple[Peer, ...] = ("task", "role", "turn", "prompt")
     siblings: Annotated[int, Field(ge=2)] = 4  # turns that are sampled from each state, the played one among them
 
     forked: ClassVar[bool] = True
+    apart: ClassVar[frozenset[str]] = Grpo.apart | {"siblings"}
 
-    def forks(self, episodes: list[Episode]) -> list[Fork]:
-        """One wave: siblings of every turn that was played, and none of the siblings' own later turns."""
+    def forks(self, episodes: list[Episode], learning: Collection[str]) -> list[Fork]:
+        """One wave: siblings of every turn that is learned from, and none of the siblings' own later turns."""
         if any(episode.origin is not None for episode in episodes):
             return []
-        return [fork for episode in episodes if episode.error is None for fork in self._siblings(episode)]
+        return [fork for episode in episodes if episode.error is None for fork in self._siblings(episode, learning)]
 
-    def _siblings(self, episode: Episode) -> Iterator[Fork]:
+    def _siblings(self, episode: Episode, learning: Collection[str]) -> Iterator[Fork]:
         for k, turn in enumerate(episode.turns):
+            if turn.given or turn.policy not in learning:
+                continue
             before = {(said.role, said.round): said for said in episode.turns[:k]}
             for draw in range(1, self.siblings):
                 yield Fork(episode, f"sibling of {turn.role} {turn.round}", before, draw)
@@ -41,14 +42,16 @@ class AtGrpo(Grpo):
     def samples(self, episodes: Sequence[Episode]) -> list[Sample]:
         """The turns of the episodes that were forked, and of each fork the one that it was made for."""
         origins = {episode.id: episode for episode in episodes}
-        found = []
-        for sample in super().samples(episodes):
-            episode, turn = sample.episode, sample.turns[0]
-            if episode.origin is not None:
-                # All that was asked before it is given, so it has its place by their number.
-                place = sum(said.given for said in episode.turns)
-                first = origins[episode.origin].turns[place]
-                if (first.role, first.round) != (turn.role, turn.round):
-                    continue
-            found.append(sample)
-        return found
+        return [
+            sample
+            for sample in super().samples(episodes)
+            if sample.episode.origin is None
+            or _is_sibling(sample.turns[0], sample.episode, origins[sample.episode.origin])
+        ]
+
+
+def _is_sibling(turn: Turn, fork: Episode, origin: Episode) -> bool:
+    """Whether this is the turn of the fork that stands where its origin's stood: right after all that is repeated."""
+    place = sum(said.repeated for said in fork.turns)
+    first = origin.turns[place] if place < len(origin.turns) else None
+    return first is not None and (first.role, first.round) == (turn.role, turn.round)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from coterie.algorithms.effect import without_effect
 from coterie.rl.losses import KlEstimator, Level, Normalize, Reduce, clipped_policy_loss, kl, log_ratio, token_weights
 from coterie.types import Batch, Episode, Fork, Learner, Metrics, Scores, Turn
 
@@ -20,6 +21,7 @@ NotNegative = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
 CountFromZero = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
+Chain = Literal["role", "team"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,19 +47,27 @@ class Algorithm:
     kl_in: Literal["loss", "reward"] = "loss"
     entropy: NotNegative = 0.0  # weight of the bonus for undecided policies
     entropy_halves: Count | None = None  # steps in which that weight falls to a half, again and again
-    stop_kl: Positive | None = None  # a policy that has moved this far in a step takes no further optimiser step
+    stop_kl: Positive | None = None  # an optimiser step that finds its policy moved this far is the last of its step
     truncate: Positive | None = None  # weigh tokens by learner over sampler probability, up to this
-    max_stale: CountFromZero | None = None  # leave out turns of a policy more updates old than this
     rotate: Count | None = None  # train one policy at a time, each for so many steps
     rotate_turns: Count | None = None  # train one round of turns at a time, each for so many steps
 
     value_head: ClassVar[bool] = False  # whether turns need values; then it is a Ppo
     central: ClassVar[bool] = False  # whether these are of the joint context
-    chain: ClassVar[Literal["team", "role"]] = "role"  # along which turns reward flows back
+    # Options of how turns are played and learned from, which do not change what a turn is worth.
+    apart: ClassVar[frozenset[str]] = frozenset(
+        {"clip", "clip_high", "dual_clip", "level", "normalize", "epochs", "minibatches", "reduce", "reduce_length"}
+        | {"kl_estimator", "entropy", "entropy_halves", "stop_kl", "truncate", "rotate"}
+    )
 
     def problems(self, config: Any) -> Iterator[tuple[str, str]]:
         """Options that contradict each other or have no effect, as (dotted key, what is wrong)."""
         yield from without_effect(self, config)
+
+    @property
+    def chain(self) -> Chain:
+        """Along which turns what was earned flows back: a role's own, or the whole team's."""
+        return "role"
 
     @property
     def once(self) -> bool:
@@ -75,6 +85,10 @@ class Algorithm:
         """Whether `turn.entropy` has to be taken before the update."""
         return False
 
+    def reads_utility(self, step: int) -> bool:
+        """Whether a mixer has to say by this step what each message is worth to the team; then it is a Vdn."""
+        return False
+
     def updates(self, step: int) -> bool:
         """Whether policies learn at this step; critics always do."""
         return True
@@ -89,8 +103,11 @@ class Algorithm:
         """Which policy plays which role at this step."""
         return roles
 
-    def forks(self, episodes: list[Episode]) -> list[Fork]:
-        """More to learn from: episodes begun like those played. Asked again with what came of it, until none."""
+    def forks(self, episodes: list[Episode], learning: Collection[str]) -> list[Fork]:
+        """More to learn from: episodes begun like those played. Asked again with what came of it, until none.
+
+        `learning`: the policies that train at this step; what others say teaches nobody.
+        """
         return []
 
     def credit(self, episodes: list[Episode], memory: dict[str, Any]) -> Metrics:
@@ -132,12 +149,14 @@ class Algorithm:
         }
 
     def in_turn(self, learners: Mapping[str, Learner], batches: Mapping[str, Batch], step: int) -> list[str]:
-        """The policies that train at this step: all that learn and have something to learn from, or the one whose
-        turn it is."""
-        learning = [policy for policy in learners if not learners[policy].frozen]
-        if self.rotate is not None:
-            learning = [learning[step // self.rotate % len(learning)]]
+        """The policies that train at this step and have something to learn from."""
+        learning = self.learning(learners, step)
         return [policy for policy in learning if policy in batches and bool(batches[policy].mask.any())]
+
+    def learning(self, learners: Mapping[str, Learner], step: int) -> list[str]:
+        """The policies that train at this step: all that are not frozen, or the one whose turn it is."""
+        learning = [policy for policy in learners if not learners[policy].frozen]
+        return learning if self.rotate is None else [learning[step // self.rotate % len(learning)]]
 
     def train(self, learners: Sequence[Learner], batches: Sequence[Batch], rng: random.Random) -> list[Metrics]:
         """Optimiser steps of policies that do not wait for each other, each on its own batch: everyone's first, then
@@ -181,50 +200,3 @@ def _over_fits(fits: list[Metrics]) -> Metrics:
     """Means over a policy's optimiser steps; the first one's gap is that of sampler and learner."""
     mean = {key: sum(metrics[key] for metrics in fits) / len(fits) for key in fits[0]}
     return mean | {"gap": fits[0]["gap"], "gap_max": fits[0]["gap_max"], "fits": float(len(fits))}
-
-
-def absent(episodes: Sequence[Episode], roles: Iterable[str]) -> Metrics:
-    """In how many episodes each role said nothing, and so has nothing to learn from."""
-    spoke = [{turn.role for turn in episode.turns} for episode in episodes]
-    return {f"absent/{role}": float(sum(role not in there for there in spoke)) for role in roles}
-
-
-def fresh(episodes: Sequence[Episode], learners: Mapping[str, Learner], algorithm: Algorithm, step: int) -> Metrics:
-    """Leave out turns that are too stale, or not of the round that trains now: they lose their advantages."""
-    judged = [turn for episode in episodes for turn in episode.turns if turn.advantages is not None]
-    if not judged:
-        return {}
-    ages = [learners[turn.policy].version - turn.version for turn in judged]
-    rounds = 1 + max(turn.round for episode in episodes for turn in episode.turns)
-    stale = 0
-    for turn, age in zip(judged, ages, strict=True):
-        if algorithm.max_stale is not None and age > algorithm.max_stale:
-            stale += 1
-            turn.advantages = None
-        elif algorithm.rotate_turns is not None and turn.round != step // algorithm.rotate_turns % rounds:
-            turn.advantages = None
-    return {"stale": float(stale), "age": sum(ages) / len(ages)}
-
-
-def without_effect(algorithm: Algorithm, config: Any) -> Iterator[tuple[str, str]]:
-    """Options that nothing would come of."""
-    it = algorithm
-    set_by_hand = {f.name for f in fields(it) if getattr(it, f.name) != f.default}
-    for key in ("kl_in", "kl_estimator"):
-        if it.kl == 0 and key in set_by_hand:
-            yield f"algorithm.{key}", "has no effect while algorithm.kl is 0"
-    if it.kl > 0 and it.kl_in == "reward" and "kl_estimator" in set_by_hand:
-        yield "algorithm.kl_estimator", "has no effect with kl_in: reward, which always takes k1"
-    if it.entropy == 0 and it.entropy_halves is not None:
-        yield "algorithm.entropy_halves", "has no effect while algorithm.entropy is 0"
-    if it.once:
-        for key in ("dual_clip", "clip_high", "clip", "stop_kl"):
-            if key in set_by_hand:
-                yield f"algorithm.{key}", "has no effect with one epoch and one minibatch: every ratio is 1"
-    if it.level == "token" and "normalize" in set_by_hand:
-        yield "algorithm.normalize", "has no effect with level: token, where every token has its own ratio"
-    if (it.reduce == "fixed") != (it.reduce_length is not None):
-        yield "algorithm.reduce_length", "goes with reduce: fixed, which divides by it, and with nothing else"
-    trained = [name for name, policy in config.policies.items() if not policy.frozen]
-    if it.rotate is not None and len(trained) < 2:
-        yield "algorithm.rotate", f"has no effect: {len(trained)} policy trains, so there is nobody to take turns with"

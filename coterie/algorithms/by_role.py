@@ -49,10 +49,20 @@ class ByRole(Peers):
                 continue
             if self.roles[role].peers == ():
                 yield f"{key}.peers", EMPTY
-            own = self.of(role)
-            yield from own.unfit(config, key)
-            if own.reduce == "fixed" and own.reduce_length is None:
-                yield f"{key}.reduce_length", "goes with reduce: fixed, which divides by it"
+            yield from self.of(role).unfit(config, key)
+            yield from ((f"{key}{option}", why) for option, why in self._idle(role))
+
+    def _idle(self, role: str) -> Iterator[tuple[str, str]]:
+        """Settings of a role that nothing would come of."""
+        settings, own = self.roles[role], self.of(role)
+        if settings == RoleSettings():
+            yield "", "is empty: nothing is different for this role; leave it out"
+        if own.reduce == "fixed" and own.reduce_length is None:
+            yield ".reduce_length", "goes with reduce: fixed, which divides by it"
+        if own.reduce != "fixed" and settings.reduce_length is not None:
+            yield ".reduce_length", "has no effect without reduce: fixed, which divides by it"
+        if own.baseline != "ema" and settings.decay is not None:
+            yield ".decay", f"has no effect with baseline: {own.baseline}; it is of baseline: ema"
 
     @property
     def reads_entropy(self) -> bool:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from coterie.algorithms.base import Share
+from coterie.algorithms.base import Chain, Share
 from coterie.algorithms.valued import Valued
 from coterie.rl.advantages import gae, whitened
 from coterie.types import Episode, Metrics, Turn
@@ -34,6 +34,8 @@ class Chained(Valued):
     lam_turn: Share = 0.95
     whiten: Literal["policy", "role", "batch"] | None = "policy"
 
+    apart: ClassVar[frozenset[str]] = Valued.apart - {"level"}
+
     def problems(self, config: Any) -> Iterator[tuple[str, str]]:
         yield from super().problems(config)
         one = "has no effect with level: turn, where a turn is one step; gamma_turn and lam_turn are between turns"
@@ -42,28 +44,29 @@ class Chained(Valued):
                 yield f"algorithm.{key}", one
 
     def credit(self, episodes: list[Episode], memory: dict[str, Any]) -> Metrics:
-        judged = [found for episode in episodes for found in self.judged(episode)]
+        judged = list(self.judged(episodes))
         for (turn, _, _, returns), advantages in zip(judged, self._whitened(judged), strict=True):
             size = len(turn.response_ids)  # what a turn is worth as a whole stands at each of its tokens
             turn.advantages, turn.returns = advantages.float().expand(size), returns.float().expand(size)
         return _explained(judged)
 
-    def judged(self, episode: Episode) -> Iterator[Judged]:
-        """The turns of one episode, each chain of them judged by itself."""
-        for turns in chains(episode, self.chain):
-            yield from self.chained(turns)
+    def judged(self, episodes: Sequence[Episode]) -> Iterator[Judged]:
+        """The turns of a step, each chain of them judged by itself."""
+        for turns in [turns for episode in episodes for turns in chains(episode, self.chain)]:
+            yield from self.chained(turns, [0.0] * len(turns))
 
-    def chained(self, turns: Sequence[Turn], beside: float = 0.0) -> Iterator[Judged]:
-        """Advantages along one chain. `beside` is added to values to make them the whole team's.
+    def chained(self, turns: Sequence[Turn], beside: Sequence[float]) -> Iterator[Judged]:
+        """Advantages along one chain. `beside` is added to a turn's values to make them the whole team's.
 
         Turns without values, those of frozen policies, are environment: what they earn comes with the step before.
         """
-        valued, values, rewards = [], [], []
-        for turn in turns:
+        valued, values, others, rewards = [], [], [], []
+        for turn, theirs in zip(turns, beside, strict=True):
             if turn.values is not None:
                 penalty = self.token_penalty(turn).double()
                 valued.append(turn)
                 values.append((turn.values[:1] if self.level == "turn" else turn.values).double())
+                others.append(torch.full_like(values[-1], theirs))
                 rewards.append(-penalty.sum(0, keepdim=True) if self.level == "turn" else -penalty)
             if rewards:
                 assert turn.earned is not None, "credit.assign comes before algorithm.credit"
@@ -74,8 +77,9 @@ class Chained(Valued):
         ends = torch.tensor(sizes).cumsum(0) - 1
         gamma, lam = (torch.full((sum(sizes),), x, dtype=torch.float64) for x in (self.gamma_token, self.lam_token))
         gamma[ends], lam[ends] = self.gamma_turn, self.lam_turn
-        advantages, returns = gae(torch.cat(rewards), torch.cat(values) + beside, gamma, lam)
-        yield from map(Judged, valued, values, advantages.split(sizes), (returns - beside).split(sizes))
+        team = torch.cat(values) + torch.cat(others)
+        advantages, returns = gae(torch.cat(rewards), team, gamma, lam)
+        yield from map(Judged, valued, values, advantages.split(sizes), (returns - torch.cat(others)).split(sizes))
 
     def _whitened(self, judged: list[Judged]) -> Sequence[Tensor]:
         """The advantages, by default with the same spread for every policy."""
@@ -88,7 +92,7 @@ class Chained(Valued):
         return whitened(torch.cat([found.advantages for found in judged]), scope).split(sizes)
 
 
-def chains(episode: Episode, chain: Literal["team", "role"]) -> list[list[Turn]]:
+def chains(episode: Episode, chain: Chain) -> list[list[Turn]]:
     """The turns along which reward flows back: all of them, or each role's own."""
     by_role: dict[str, list[Turn]] = {}
     for turn in episode.turns:

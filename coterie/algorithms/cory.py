@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from coterie.algorithms.base import Count, NotNegative
 from coterie.algorithms.ippo import Ippo
@@ -12,21 +12,23 @@ from coterie.algorithms.ippo import Ippo
 
 @dataclass(frozen=True, kw_only=True)
 class Cory(Ippo):
-    """PPO for a pioneer and an observer, who reads the pioneer's answer. Both earn what both answers are worth
-    together, each less its own distance to the reference, and their policies change seats every `swap` steps.
-    Use it to fine-tune one model more steadily than alone: afterwards either policy may serve by itself. With
-    `workflow: cory` and `credit: aggregate`; or any other workflow of two roles that share what they earn.
+    """PPO for a pioneer and an observer who reads its answer; both earn the sum, and swap seats every `swap` steps.
+    To fine-tune one model more steadily than alone; with `workflow: cory` and `credit: aggregate`.
     Costs two policies and two turns an episode, the second with a longer prompt. (arXiv 2410.06101)"""
 
     swap: Count = 10
     kl: NotNegative = 0.05
     kl_in: Literal["loss", "reward"] = "reward"
 
+    apart: ClassVar[frozenset[str]] = Ippo.apart | {"swap"}
+
     def problems(self, config: Any) -> Iterator[tuple[str, str]]:
         yield from super().problems(config)
         policies = [policy for role in config.roles.values() for policy in role.policies]
         if len(config.roles) != 2 or len(policies) != 2 or len(set(policies)) != 2:
             yield "roles", "CORY has two roles and a policy for each, which change seats"
+        if self.swap >= config.steps:
+            yield "algorithm.swap", f"is {self.swap} in a run of steps={config.steps}: the two never change seats"
         starts = {(policy.model, policy.adapter) for policy in config.policies.values()}
         if len(starts) > 1:
             yield "policies", "CORY's two policies start from the same model and adapter"

@@ -29,7 +29,7 @@ class Group(Algorithm):
     baseline: Baseline = "mean"  # what a reward is held against: the group's mean, the others', a running one, nothing
     decay: Share = DECAY  # of `baseline: ema`: how much of the average is kept from step to step
     scale: Scale = "deviation"  # divide by the deviation of the group's rewards, or not
-    gamma_turn: Share = 1.0  # discount from a turn to the next one of its role, or from round to round
+    gamma_turn: Share = 1.0  # discount from a turn to the next one, whoever says it; of magrpo, from round to round
     drop_constant: bool = False  # leave out groups whose rewards are all equal (DAPO)
     drop_cut: bool = False  # leave out turns that ran out of room; what they earned still counts for their group
 

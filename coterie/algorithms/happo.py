@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -14,26 +14,28 @@ from torch import Tensor
 
 from coterie.algorithms.mappo import Mappo
 from coterie.rl.sequential import others_moved
-from coterie.types import Batch, Learner, Metrics, Scores
+from coterie.types import Batch, Learner, Metrics
 
 
 @dataclass(frozen=True, kw_only=True)
 class Happo(Mappo):
-    """MAPPO that updates policies in a random order; a turn's advantage is multiplied by how much likelier the
-    policies before have made what the other roles said in its episode.
-    Use it for roles on policies of their own that must fit together; on one shared policy it is MAPPO.
-    Costs what MAPPO does and, for every policy but the last, one more forward over its turns.
-    (arXiv 2109.11251; HARL, arXiv 2304.09870)"""
+    """MAPPO that updates policies in random order; a turn counts by how much likelier those before made the rest.
+    For roles on policies of their own that must fit together; on one shared policy it is MAPPO.
+    Costs one more forward for every policy but the last. (arXiv 2109.11251; HARL, arXiv 2304.09870)"""
 
     max_factor: Annotated[float, Field(gt=1)] = 10.0  # the factor is held between this and one over it
 
+    apart: ClassVar[frozenset[str]] = Mappo.apart | {"max_factor"}
+
+    def problems(self, config: Any) -> Iterator[tuple[str, str]]:
+        yield from super().problems(config)
+        learning = [name for name, policy in config.policies.items() if not policy.frozen]
+        if len(learning) < 2 and self.max_factor != type(self).max_factor:
+            yield "algorithm.max_factor", "has no effect: one policy learns, and there is no other that moves before it"
+
     @property
     def reads_old(self) -> bool:
-        return True
-
-    def old(self, scores: Scores, batch: Batch) -> Tensor:
-        # Read for the factor in any case; the policy's own loss does as in every other algorithm.
-        return scores.logprobs.detach() if self.once else batch.old_logprobs
+        return True  # for the factor; the policy's own loss does as in every other algorithm
 
     def update(
         self, learners: Mapping[str, Learner], batches: Mapping[str, Batch], rng: random.Random, step: int

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
+from coterie.algorithms.base import Chain
 from coterie.algorithms.group import Group, Scale
 from coterie.rl.groups import Sample
 from coterie.rl.trees import levels, returns, said, tree
@@ -16,29 +17,30 @@ from coterie.types import Episode, Fork, Turn
 
 @dataclass(frozen=True, kw_only=True)
 class Magrpo(Group):
-    """GRPO on a tree of joint actions: each round is said several times over, its return is what it earned and the
-    mean of what came of it, and all roles share one advantage, the return less the mean of the round's siblings.
+    """GRPO on a tree of joint actions: all roles share the return of a round less the mean of its siblings.
     For cooperative teams that speak side by side and are rewarded as one, over few rounds.
-    Costs branches^(rounds − 1) times the episodes per task: two rounds double them, four make eight times as many.
-    Every turn is trained on once. (MAGRPO, arXiv 2508.04652)"""
+    Costs branches^(rounds − 1) times the episodes; every turn is trained on once. (MAGRPO, arXiv 2508.04652)"""
 
     scale: Scale = "none"
-    branches: Annotated[int, Field(ge=2)] = (
-        2  # joint actions that follow each one; also the least that a task begins with
-    )
+    branches: Annotated[int, Field(ge=2)] = 2  # actions that follow each one; also the least that a task begins with
 
-    chain: ClassVar[Literal["team", "role"]] = "team"
+    apart: ClassVar[frozenset[str]] = Group.apart | {"branches"}
+
+    @property
+    def chain(self) -> Chain:
+        return "team"
 
     def problems(self, config: Any) -> Iterator[tuple[str, str]]:
         yield from super().problems(config)
         if self.baseline == "ema":
             yield "algorithm.baseline", "ema needs groups that come again, and the siblings of a round never do"
 
-    def forks(self, episodes: list[Episode]) -> list[Fork]:
+    def forks(self, episodes: list[Episode], learning: Collection[str]) -> list[Fork]:
         """What every joint action still lacks of children; asked again, what these children lack."""
         made = {(episode.origin, episode.fork) for episode in episodes}
-        lacking = [(e, level, self.branches - 1) for e in episodes if e.error is None for level in sorted(said(e))[1:]]
-        lacking += self._beginnings(episodes)
+        later = [(e, *joint) for e in episodes if e.error is None for joint in list(said(e).items())[1:]]
+        taught = [(e, level) for e, level, turns in later if any(t.policy in learning and not t.given for t in turns)]
+        lacking = [*((e, level, self.branches - 1) for e, level in taught), *self._beginnings(episodes)]
         return [
             Fork(episode, _purpose(level), _before(episode, level), draw)
             for episode, level, count in lacking
@@ -48,10 +50,8 @@ class Magrpo(Group):
 
     def _beginnings(self, episodes: list[Episode]) -> list[tuple[Episode, int, int]]:
         """Tasks that were played less often than a round branches begin more often."""
-        first: dict[str, list[Episode]] = {}
-        for episode in episodes:
-            if episode.origin is None:
-                first.setdefault(episode.task.id, []).append(episode)
+        begun = [episode for episode in episodes if episode.origin is None]
+        first = {task: [e for e in begun if e.task.id == task] for task in dict.fromkeys(e.task.id for e in begun)}
         good = {task: [episode for episode in some if episode.error is None] for task, some in first.items()}
         return [(good[task][0], 0, self.branches - len(some)) for task, some in first.items() if good[task]]
 
@@ -59,7 +59,7 @@ class Magrpo(Group):
         nodes = tree(episodes)
         rewards = {node.name: sum(self._reward(turn) for turn in node.turns) for node in nodes}
         worth = returns(rewards, {node.name: node.parent for node in nodes}, self.gamma_turn)
-        return [Sample((n.episode.task.id, n.parent), n.episode, n.turns, worth[n.name]) for n in nodes]
+        return [Sample((n.episode.task.id, n.parent), n.episode, n.turns, worth[n.name]) for n in nodes if n.turns]
 
     def _reward(self, turn: Turn) -> float:
         """What a turn earned, less what leaving the reference cost it."""

@@ -10,10 +10,8 @@ from coterie.algorithms.ippo import Ippo
 
 @dataclass(frozen=True, kw_only=True)
 class Mappo(Ippo):
-    """IPPO whose critic reads the joint context: the task, all that was said, and who is to speak. The roles
-    themselves still see their own prompts alone.
-    Use it where roles see different things, so that what is to be expected depends on what others know.
-    Costs a critic of its own, a second forward and backward on about as many tokens; without `critics` in the config
-    it is a LoRA with a head on the team's base. (arXiv 2103.01955)"""
+    """IPPO whose critic reads the joint context: the task, all that was said, and who is to speak.
+    Where roles see different things, so that what is to be expected depends on what others know.
+    Costs a critic of its own; where none is given, a LoRA with a head on the team's base. (arXiv 2103.01955)"""
 
     central: ClassVar[bool] = True

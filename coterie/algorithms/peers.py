@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from coterie.algorithms.base import Positive
+from coterie.algorithms.base import Chain, Positive
 from coterie.algorithms.group import Group
 from coterie.rl.confidence import Gain, gained
 from coterie.rl.credit import returns_to_go
@@ -24,6 +24,7 @@ class Peers(Group):
     """Groups of single turns, and advantages weighed by how sure a turn was."""
 
     peers: tuple[Peer, ...] = ("task", "role")  # turns that share these are compared
+    chain: Chain = "role"  # whose later turns count for a turn, too: its role's own, or the whole team's
     gain: Gain = "none"  # weigh advantages by how sure the message was, alone or beside the other roles
     gain_alpha: Positive = ALPHA
 
@@ -38,8 +39,11 @@ class Peers(Group):
         if self.peers == ():
             yield f"{at}.peers", EMPTY
         compares = self.baseline in ("mean", "others") or self.scale == "deviation"
-        if "task" in self.peers and compares and config.episodes_per_task < 2 and not self.forked:
+        once = compares and config.episodes_per_task < 2 and not self.forked
+        if once and {"task", "prompt"} & {*self.peers}:
             yield "episodes_per_task", "is 1, so every group has one member and no advantage; 4 or 8 is usual"
+        elif once and config.tasks_per_step < 2 and "role" in self.peers:
+            yield "tasks_per_step", "is 1, and episodes_per_task too, so a role has nobody to be compared with"
         if "prompt" in self.peers and self.baseline == "ema":
             yield (
                 f"{at}.baseline",
@@ -68,10 +72,12 @@ class Peers(Group):
         ]
 
     def returns(self, episode: Episode) -> list[float]:
-        """What each turn earned and its role earned later, less what leaving the reference cost the turn."""
+        """What each turn earned and what was earned later, by its role or by all, less what leaving the reference cost
+        the turn."""
         turns = episode.turns
+        whose = [turn.role if self.chain == "role" else "" for turn in turns]
         assert all(turn.earned is not None for turn in turns), "credit.assign comes before algorithm.credit"
-        togo = returns_to_go([turn.earned or 0.0 for turn in turns], [turn.role for turn in turns], self.gamma_turn)
+        togo = returns_to_go([turn.earned or 0.0 for turn in turns], whose, self.gamma_turn)
         return [gain - float(self.token_penalty(turn).sum()) for gain, turn in zip(togo, turns, strict=True)]
 
     def compared(self, samples: Sequence[Sample], rewards: Tensor, group: Tensor, memory: dict[str, Any]) -> Tensor:

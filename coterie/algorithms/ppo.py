@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
 
+from coterie.algorithms.base import Chain
 from coterie.algorithms.chained import Chained
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ppo(Chained):
-    """PPO whose advantages (GAE) are chained over all turns of an episode, whoever plays them: token by token, or
-    with `level: turn` message by message, with one value, one advantage and one ratio for each.
-    Use it where a team works on one answer and late turns depend on early ones; tokens for short turns, turns for
-    long ones. It trains with one episode per task.
-    Costs one more forward a step to read values; the value head sits on the policy's own trunk, or in `critics`.
-    (PPO: arXiv 1707.06347; chained over agents, by token and by action: MARFT, arXiv 2504.16129)"""
+    """PPO with GAE chained over all turns, whoever plays them: by token, or with `level: turn` by message.
+    Where late turns depend on early ones; tokens for short turns, turns for long ones. One episode per task will do.
+    Costs a forward for values, of a head on the trunk or of `critics`. (arXiv 1707.06347; MARFT, arXiv 2504.16129)"""
 
-    chain: ClassVar[Literal["team", "role"]] = "team"
+    @property
+    def chain(self) -> Chain:
+        return "team"

@@ -26,6 +26,14 @@ class Valued(Algorithm):
     warmup: CountFromZero = 0  # steps in which only such critics learn
 
     value_head: ClassVar[bool] = True
+    apart: ClassVar[frozenset[str]] = Algorithm.apart | {
+        "value_weight",
+        "value_clip",
+        "value_huber",
+        "value_lr",
+        "value_fits",
+        "warmup",
+    }
 
     def problems(self, config: Any) -> Iterator[tuple[str, str]]:
         yield from super().problems(config)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,9 +20,8 @@ from coterie.types import Episode
 @dataclass(frozen=True, kw_only=True)
 class Vdn(Grpo):
     """Learns the team's reward as a sum of utilities, one per role's message, and credits each role with its own.
-    For teams whose roles add to the result apart, where a shared reward hides who did it; the more their messages
-    differ, the more episodes it takes to tell what one is worth. A group that all earned the same judges nobody.
-    Costs a forward over messages and joint prompts, small networks on the CPU and a buffer. (VDN: arXiv 1706.05296)"""
+    Where roles add to the result apart and a shared reward hides who did it; equal groups judge nobody.
+    Costs a forward over messages and joint prompts, small networks and a buffer. (VDN: arXiv 1706.05296)"""
 
     warmup: CountFromZero = 10  # steps in which roles still earn the team's reward, while the utilities learn
     target: Literal["td", "return"] = "td"  # what to learn: reward and the next round's value, or the team's return
@@ -33,16 +32,24 @@ class Vdn(Grpo):
     buffer: Count = 2048  # joint turns that are kept to learn from
     polyak: Share = 0.05  # how far the targets follow the networks at every fit
 
+    apart: ClassVar[frozenset[str]] = Grpo.apart | {"warmup", "target", "width", "value_lr", "value_fits"}
+    apart |= {"draw", "buffer", "polyak"}
+
     def problems(self, config: Any) -> Iterator[tuple[str, str]]:
         yield from super().problems(config)
         if self.warmup >= config.steps:
             yield "algorithm.warmup", f"{self.warmup} steps in a run of steps={config.steps}: no utility is ever used"
         if self.target == "return" and self.polyak != 0.05:
             yield "algorithm.polyak", "has no effect with target: return, which asks no target network"
+        if self.chain != "role":
+            yield "algorithm.chain", "has no effect after the warm-up: a utility is a role's own"
         if len(config.roles) < 2:
             yield "roles", f"{type(self).__name__} shares a reward between roles, and there is only one; take grpo"
         if config.credit.name != "team":
             yield "credit", f"has no effect after the warm-up: {type(self).__name__} learns what each role earned"
+
+    def reads_utility(self, step: int) -> bool:
+        return step >= self.warmup
 
     def mixing(self, roles: int, features: int) -> nn.Module:
         """How utilities become the team's value."""

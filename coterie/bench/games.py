@@ -31,7 +31,7 @@ from coterie.games.setups import GAMES, config_of, plays
 from coterie.models.quiet import quiet
 from coterie.train import Run, train
 
-QUICK = ("naming",)
+QUICK = ("naming", "additive")
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,9 @@ def games(
     algorithms: Annotated[str, typer.Option(metavar="A,B", help="Which ones.  [default: all]")] = "",
     games: Annotated[str, typer.Option(metavar="X,Y", help=f"Which of {', '.join(GAMES)}.  [default: all]")] = "",
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each.")] = 3,
-    quick: Annotated[bool, typer.Option("--quick", help="One seed of the naming game.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="One seed of the naming game and of the additive one.")
+    ] = False,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at the same time.")] = os.cpu_count() or 1,
     out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Write games.json and games.svg there.")] = None,
 ) -> None:
@@ -58,6 +60,9 @@ def games(
     wanted = _chosen(games, list(QUICK) if quick else list(GAMES), list(GAMES), "game")
     by = _chosen(algorithms, list(BUILTIN["algorithm"]), list(BUILTIN["algorithm"]), "algorithm")
     pairs = [(g, a) for g in wanted for a in by if plays(a, g) and (algorithms or a in (GAMES[g].only or by))]
+    if not pairs:
+        learns_nothing = "share one reward or one chain of credit, and in a zero-sum game the team earns nothing"
+        raise typer.BadParameter(f"nobody plays {', '.join(wanted)}: {', '.join(by)} {learns_nothing}")
     todo = [(game, algorithm, seed) for game, algorithm in pairs for seed in range(1 if quick else seeds)]
     results = play_all(todo, jobs)
     rich.print(*tables(results))

@@ -22,6 +22,8 @@ class Influence(Aggregate):
 
     def problems(self, config: Any) -> Iterator[tuple[str, str]]:
         yield from super().problems(config)
+        if self.weight == 0:
+            yield "credit.weight", "is 0, so nobody earns more for it; credit: aggregate is the same"
         if len(config.roles) < 2:
             yield "credit", "influence has no effect: one role has nobody to influence"
 

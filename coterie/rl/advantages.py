@@ -58,13 +58,16 @@ def standardised(rewards: Tensor, group: Tensor, epsilon: float = 1e-6) -> Tenso
     return scaled(centred(rewards, group), rewards, group, epsilon)
 
 
-def gae(rewards: Tensor, values: Tensor, gamma: Tensor, lam: Tensor, bootstrap: float = 0.0) -> tuple[Tensor, Tensor]:
+def gae(rewards: Tensor, values: Tensor, gamma: Tensor, lam: Tensor) -> tuple[Tensor, Tensor]:
     """Generalised advantage estimation along one chain of T sampled tokens: advantages and returns.
 
     `gamma[t]` and `lam[t]` stand between token t and the next one in play order, so a step inside a
     turn and a step to the next turn can be discounted apart. `gamma[t] = 0` cuts the chain after t.
+
+    After the last token nothing is expected. That holds also where a limit of turns has ended the episode: the limit
+    is a rule of the game, the team is graded as it stands there, and what it left undone is never earned.
     """
-    following = torch.cat([values[1:], values.new_tensor([bootstrap])])
+    following = torch.cat([values[1:], values.new_zeros(1)])
     delta = rewards + gamma * following - values
     decay = (gamma * lam).tolist()
     advantages, carried = [0.0] * len(delta), 0.0

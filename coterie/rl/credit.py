@@ -16,14 +16,18 @@ Rounds = Sequence[Mapping[str, float]]
 
 
 def returns_to_go(rewards: Sequence[float], chain: Sequence[Hashable], gamma: float) -> list[float]:
-    """Each reward and, discounted once per turn in between, the later ones of its chain.
+    """G_k = Σ_{j≥k} γ^{j−k} r_j over the later turns of its chain; k counts all turns, those of other chains too.
 
     `chain` names what a turn belongs to: its role, or one name for the whole team.
+
+        a   b   a      γ = 0.5, one reward of 1 at the end  →  by role  0.25 0 1   of the team  0.25 0.5 1
     """
     returns = [0.0] * len(rewards)
-    later: dict[Hashable, float] = {}
+    next_of: dict[Hashable, int] = {}
     for k in reversed(range(len(rewards))):
-        returns[k] = later[chain[k]] = rewards[k] + gamma * later.get(chain[k], 0.0)
+        after = next_of.get(chain[k])
+        returns[k] = rewards[k] + (0.0 if after is None else gamma ** (after - k) * returns[after])
+        next_of[chain[k]] = k
     return returns
 
 

@@ -16,7 +16,7 @@ class Node:
     name: tuple[str, int]  # its episode and its round
     parent: tuple[str, int] | None  # None: said first of all
     episode: Episode
-    turns: tuple[Turn, ...]
+    turns: tuple[Turn, ...]  # without those that a workflow has left aside
 
 
 def levels(turns: Sequence[Turn]) -> list[int]:
@@ -35,7 +35,12 @@ def tree(episodes: Sequence[Episode]) -> list[Node]:
     """Every joint action once; rounds that a fork repeats are its origin's."""
     by_id = {episode.id: episode for episode in episodes}
     return [
-        Node((episode.id, level), _parent(episode, level, by_id), episode, tuple(turns))
+        Node(
+            (episode.id, level),
+            _parent(episode, level, by_id),
+            episode,
+            tuple(turn for turn in turns if not turn.given),
+        )
         for episode in episodes
         for level, turns in said(episode).items()
     ]
@@ -45,7 +50,7 @@ def said(episode: Episode) -> dict[int, list[Turn]]:
     """The turns that were sampled in this very episode, by the team's round."""
     rounds: dict[int, list[Turn]] = {}
     for turn, level in zip(episode.turns, levels(episode.turns), strict=True):
-        if not turn.given:
+        if not turn.repeated:
             rounds.setdefault(level, []).append(turn)
     return rounds
 

@@ -29,7 +29,8 @@ class Debate:
     prompt: str = "{question}"
     revise: str = "{others}\n\nCompare this with your answer, then give your final answer to the question."
     system: str | None = None
-    consensus: Share | None = None  # stop once so large a share agrees
+    # Stop once so large a share agrees. How good the answers are cannot count here: that is known when all is said.
+    consensus: Share | None = None
     grade: Literal["majority", "each"] = "majority"  # or every answer by itself, as its turn's own reward
 
     def __post_init__(self) -> None:

@@ -78,7 +78,8 @@ class Graph:
         """What is graded: the last reply of those who are, or all of theirs."""
         last = {turn.role: turn for turn in turns}
         for turn in turns:
-            turn.given = not self.use_all_traj and turn is not last[turn.role]
+            if not self.use_all_traj and turn is not last[turn.role]:
+                turn.given = True
         if self.use_all_traj:
             return {role: [turn.text for turn in turns if turn.role == role] for role in self.rewarded if role in last}
         return {role: last[role].text for role in self.rewarded if role in last}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from coterie.algorithms.ppo import Ppo
-from coterie.rl.advantages import centred, gae, group_deviation, group_mean, standardised, whitened
+from coterie.rl.advantages import centred, gae, group_deviation, group_mean, leave_one_out, standardised, whitened
 from coterie.types import Episode
 from tests.episodes import credited, episode, turn
 
@@ -45,6 +45,11 @@ def test_group_statistics_are_those_of_each_sample_s_own_group(seed: int) -> Non
     torch.testing.assert_close(group_deviation(rewards, group), spread)
     torch.testing.assert_close(centred(rewards, group), rewards - mean)
     torch.testing.assert_close(standardised(rewards, group), (rewards - mean) / (spread + 1e-6))
+    others = [sum(p) - float(r) for p, r in zip(own, rewards, strict=True)]
+    alone = [
+        float(r) - other / (len(p) - 1) if len(p) > 1 else 0.0 for r, other, p in zip(rewards, others, own, strict=True)
+    ]
+    torch.testing.assert_close(leave_one_out(rewards, group), torch.tensor(alone, dtype=torch.float64))
 
 
 def test_two_groups_of_a_win_and_a_loss_give_the_known_values() -> None:
@@ -81,10 +86,10 @@ def test_permuting_rows_or_renaming_groups_changes_no_advantage(seed: int) -> No
     torch.testing.assert_close(standardised(rewards[order], renamed[order]), standardised(rewards, group)[order])
 
 
-def slow_gae(rewards: Tensor, values: Tensor, gamma: Tensor, lam: Tensor, bootstrap: float) -> list[float]:
+def slow_gae(rewards: Tensor, values: Tensor, gamma: Tensor, lam: Tensor) -> list[float]:
     """A_t = Σ_j (Π_{t≤i<j} γ_i λ_i) δ_j, each sum written out."""
     n = len(rewards)
-    after = [*values[1:].tolist(), bootstrap]
+    after = [*values[1:].tolist(), 0.0]
     delta = [float(rewards[t] + gamma[t] * after[t] - values[t]) for t in range(n)]
     return [sum(float((gamma[t:j] * lam[t:j]).prod()) * delta[j] for j in range(t, n)) for t in range(n)]
 
@@ -95,8 +100,8 @@ def test_gae_is_the_discounted_sum_of_surprises(seed: int) -> None:
     n = int(torch.randint(1, 40, (1,), generator=draw))
     rewards, values = torch.randn(2, n, generator=draw, dtype=torch.float64)
     gamma, lam = torch.rand(2, n, generator=draw, dtype=torch.float64)
-    advantages, returns = gae(rewards, values, gamma, lam, bootstrap=0.3)
-    expected = torch.tensor(slow_gae(rewards, values, gamma, lam, 0.3), dtype=torch.float64)
+    advantages, returns = gae(rewards, values, gamma, lam)
+    expected = torch.tensor(slow_gae(rewards, values, gamma, lam), dtype=torch.float64)
     torch.testing.assert_close(advantages, expected)
     torch.testing.assert_close(returns, expected + values)
 

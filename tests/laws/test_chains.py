@@ -51,7 +51,14 @@ def ragged(seed: int, longest: int = 5) -> Episode:
     return episode(turns, reward=float(torch.randn(1, generator=draw)))
 
 
-def slow(turns: list[Turn], it: Ppo, penalty: float = 0.0, beside: float = 0.0) -> dict[tuple[int, int], float]:
+Beside = Callable[[Turn], float]
+
+
+def nothing(spoken: Turn) -> float:
+    return 0.0
+
+
+def slow(turns: list[Turn], it: Ppo, penalty: float = 0.0, beside: Beside = nothing) -> dict[tuple[int, int], float]:
     """Section 2 in words, from the end of one chain to its beginning: the advantage of each (turn, token)."""
     steps: list[tuple[int, int, float, float, bool]] = []  # turn, token, value, reward, whether the turn ends with it
     for k, spoken in enumerate(turns):
@@ -71,13 +78,14 @@ def slow(turns: list[Turn], it: Ppo, penalty: float = 0.0, beside: float = 0.0) 
     after, carried = 0.0, 0.0
     for k, t, value, reward, last in reversed(steps):
         gamma, lam = (it.gamma_turn, it.lam_turn) if last else (it.gamma_token, it.lam_token)
-        carried = reward + gamma * after - (value + beside) + gamma * lam * carried
-        after = value + beside
+        team = value + beside(turns[k])
+        carried = reward + gamma * after - team + gamma * lam * carried
+        after = team
         found[k, t] = carried
     return found
 
 
-def assert_chain(turns: list[Turn], it: Ppo, penalty: float = 0.0, beside: float = 0.0) -> None:
+def assert_chain(turns: list[Turn], it: Ppo, penalty: float = 0.0, beside: Beside = nothing) -> None:
     expected = slow(turns, it, penalty, beside)
     for k, spoken in enumerate(turns):
         if spoken.values is None:
@@ -250,38 +258,95 @@ def test_whitening_makes_no_advantages_out_of_rounding_noise(dtype: torch.dtype)
 # Token-level VDN
 
 
-def parts_of(played: Episode) -> dict[str, float]:
-    """Each role's mean value over the tokens it said in the episode."""
-    own = {role: [t.values for t in played.turns if t.role == role and t.values is not None] for role in "abc"}
-    return {role: float(torch.cat(values).mean()) if values else 0.0 for role, values in own.items()}
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_the_values_of_token_level_vdn_add_up_to_the_team_s(seed: int) -> None:
-    """V_tot = V_i + Σ_{j≠i} mean V_j; A = GAE of V_tot; what V_i learns is the return less the others' part."""
-    algorithm = VdnToken(**BY_TOKEN)
+def heard(seed: int) -> Episode:
+    """A ragged episode in which all have heard what was said before, but for the second turn, said beside the first."""
     played = ragged(seed)
-    credited(algorithm, [played])
-    parts = parts_of(played)
-    for role, turns in zip("abc", chains(played, "role"), strict=True):
-        assert_chain(turns, algorithm, beside=sum(parts.values()) - parts[role])
+    for place, spoken in enumerate(played.turns):
+        spoken.seen = tuple(range(place)) if place != 1 else ()
+    return played
+
+
+def beside_in(played: Episode, others: list[Episode]) -> Beside:
+    """What is added to a turn's values: of each other role the mean value of what the turn has heard of it; of one it
+    has not heard, the mean over the other episodes of its mean value there, which is nothing where it is absent."""
+
+    def mean_value(turns: list[Turn]) -> float | None:
+        values = [float(value) for t in turns if t.values is not None for value in t.values]
+        return sum(values) / len(values) if values else None
+
+    def beside(spoken: Turn) -> float:
+        total = 0.0
+        for role in set("abc") - {spoken.role}:
+            part = mean_value([played.turns[i] for i in spoken.seen if played.turns[i].role == role])
+            if part is None:
+                elsewhere = [mean_value([t for t in other.turns if t.role == role]) or 0.0 for other in others]
+                part = sum(elsewhere) / len(elsewhere) if elsewhere else 0.0
+            total += part
+        return total
+
+    return beside
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("seed", range(8))
+def test_the_values_of_token_level_vdn_add_up_to_the_team_s(seed: int, count: int) -> None:
+    """V_tot = V_i + Σ_{j≠i} part of j; A = GAE of V_tot; what V_i learns is the return less the others' parts."""
+    algorithm = VdnToken(**BY_TOKEN)
+    episodes = [heard(seed + 100 * i) for i in range(count)]
+    credited(algorithm, episodes)
+    for i, played in enumerate(episodes):
+        beside = beside_in(played, episodes[:i] + episodes[i + 1 :])
+        for turns in chains(played, "role"):
+            assert_chain(turns, algorithm, beside=beside)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_value_loss_of_token_level_vdn_is_that_of_the_sum_against_the_team_s_return(seed: int) -> None:
     algorithm = VdnToken(**BY_TOKEN)
-    played = ragged(seed)
-    credited(algorithm, [played])
-    parts = parts_of(played)
-    for role, turns in zip("abc", chains(played, "role"), strict=True):
-        others = sum(parts.values()) - parts[role]
-        for (k, t), advantage in slow(turns, algorithm, beside=others).items():
+    played, other = heard(seed), heard(seed + 100)
+    credited(algorithm, [played, other])
+    beside = beside_in(played, [other])
+    for turns in chains(played, "role"):
+        for (k, t), advantage in slow(turns, algorithm, beside=beside).items():
             values, returns = turns[k].values, turns[k].returns
             assert values is not None and returns is not None
-            team_value = float(values[t]) + others
+            team_value = float(values[t]) + beside(turns[k])
             team_return = advantage + team_value
             learned = float(value_loss(values[t], values[t], returns[t]))
             assert learned == pytest.approx((team_value - team_return) ** 2 / 2, abs=1e-5)
+
+
+def good_and_bad(count: int) -> list[Episode]:
+    """What the left one says decides the result; its critic cannot know, the right one's has heard it."""
+    episodes = []
+    for repeat in range(count):
+        left, right = turn("left"), turn("right")
+        right.seen = (0,)
+        left.values, right.values = torch.tensor([0.5]), torch.tensor([float(repeat % 2 == 0)])
+        episodes.append(episode([left, right], reward=float(repeat % 2 == 0), repeat=repeat))
+    return episodes
+
+
+def test_who_has_read_a_message_is_no_baseline_of_it() -> None:
+    episodes = good_and_bad(2)
+    credited(Ippo(whiten=None), episodes)
+    assert [float(e.turns[0].advantages[0]) for e in episodes] == [0.5, -0.5]
+    credited(VdnToken(whiten=None), episodes)
+    # 1 − (0.5 + 0) and 0 − (0.5 + 1): the right one's value is that of the other episode.
+    assert [float(e.turns[0].advantages[0]) for e in episodes] == [0.5, -1.5]
+    many = good_and_bad(40)
+    credited(VdnToken(), many)
+    assert all((float(e.turns[0].advantages[0]) > 0.5) == (e.reward == 1.0) for e in many)
+
+
+def test_what_is_said_later_changes_no_advantage_of_token_level_vdn() -> None:
+    """But for what was earned, which is the same in both."""
+    one, other = good_and_bad(4), good_and_bad(4)
+    other[0].turns[1].values = torch.tensor([7.0])
+    for episodes in (one, other):
+        credited(VdnToken(whiten=None), episodes)
+    assert torch.equal(one[0].turns[0].advantages, other[0].turns[0].advantages)
+    assert not torch.equal(one[0].turns[1].advantages, other[0].turns[1].advantages)
 
 
 def test_one_role_makes_token_level_vdn_ippo() -> None:
@@ -296,16 +361,14 @@ def test_one_role_makes_token_level_vdn_ippo() -> None:
 
 
 def test_value_that_moves_from_one_role_to_another_changes_no_advantage_of_token_level_vdn() -> None:
-    one, other = ragged(4), ragged(4)
-    assert {"a", "b"} <= {t.role for t in other.turns if t.values is not None}
-    for spoken in other.turns:
-        if spoken.values is not None:
-            spoken.values = spoken.values + {"a": 0.5, "b": -0.5, "c": 0.0}[spoken.role]
-    for played in (one, other):
-        credited(VdnToken(whiten=None), [played])
-    for a, b in zip(one.turns, other.turns, strict=True):
-        if a.values is not None:
-            torch.testing.assert_close(a.advantages, b.advantages, atol=1e-5, rtol=1e-5)
+    one, other = good_and_bad(4), good_and_bad(4)
+    for spoken in (t for played in other for t in played.turns):
+        assert spoken.values is not None
+        spoken.values = spoken.values + {"left": 0.5, "right": -0.5}[spoken.role]
+    for episodes in (one, other):
+        credited(VdnToken(whiten=None), episodes)
+    for played, moved in zip(one, other, strict=True):
+        torch.testing.assert_close(tensors(played.turns), tensors(moved.turns))
 
 
 # Who is there

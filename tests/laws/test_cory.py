@@ -22,7 +22,7 @@ from coterie.types import Episode, Task
 from coterie.workflows.cory import Cory as CoryWorkflow
 from coterie.workflows.debate import Debate
 from tests.episodes import episode, turn
-from tests.runs import naming_config, resumed, trained, written
+from tests.runs import naming_config, resumed, started, trained, written
 from tests.scripted import Scripted
 
 Folder = Callable[[str], Path]
@@ -133,7 +133,7 @@ def test_swapped_policies_speak_and_learn_in_each_other_s_seats(model_folder: Fo
 
 
 def test_both_policies_live_on_one_base(model_folder: Folder, tmp_path: Path) -> None:
-    run = trained(cory_config(model_folder("llama"), steps=1), tmp_path)
+    run = started(cory_config(model_folder("llama")), tmp_path)
     assert run.learners["left"].base is run.learners["right"].base
 
 
@@ -186,7 +186,8 @@ def test_a_team_that_is_not_cory_s_is_refused(name: str, tmp_path: Path) -> None
 
 
 def test_a_team_of_cory_s_is_accepted_also_without_a_distance(tmp_path: Path) -> None:
-    tree = cory_config(tmp_path, workflow="cory", roles={"pioneer": "left", "observer": "right"}, credit="aggregate")
+    roles = {"pioneer": "left", "observer": "right"}
+    tree = cory_config(tmp_path, workflow="cory", roles=roles, credit="aggregate", steps=20)
     for algorithm in ({"name": "cory"}, {"name": "cory", "kl": 0.0}):
         config = written(tree | {"algorithm": algorithm}, tmp_path)
         cross_check(config, config.workflow.made, config.algorithm.made)

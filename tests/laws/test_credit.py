@@ -102,6 +102,30 @@ def test_a_role_without_a_reward_of_its_own_gets_nothing_or_shares_the_team_s() 
     assert earned(Own(share_reward=True), spoken(*said, reward=1.0), once=True) == [0.5, 0.0, 0.0, 1.0, 0.0]
 
 
+@pytest.mark.parametrize("gamma", [0.0, 0.5, 0.9, 1.0])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_what_is_earned_later_counts_less_with_every_turn_in_between(seed: int, gamma: float) -> None:
+    """G_k = Σ_{j≥k} γ^{j−k} r_j, of the same role or of the whole team, as it is written."""
+    played, draw = ragged(seed), random.Random(seed)
+    rewards = [draw.gauss(0, 1) for _ in played.turns]
+    roles = [t.role for t in played.turns]
+    for chain in (roles, [""] * len(roles)):
+        expected = [
+            sum(gamma ** (j - k) * rewards[j] for j in range(k, len(roles)) if chain[j] == chain[k])
+            for k in range(len(roles))
+        ]
+        assert returns_to_go(rewards, chain, gamma) == pytest.approx(expected)
+
+
+def test_a_turn_of_grpo_counts_what_its_role_earns_later_or_what_all_do() -> None:
+    played = spoken(("a", 1.0), ("b", 2.0), ("a", 4.0), reward=8.0)
+    for chain, expected in (("role", [1 + 12 / 4, 2 + 8, 12]), ("team", [1 + 2 / 2 + 12 / 4, 2 + 12 / 2, 12])):
+        algorithm = Grpo(chain=chain, gamma_turn=0.5, baseline="none", scale="none")
+        Team().assign([played], {}, once=algorithm.chain == "team")
+        algorithm.credit([played], {})
+        assert [float(t.advantages[0]) for t in played.turns] == pytest.approx(expected)
+
+
 def test_a_reward_of_zero_is_a_reward() -> None:
     assert earned(Own(share_reward=True), spoken(("a", 0.0), ("b", None), reward=1.0)) == [0.0, 1.0]
 
@@ -295,7 +319,15 @@ def test_influence_is_the_sign_of_how_the_others_fared_next(seed: int) -> None:
 
 @pytest.mark.parametrize(
     "credit",
-    [Influence(), Influence(mode="mean"), Maporl(alpha1=0.5, alpha3=0.25), Aggregate(), Own(), Team()],
+    [
+        Influence(),
+        Influence(mode="mean"),
+        Maporl(alpha1=0.5, alpha3=0.25),
+        Aggregate(),
+        Own(),
+        Own(share_reward=True),
+        Team(),
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("seed", SEEDS)
@@ -450,6 +482,12 @@ def test_one_role_has_nobody_to_influence(names: list[str], tmp_path: Path) -> N
         with pytest.raises(ConfigError, match="credit: influence has no effect: one role has nobody to influence"):
             cross_check(config, config.workflow.made, config.algorithm.made)
     else:
+        cross_check(config, config.workflow.made, config.algorithm.made)
+
+
+def test_an_influence_of_no_weight_is_refused(tmp_path: Path) -> None:
+    config = written(naming_config(tmp_path, credit={"name": "influence", "weight": 0}), tmp_path)
+    with pytest.raises(ConfigError, match=r"credit\.weight: is 0"):
         cross_check(config, config.workflow.made, config.algorithm.made)
 
 

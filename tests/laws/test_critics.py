@@ -206,7 +206,7 @@ def test_a_critic_with_another_tokenizer_is_refused(model_folder: Folder, tmp_pa
 
 def test_frozen_policies_are_environment_to_a_critic_of_everyone(model_folder: Folder, tmp_path: Path) -> None:
     tree = config(model_folder("llama"), "central by default")
-    tree["policies"] = tree["policies"] | {"right": tree["policies"]["right"] | {"frozen": True}}
+    tree["policies"] = tree["policies"] | {"right": tree["policies"]["right"] | {"frozen": True, "lr": 1e-4}}
     run = started(tree, tmp_path)
     episodes, otherwise = play(run, run.tasks.next(), 2)
     judge(run, episodes, otherwise)
@@ -325,7 +325,7 @@ def test_options_of_critics_that_contradict_the_rest_are_refused(
 
 def test_a_critic_of_frozen_roles_alone_is_refused(model_folder: Folder, tmp_path: Path) -> None:
     tree = config(model_folder("llama"), "one for each role")
-    tree["policies"] = tree["policies"] | {"right": tree["policies"]["right"] | {"frozen": True}}
+    tree["policies"] = tree["policies"] | {"right": tree["policies"]["right"] | {"frozen": True, "lr": 1e-4}}
     with pytest.raises(ConfigError, match=r"critics.right: has no effect: nobody learns who plays right"):
         started(tree, tmp_path)
 

@@ -25,6 +25,7 @@ NEEDS: dict[str, dict[str, Any]] = {  # what an algorithm must be told
     "vdn": {"warmup": 2},
     "qmix": {"warmup": 2},
     "at_grpo": {"siblings": 2},
+    "cory": {"swap": 2},
 }
 
 

@@ -93,6 +93,17 @@ def test_a_long_prompt_is_computed_in_pieces_as_in_one(base: Base, monkeypatch: 
     assert_same(ask(NativeEngine(base, POLICIES), requests), whole)
 
 
+def test_a_row_does_not_wait_for_one_that_waits_to_share_two_tokens_more(base: Base, prefilled: list[int]) -> None:
+    """The second shares the system prompt with the first; the third and the fourth share more with the second."""
+    system, end = random_ids(SHARE, seed=1), random_ids(9, seed=2)
+    prompts = [[*system, *start, *end] for start in ([3, 3], [4, 5, 6, 6, 6], [4, 5, 7], [4, 5, 6, 6, 6, 8])]
+    requests: list[Request] = [("a", prompt, n, Sampling(4)) for n, prompt in enumerate(prompts)]
+    together = ask(NativeEngine(base, POLICIES), requests)
+    own = [len(prompt) - 1 - SHARE for prompt in prompts]
+    assert prefilled == [SHARE + own[0], own[1] + own[2], own[3] - 5]
+    assert_same(together, [ask(NativeEngine(base, POLICIES), [request])[0] for request in requests])
+
+
 def test_rows_longer_than_the_sliding_window_agree_with_hugging_face(team_base: Callable[[str], Base]) -> None:
     base = team_base("gemma3")
     window = base.model.config.sliding_window

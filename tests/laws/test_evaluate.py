@@ -10,11 +10,16 @@ from typing import Any
 
 import pytest
 
+from coterie.alone import Asked, first_prompts, first_speaker, heated, room, within
 from coterie.engines.native.engine import NativeEngine
-from coterie.evaluate import evaluate, pass_at
+from coterie.evaluate import Lone, Report, baselines, evaluate, pass_at
 from coterie.models.base import Base
+from coterie.report import unequal
 from coterie.rollout import Collector, Seat
-from coterie.types import Episode, Sampling, Task, Team
+from coterie.types import Episode, Sampling, Task, Team, Workflow
+from coterie.workflows.chain import Chain
+from coterie.workflows.debate import Debate
+from tests.episodes import episode, turn
 
 
 @pytest.mark.parametrize("n", range(1, 7))
@@ -60,3 +65,81 @@ def test_a_failed_episode_counts_as_wrong(model_folder: Callable[[str], Path]) -
     assert report.metrics["reward"] == pytest.approx(7 / 16)
     assert report.metrics["failed/ValueError"] == 2
     assert report.metrics["tokens"] == pytest.approx(sum(len(e.turns[0].response_ids) for e in report.episodes) / 16)
+
+
+class Worthless:
+    """Nothing is worth anything, so that no answer is better."""
+
+    def open(self, task: Task) -> None:
+        return None
+
+    async def score(self, episode: Episode) -> None:
+        episode.reward = 0.0
+
+
+TASKS = [Task(f"task {i}", f"What is {i} + {i}?", 2 * i) for i in range(4)]
+CHAIN = Chain(prompts={"reasoner": "{question} Think."}, systems={"reasoner": "You are short."})
+TEAMS: list[Workflow] = [CHAIN, Debate(roles=("a", "b"), rounds=2), Debate(roles=("a", "b", "c"), rounds=3)]
+
+
+def measured(base: Base, workflow: Workflow, most: int) -> tuple[Report, dict[str, Report]]:
+    """A team of two or three, and one agent in its place."""
+    env: Any = Worthless()
+    engine = NativeEngine(base, {"policy": None})
+    collector = Collector(workflow, env, engine, {"policy": base.chat}, 8, 60, 60)
+    seats = {role: Seat("policy", Sampling(max_tokens=most, temperature=0.0)) for role in workflow.roles}
+    team = evaluate(collector, TASKS, 1, seats, seed=0)
+    longest = room(team.episodes, seats)
+    seat = Seat("policy", Sampling(max_tokens=longest, temperature=0.0))
+    first = first_speaker(team.episodes)
+    assert first is not None
+    prompts = first_prompts(team.episodes, first, base.chat)
+    alone = {"bare": Lone("policy", seat, Asked())}
+    if prompts:
+        alone["asked"] = Lone("policy", seat, Asked(prompts))
+    return team, baselines(collector, TASKS, 1, team, alone, seed=0)
+
+
+@pytest.mark.parametrize("workflow", TEAMS, ids=["chain", "debate", "longer debate"])
+def test_one_agent_has_room_for_the_team_s_tokens_and_a_majority_takes_about_as_many(
+    workflow: Workflow, model_folder: Callable[[str], Path]
+) -> None:
+    team, alone = measured(Base(model_folder("llama")), workflow, most=5)
+    said = [sum(len(turn.response_ids) for turn in episode.turns) for episode in team.episodes]
+    single, majority = alone["bare"].metrics["tokens"], list(alone.values())[-1]
+    assert max(said) == single  # none of these models ever ends a turn
+    assert len(majority.episodes[0].turns) >= 3
+    assert majority.metrics["tokens"] <= 1.1 * team.metrics["tokens"]
+    assert majority.metrics["tokens"] >= 0.75 * team.metrics["tokens"]
+
+
+def test_one_agent_is_also_asked_what_the_first_of_the_team_is_asked(model_folder: Callable[[str], Path]) -> None:
+    base = Base(model_folder("llama"))
+    _, alone = measured(base, CHAIN, most=2)
+    read = [base.tokenizer.decode(report.episodes[1].turns[0].prompt_ids) for report in alone.values()]
+    assert "You are short." not in read[0] and "What is 1 + 1?" in read[0]
+    assert "You are short." in read[1] and "What is 1 + 1? Think." in read[1]
+    assert list(measured(base, TEAMS[1], most=2)[1]) == ["bare", "majority of 3"]  # it is asked the bare question
+
+
+@pytest.mark.parametrize(("length", "voters", "most"), [(2.0, 10, 12), (6.4, 3, 12), (7.0, 3, 12), (9.0, 3, 6)])
+def test_as_many_vote_as_the_tokens_pay_for_and_fewer_than_three_speak_in_brief(
+    length: float, voters: int, most: int
+) -> None:
+    seat, count = within(Seat("policy", Sampling(max_tokens=12)), 20.0, length)
+    assert (count, seat.sampling.max_tokens) == (voters, most)
+
+
+def test_voters_are_drawn_even_where_the_team_is_not() -> None:
+    greedy, drawn = (Seat("policy", Sampling(temperature=warm)) for warm in (0.0, 0.3))
+    assert heated(greedy, 0.6).sampling.temperature == 0.6  # as it learned to speak
+    assert heated(greedy, 0.0).sampling.temperature == 1.0
+    assert heated(drawn, 0.6).sampling.temperature == 0.3
+
+
+def test_unequal_tokens_are_told() -> None:
+    tokens = {"team": 20.0, "alone": 12.0, "vote": 21.0}
+    reports = {name: Report({"tokens": number}, []) for name, number in tokens.items()}
+    assert [line.plain.strip() for line in unequal(reports)] == ["not at equal tokens; the team's are 1: alone 0.60 ×"]
+    assert not list(unequal({name: reports[name] for name in ("team", "vote")}))
+    assert first_speaker([episode([turn("left")]), episode([])]) == "left" and first_speaker([episode([])]) is None

@@ -23,6 +23,7 @@ SEGMENTS: dict[str, Callable[[int], list[Segment]]] = {
     "no adapter": lambda count: [],
     "one": lambda count: [(0, count, "b")],
     "mixed": lambda count: [(0, 5, None), (5, 9, "a"), (9, 12, "c"), (12, count, "b")],
+    "in turn": lambda count: [(i, i + 1, ("b", None, "a", "b", "c")[i % 5]) for i in range(count)],
 }
 
 

@@ -14,10 +14,12 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from typer.testing import CliRunner
 
 from coterie.alarm import memory_of, watch
 from coterie.algorithms.base import Algorithm
-from coterie.bench.games import Result, play, started_run, tables
+from coterie.bench.games import QUICK, Result, play, started_run, tables
+from coterie.cli import app
 from coterie.config import Config, ConfigError, load
 from coterie.config.crosscheck import cross_check
 from coterie.config.registry import BUILTIN
@@ -188,6 +190,10 @@ def test_an_algorithm_of_every_kind_learns_the_naming_game(algorithm: str, tmp_p
     assert play("naming", algorithm, 0, tmp_path).reached >= 0.95
 
 
+def test_what_adds_up_is_learned_too(tmp_path: Path) -> None:
+    assert play("additive", "grpo", 0, tmp_path).reached >= 0.95
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize("game", ["naming", "additive"])
@@ -201,6 +207,13 @@ def test_every_algorithm_finds_the_best_of_what_adds_up(algorithm: str, game: st
 def test_the_average_of_a_player_s_past_comes_near_the_equilibrium_of_kuhn_poker(seed: int, tmp_path: Path) -> None:
     result = play("kuhn", "grpo", seed, tmp_path)
     assert result.average is not None and result.average < 0.05
+    assert result.reached < 0.05  # and so does the last policy by itself
+
+
+def test_games_that_nobody_plays_are_refused_and_the_quick_ones_are_of_both_kinds() -> None:
+    result = CliRunner().invoke(app, ["bench", "games", "--games", "kuhn", "--algorithms", "ppo"])
+    assert result.exit_code == 2 and "nobody plays kuhn: ppo share" in result.output
+    assert QUICK == ("naming", "additive")
 
 
 def test_results_are_a_table_and_a_picture() -> None:
@@ -268,6 +281,8 @@ def test_opponents_that_cannot_be_kept_or_met_are_refused(model: Path, tmp_path:
     whole = {"policies": {"player": {"model": str(model), "lora": None}}}
     with pytest.raises(ConfigError, match=r"lora: is null, and opponents are snapshots of adapters"):
         started(self_play(model, **whole), tmp_path / "whole")
+    with pytest.raises(ConfigError, match=r"opponents.share: is 0, so snapshots never play"):
+        started(self_play(model, opponents={"share": 0.0, "every": 2}), tmp_path / "never")
     with pytest.raises(ConfigError, match=r"opponents.every: has no effect"):
         started(self_play(model, opponents={"every": 100}), tmp_path / "late")
 

@@ -19,11 +19,13 @@ from coterie.algorithms.base import Algorithm
 from coterie.algorithms.happo import Happo
 from coterie.algorithms.ppo import Ppo
 from coterie.batch import make_batches
+from coterie.config import ConfigError
+from coterie.config.crosscheck import cross_check
 from coterie.train import Run, train
 from coterie.types import Batch, Episode, Loss, Metrics
 from tests.episodes import random_episodes
 from tests.learners import gradients, learner
-from tests.runs import naming_config, started, trained
+from tests.runs import naming_config, started, trained, written
 
 Folder = Callable[[str], Path]
 POLICIES = ("one", "two", "three")
@@ -211,11 +213,12 @@ def test_two_roles_on_one_policy_are_one_update_over_both(model_folder: Folder) 
 # Before any update
 
 
+@pytest.mark.parametrize("right", ["right", "left"], ids=["adapters", "one policy for both roles"])
 @pytest.mark.parametrize("name", ["ppo", "happo"])
 def test_old_and_reference_log_probs_are_taken_before_any_update_of_the_step(
-    name: str, model_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, right: str, model_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tree = config(model_folder("llama"), name, {"left": "left", "right": "right"}, kl=0.1)
+    tree = config(model_folder("llama"), name, {"left": "left", "right": right}, kl=0.1)
     fitted: list[tuple[int, str, Batch]] = []
     train_policy = Algorithm.train
 
@@ -229,7 +232,8 @@ def test_old_and_reference_log_probs_are_taken_before_any_update_of_the_step(
     before = started(tree, tmp_path)
     checkpoint.restore(before, checkpoint.find(tmp_path, "1"))
     second = [(policy, batch) for step, policy, batch in fitted if step == 1]
-    assert sorted(policy for policy, _ in second) == ["left", "right"]
+    assert sorted(policy for policy, _ in second) == sorted({"left", right})
+    assert {batch.roles[int(role)] for _, batch in second for role in batch.role[batch.mask]} == {"left", "right"}
     for policy, batch in second:
         said = batch.mask
         old, reference = (before.learners[policy].logprobs(batch, reference=r) for r in (False, True))
@@ -237,3 +241,13 @@ def test_old_and_reference_log_probs_are_taken_before_any_update_of_the_step(
         torch.testing.assert_close(batch.ref_logprobs[said], reference[said], atol=1e-5, rtol=1e-5)
         after = run.learners[policy].logprobs(batch)
         assert float((after - old)[said].abs().max()) > 1e-2
+
+
+def test_a_limit_of_the_factor_is_refused_where_there_is_no_factor(tmp_path: Path) -> None:
+    tree = naming_config(tmp_path, algorithm={"name": "happo", "max_factor": 2.0})
+    config = written(tree, tmp_path)
+    cross_check(config, config.workflow.made, config.algorithm.made)
+    shared = {"policies": {"both": tree["policies"]["left"]}, "roles": {"left": "both", "right": "both"}}
+    config = written(tree | shared, tmp_path)
+    with pytest.raises(ConfigError, match=r"algorithm\.max_factor: has no effect: one policy learns"):
+        cross_check(config, config.workflow.made, config.algorithm.made)

@@ -77,3 +77,11 @@ def test_a_forbidden_import_is_found(file: str, line: str, found: set[str], tmp_
     (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / file).write_text(line)
     assert forbidden(tmp_path / file, tmp_path) == found
+
+
+def test_a_part_of_a_graph_can_be_imported_first() -> None:
+    """Graphs are made of what configs are made of: were they imported at the top of a config's file, too, only one of
+    the two could come first."""
+    for path in (PACKAGE / "config").glob("*.py"):
+        tops = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.ImportFrom)]
+        assert not [node.module for node in tops if str(node.module).startswith("coterie.graph")], path

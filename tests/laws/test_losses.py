@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from typing import get_args
@@ -14,7 +15,16 @@ from torch import Tensor
 from coterie.algorithms.base import Algorithm
 from coterie.algorithms.ppo import Ppo
 from coterie.batch import make_batches
-from coterie.rl.losses import KlEstimator, Reduce, clipped_policy_loss, kl, token_weights, value_loss
+from coterie.rl.losses import (
+    KlEstimator,
+    Normalize,
+    Reduce,
+    clipped_policy_loss,
+    kl,
+    log_ratio,
+    token_weights,
+    value_loss,
+)
 from coterie.types import Scores
 from tests.episodes import random_episodes
 
@@ -151,9 +161,27 @@ def declared_mean(loss: list[float], turn: list[int], episode: list[int], reduce
 def test_token_weights_make_the_declared_mean(seed: int, reduce: Reduce) -> None:
     batch = make_batches(random_episodes(seed), judged=False)["policy"]
     turn, episode = batch.turn[batch.mask], batch.episode[batch.mask]
-    loss = torch.randn(len(turn), generator=torch.Generator().manual_seed(seed))
+    loss = torch.randn(len(turn), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     expected = declared_mean(loss.tolist(), turn.tolist(), episode.tolist(), reduce)
-    assert float((token_weights(turn, episode, reduce, FIXED) * loss).sum()) == pytest.approx(expected, abs=1e-5)
+    assert float((token_weights(turn, episode, reduce, FIXED) * loss).sum()) == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("normalize", get_args(Normalize))
+def test_the_ratio_of_a_turn_is_made_of_its_tokens_in_the_declared_way(seed: int, normalize: Normalize) -> None:
+    batch = make_batches(random_episodes(seed), judged=False)["policy"]
+    turn = batch.turn[batch.mask].tolist()
+    draw = random.Random(seed)
+    words = {number: float(draw.randrange(5)) for number in turn}  # a turn may have none
+    new, old = columns(seed, 2, len(turn))
+    expected = []
+    for number in turn:
+        moved = [float(n - o) for n, o, other in zip(new, old, turn, strict=True) if other == number]
+        expected.append(sum(moved) / {"sum": 1, "token": len(moved), "word": max(words[number], 1)}[normalize])
+    said = torch.tensor([words[number] for number in turn], dtype=torch.float64)
+    found = log_ratio(new, old, torch.tensor(turn), "turn", normalize, said)
+    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64))
+    assert torch.equal(log_ratio(new, old, torch.tensor(turn), "token", "sum", said), new - old)
 
 
 def test_token_weights_by_hand() -> None:

@@ -307,6 +307,18 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "an unknown value": ({"roles": {"left": {"baseline": "median"}}}, "algorithm.roles.left.baseline: .*median"),
     "no peers": ({"roles": {"left": {"peers": []}}}, r"algorithm.roles.left.peers"),
     "a length for nothing": ({"roles": {"left": {"reduce": "fixed"}}}, "algorithm.roles.left.reduce_length"),
+    "a role's length for nothing": (
+        {"roles": {"left": {"reduce_length": 4}}},
+        "algorithm.roles.left.reduce_length: has no effect without reduce: fixed",
+    ),
+    "a role's decay for nothing": (
+        {"roles": {"left": {"decay": 0.5}}},
+        "algorithm.roles.left.decay: has no effect with baseline: mean",
+    ),
+    "a role like all others": ({"roles": {"left": {}}}, "algorithm.roles.left: is empty"),
+    "one round to take turns with": ({"rotate_turns": 2}, "algorithm.rotate_turns: has no effect: in .* speaks once"),
+    "seats that never change": ({"name": "cory", "swap": 4}, "algorithm.swap: is 4 in a run of steps=4"),
+    "a stale option": ({"max_stale": 1}, "algorithm.max_stale: unknown key"),
     "a decay for nothing": ({"decay": 0.5}, "algorithm.decay: has no effect with baseline: mean"),
     "a gain for nothing": ({"gain_alpha": 0.5}, "algorithm.gain_alpha: has no effect"),
     "an average of what never comes again": ({"baseline": "ema", "peers": ["prompt"]}, "algorithm.baseline: ema needs"),

@@ -10,11 +10,11 @@ import pytest
 from typer.testing import CliRunner
 
 from coterie.cli import app
-from coterie.config import ConfigError, load
+from coterie.config import ConfigError, dump, load
 from coterie.log import read_episodes
 from coterie.replay import Verdict, replay
 from coterie.types import Turn
-from tests.runs import naming_config, trained
+from tests.runs import naming_config, trained, written
 
 Folder = Callable[..., Path]
 
@@ -53,6 +53,45 @@ def test_an_algorithm_that_needs_what_was_not_taken_down_says_so(model_folder: F
 def test_values_are_taken_down_and_judged_again(model_folder: Folder, tmp_path: Path) -> None:
     verdicts = judged(played(model_folder("llama"), tmp_path, algorithm={"name": "ppo"}))
     assert [one.after for one in verdicts] == pytest.approx([one.before for one in verdicts], abs=1e-4)
+
+
+def test_a_run_that_learned_round_by_round_is_judged_round_by_round(model_folder: Folder, tmp_path: Path) -> None:
+    tree = naming_config(model_folder("llama"))
+    workflow = tree["workflow"] | {"rounds": 2}
+    folder = played(model_folder("llama"), tmp_path, workflow=workflow, algorithm={"name": "grpo", "rotate_turns": 1})
+    verdicts = judged(folder)
+    assert {(one.step, one.turn.round) for one in verdicts if one.after is not None} == {(0, 0), (1, 1)}
+    assert [one.after is None for one in verdicts] == [one.before is None for one in verdicts]
+    both = [(one.before, one.after) for one in verdicts if one.before is not None and one.after is not None]
+    assert [after for _, after in both] == pytest.approx([before for before, _ in both], abs=1e-5)
+    rested = judged(folder, "algorithm.rotate_turns=2")
+    assert {one.turn.round for one in rested if one.after is not None} == {0}
+
+
+def test_a_difference_that_was_not_played_cannot_be_told(model_folder: Folder, tmp_path: Path) -> None:
+    folder = played(model_folder("llama"), tmp_path / "plain")
+    for by in ("replay", "shapley"):
+        with pytest.raises(ConfigError, match=r"Difference needs episodes without 'left', .* credit\.by=leave_one_out"):
+            judged(folder, f"credit={{name: difference, by: {by}}}")
+    assert any(one.after for one in judged(folder, "credit={name: difference, by: leave_one_out}"))
+    silenced = played(model_folder("llama"), tmp_path / "silenced", credit="difference")
+    verdicts = judged(silenced)
+    assert [one.after for one in verdicts] == pytest.approx([one.before for one in verdicts], abs=1e-5)
+    with pytest.raises(ConfigError, match="needs episodes without 'left', 'right', which this run did not play"):
+        judged(silenced, "credit.by=shapley")
+    with pytest.raises(ConfigError, match=r"credit\.default: has no effect here"):
+        judged(silenced, "credit.default=Hm.")
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["algorithm.truncate=2", "algorithm={name: at_grpo, siblings: 3}", "algorithm.kl=0.1", "algorithm.rotate=1",
+     "algorithm.roles={left: {reduce: turn}}"],
+)  # fmt: skip
+def test_a_change_that_no_advantage_depends_on_is_refused(change: str, model_folder: Folder, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(dump(written(naming_config(model_folder("llama")), tmp_path)))
+    with pytest.raises(ConfigError, match=r"algorithm\..*: has no effect here: what turns are worth"):
+        judged(tmp_path, change)
 
 
 def test_answers_are_graded_again_by_another_reward(model_folder: Folder, tmp_path: Path) -> None:

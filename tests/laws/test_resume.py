@@ -126,7 +126,7 @@ def test_a_killed_run_ends_as_if_it_had_not_been_killed(
 
 def unsaved(model: Path) -> dict[str, Any]:
     """A long run that would not be saved for a long time."""
-    return config(model, steps=500, checkpoint={"every": 500, "best": False})
+    return config(model, steps=500, checkpoint={"every": 500})
 
 
 def test_ctrl_c_saves_and_the_run_goes_on(ended: Path, model_folder: Folder, tmp_path: Path) -> None:

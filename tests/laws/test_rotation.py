@@ -67,7 +67,7 @@ def test_only_the_policy_whose_turn_it_is_moves(algorithm: str, model_folder: Fo
 
 def test_a_frozen_policy_has_no_turn(model_folder: Folder, tmp_path: Path) -> None:
     tree = naming_config(model_folder("llama"), steps=4, algorithm={"name": "grpo", "rotate": 1})
-    tree["policies"] |= {"third": tree["policies"]["left"] | {"frozen": True}}
+    tree["policies"] |= {"third": tree["policies"]["left"] | {"frozen": True, "lr": 1e-4}}
     tree["roles"] |= {"third": "third"}
     tree["workflow"] |= {"order": ["left", "third", "right"]}
     tree["env"] |= {"letters": {"left": "e", "right": "a", "third": "o"}}
@@ -147,6 +147,7 @@ def test_a_role_may_have_a_policy_for_its_first_turn_and_one_for_later_turns(
         assert run.learners[policy].version == 2
     rows = [line for line in (tmp_path / "metrics.jsonl").read_text().splitlines() if "gap_max" in line]
     assert len(rows) == 2
+    assert [json.loads(row)["stale"] for row in rows] == [0.0, 0.0]
     assert all(json.loads(row)[f"{policy}/gap_max"] < 1e-4 for row in rows for policy in ("left", "right"))
 
 

@@ -126,7 +126,7 @@ def test_gradient_checkpointing_changes_nothing_that_is_sampled(model_folder: Fo
 def test_frozen_roles_do_not_move_and_trained_ones_do(
     algorithm: str, lora: dict[str, int] | None, model_folder: Folder, tmp_path: Path
 ) -> None:
-    tree = changed(naming_config(model_folder("llama"), steps=2), "left", frozen=True, lora=lora)
+    tree = changed(naming_config(model_folder("llama"), steps=2), "left", frozen=True, lr=1e-4, lora=lora)
     tree["algorithm"] = {"name": algorithm, "kl": 0.01}
     run = started(tree, tmp_path)
     before = {policy: weights(run, policy) for policy in run.learners}
@@ -241,14 +241,14 @@ def test_two_architectures_with_tokenizers_of_their_own_train_in_one_team(model_
 # The loop
 
 
-def test_a_run_in_which_too_much_fails_stops_and_logs_nothing_for_that_step(
-    model_folder: Folder, tmp_path: Path
-) -> None:
+def test_a_run_in_which_too_much_fails_stops_and_keeps_what_was_played(model_folder: Folder, tmp_path: Path) -> None:
     tree = naming_config(model_folder("llama"))
     tree["env"] = tree["env"] | {"letters": {"left": "e"}}  # so scoring the other role fails
     with pytest.raises(TooManyFailures, match=r"8 of 8 episodes failed \(8 KeyError\)(.|\n)*KeyError: 'right'"):
         trained(tree, tmp_path)
     assert not (tmp_path / "metrics.jsonl").exists()
+    failed = read_episodes(tmp_path / "episodes" / "000000.jsonl")
+    assert len(failed) == 8 and all("KeyError: 'right'" in (episode.error or "") for episode in failed)
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])

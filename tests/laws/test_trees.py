@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,16 @@ from coterie.algorithms.at_grpo import AtGrpo
 from coterie.algorithms.group import Group
 from coterie.algorithms.magrpo import Magrpo
 from coterie.batch import make_batches
+from coterie.chat import Chat
+from coterie.games.naming import Naming
 from coterie.log import read_episodes
 from coterie.rl.trees import levels, returns, tree
-from coterie.types import Episode, Fork, Turn
+from coterie.rollout import Collector, Seat
+from coterie.types import Episode, Fork, Sample, Sampling, Task, Turn
+from coterie.workflows.graph import Graph, GraphAgent
 from tests.episodes import credited, episode, turn
 from tests.laws.test_resume import assert_same_run, metrics
+from tests.models import tiny_tokenizer
 from tests.runs import naming_config, resumed, trained
 
 Name = tuple[str, int]
@@ -87,13 +92,13 @@ class Playing:
         return played
 
     def forked(self, fork: Fork) -> Episode:
-        given = [replace(t, given=True) for t in fork.given.values() if isinstance(t, Turn)]
+        given = [replace(t, given=True, repeated=True) for t in fork.given.values() if isinstance(t, Turn)]
         origin = fork.origin
         return self.finish(Episode(fork.id, origin.task, origin.repeat, given, origin=origin.id, fork=fork.purpose))
 
     def grown(self, algorithm: Group, tasks: int = 2, repeats: int = 1) -> list[Episode]:
         episodes = [self.finish(episode([], task=f"task {t}", repeat=r)) for t in range(tasks) for r in range(repeats)]
-        while forks := algorithm.forks(episodes):
+        while forks := algorithm.forks(episodes, ("left", "right")):
             self.waves += 1
             assert self.waves < 10
             episodes += [self.forked(fork) for fork in forks]
@@ -237,3 +242,93 @@ def test_sampled_siblings_read_the_very_same_tokens(model_folder: Callable[[str]
     assert all(len({t.prompt_ids for t in siblings}) == 1 for siblings in groups.values())
     assert sum(len({t.response_ids for t in siblings}) > 1 for siblings in groups.values()) > 4
     assert metrics(run.folder)[0]["groups"] == 8
+
+
+# On a graph, which leaves turns aside and whose forks repeat turns
+
+
+class AtRandom:
+    """An engine that says a letter, drawn with the noise that it is given."""
+
+    def __init__(self) -> None:
+        self.tokenizer = tiny_tokenizer()
+
+    async def sample(self, policy: str, prompt_ids: Sequence[int], seed: int, sampling: Sampling) -> Sample:
+        said = tuple(self.tokenizer.encode(random.Random(seed).choice("abcdefgh"), add_special_tokens=False))
+        return Sample(said, (-1.0,) * len(said), "end", 0)
+
+    def load(self, policy: str, version: int) -> None: ...
+
+
+@dataclass(frozen=True)
+class Letters(Naming):
+    """Every letter is worth something else."""
+
+    async def score(self, episode: Episode) -> None:
+        episode.reward = sum(ord(turn.text[0]) / 100 * (place + 1) for place, turn in enumerate(episode.turns))
+
+
+def on_a_graph(algorithm: Group, use_all_traj: bool, learning: Sequence[str] = ("left", "right")) -> list[Episode]:
+    """Two rounds of two agents, and all that the algorithm plays beside them."""
+    engine, roles = AtRandom(), ("left", "right")
+    graph = Graph(tuple(map(GraphAgent, roles)), max_assistant_turns=2, use_all_traj=use_all_traj)
+    seats = {role: Seat(role, Sampling()) for role in roles}
+    chats = dict.fromkeys(roles, Chat(engine.tokenizer))
+    collector = Collector(graph, Letters({}), engine, chats, 64, 10.0, None)
+    episodes = collector.collect([Task("t", "?", None)], 2, seats, seed=3)
+    while forks := algorithm.forks(episodes, learning):
+        episodes += collector.fork(forks, seats)
+    assert [e.error for e in episodes if e.error] == []
+    assert all(t.given for e in episodes for t in e.turns if t.repeated)
+    credited(algorithm, episodes)
+    return episodes
+
+
+@pytest.mark.parametrize("use_all_traj", [True, False])
+def test_on_a_graph_every_turn_that_is_learned_from_has_siblings_and_no_repeated_turn_is_judged(
+    use_all_traj: bool,
+) -> None:
+    algorithm = AtGrpo(siblings=3, scale="none")
+    episodes = on_a_graph(algorithm, use_all_traj)
+    places = [0, 1, 2, 3] if use_all_traj else [2, 3]
+    assert len(episodes) == 2 * (1 + 2 * len(places))
+    by_id = {e.id: e for e in episodes}
+    siblings: dict[tuple[str, int], list[float]] = {}
+    for played, place, spoken in trained_turns(episodes):
+        assert not spoken.given and spoken.advantages is not None
+        origin = by_id[played.origin or played.id]
+        assert spoken.prompt_ids == origin.turns[place].prompt_ids
+        siblings.setdefault((origin.id, place), []).append(played.reward)
+    assert sorted(siblings) == [(e.id, place) for e in episodes[:2] for place in places]
+    assert {len(rewards) for rewards in siblings.values()} == {3}
+    for played, place, spoken in trained_turns(episodes):
+        group = [
+            reward
+            for (origin, at), rewards in siblings.items()
+            for reward in rewards
+            if at == place and by_id[origin].turns[place].prompt_ids == spoken.prompt_ids
+        ]
+        assert spoken.advantages is not None
+        assert float(spoken.advantages[0]) == pytest.approx(played.reward - sum(group) / len(group), abs=1e-6)
+
+
+@pytest.mark.parametrize("use_all_traj", [True, False])
+def test_on_a_graph_the_joint_actions_of_a_round_are_compared_after_the_same_round(use_all_traj: bool) -> None:
+    episodes = on_a_graph(Magrpo(), use_all_traj)
+    assert len(episodes) == 4  # two beginnings, each of which goes on in two ways
+    by_id = {e.id: e for e in episodes}
+    for played in episodes:
+        repeated = played.origin is not None
+        assert [t.repeated for t in played.turns] == [repeated] * 2 + [False] * 2
+        first, second = played.turns[0].advantages, played.turns[2].advantages
+        assert (first is None) == (repeated or not use_all_traj) and second is not None
+        pair = [e.reward for e in episodes if (e.origin or e.id) == (played.origin or played.id)]
+        assert float(second[0]) == pytest.approx(played.reward - sum(pair) / 2, abs=1e-6)
+        if first is not None:
+            whole = sum(e.reward for e in by_id.values()) / 4
+            assert float(first[0]) == pytest.approx(sum(pair) / 2 - whole, abs=1e-6)
+
+
+def test_what_nobody_learns_from_has_no_siblings() -> None:
+    assert {e.fork for e in on_a_graph(AtGrpo(), True, ["right"])[2:]} == {"sibling of right 0", "sibling of right 1"}
+    assert len(on_a_graph(Magrpo(), True, [])) == 2
