@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from coterie.api import AgentTrainer
-    from coterie.decorators import reward, tool, workflow
+    from coterie.decorators import env, reward, tool, workflow
 
 __version__ = "0.1.0"
-__all__ = ["AgentTrainer", "reward", "tool", "workflow"]
+__all__ = ["AgentTrainer", "env", "reward", "tool", "workflow"]
 
 # Where each name comes from: imported when it is asked for, so that small processes stay small.
 PLACES = {
     "AgentTrainer": "coterie.api",
+    "env": "coterie.decorators",
     "reward": "coterie.decorators",
     "tool": "coterie.decorators",
     "workflow": "coterie.decorators",

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 if TYPE_CHECKING:
     from coterie.tools.tool import Tool
 
+Options = dict[str, tuple[Any, Any]]  # by name: the type, and the default
+
 
 def workflow(*, roles: Sequence[str]) -> Callable[[Callable[..., Any]], type]:
     """A coroutine function as a workflow. Its keyword-only arguments are its options in the config.
@@ -28,13 +30,27 @@ def workflow(*, roles: Sequence[str]) -> Callable[[Callable[..., Any]], type]:
             return await function(task, team, world, **{name: getattr(self, name) for name in options})
 
         options = _options(function)
-        body = {"roles": property(lambda self: given), "run": run, "__doc__": function.__doc__}
-        fields = [(name, hint, _default(default)) for name, (hint, default) in options.items()]
-        cls = make_dataclass(function.__name__, fields, namespace=body, frozen=True)
-        cls.__module__, cls.__qualname__ = function.__module__, function.__qualname__
-        return cls
+        return _made(function, options, {"roles": property(lambda self: given), "run": run})
 
     return made
+
+
+def env(function: Callable[..., Any]) -> type:
+    """A function `(split) -> tasks` as an environment; the config's reward grades. Keyword-only arguments are options.
+
+    @env
+    def doubles(split, *, size: int = 100):
+        return [Task(f"{split}/{n}", f"What is {n} + {n}?", 2 * n) for n in range(size)]
+    """
+    from coterie.envs.base import TaskEnv  # with torch, which a process that only grades can do without
+
+    _must_take(function, ("split",))
+    options = _options(function)
+
+    def tasks(self: Any, split: str) -> Any:
+        return function(split, **{name: getattr(self, name) for name in options})
+
+    return _made(function, options, {"tasks": tasks}, (TaskEnv,))
 
 
 def reward(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -53,6 +69,15 @@ def tool(function: Callable[..., Any]) -> Tool:
     return made
 
 
+def _made(function: Callable[..., Any], options: Options, body: dict[str, Any], bases: tuple[type, ...] = ()) -> type:
+    """A frozen dataclass that goes by the function's name, with the options for its fields."""
+    fields = [(name, hint, _default(default)) for name, (hint, default) in options.items()]
+    body = {**body, "__doc__": function.__doc__}
+    cls = make_dataclass(function.__name__, fields, bases=bases, namespace=body, frozen=True)
+    cls.__module__, cls.__qualname__ = function.__module__, function.__qualname__
+    return cls
+
+
 def _must_take(function: Callable[..., Any], names: tuple[str, ...]) -> None:
     """How they are called does not matter, only how many there are."""
     kinds = [p.kind for p in inspect.signature(function).parameters.values()]
@@ -64,7 +89,7 @@ def _must_take(function: Callable[..., Any], names: tuple[str, ...]) -> None:
         raise TypeError(f"{function.__name__}: takes ({wanted}), and options after a `*`: ({wanted}, *, option=1)")
 
 
-def _options(function: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
+def _options(function: Callable[..., Any]) -> Options:
     """Keyword-only arguments with their types and defaults; those that must be given come first."""
     hints = get_type_hints(function, include_extras=True)
     chosen = [p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]

@@ -1,14 +1,14 @@
 """An analyzer, a writer and a validator learn to repair small projects, whose tests run in the sandbox.
 
 python examples/swe.py                  # two small steps on projects of its own, about two minutes on a laptop
-python examples/swe.py data/swe steps=50       # train.jsonl and test.jsonl with rows for projects of yours
+coterie data prepare swe --source my_issues.jsonl && python examples/swe.py data/swe steps=50 tasks_per_step=8
 """
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
+
+from prepared import data_and_changes
 
 from coterie import AgentTrainer
 
@@ -47,9 +47,9 @@ class Test(unittest.TestCase):
 """
 
 
-def projects(folder: Path) -> Path:
-    """A folder for each project, and a row for each issue."""
-    rows = []
+def rows(folder: Path) -> list[dict[str, object]]:
+    """An issue of each project, whose files are put into a folder."""
+    found: list[dict[str, object]] = []
     for name, (wrong, _, call, result) in BUGS.items():
         place = folder / name
         (place / "tests").mkdir(parents=True, exist_ok=True)
@@ -57,21 +57,19 @@ def projects(folder: Path) -> Path:
         (place / "tests" / "__init__.py").write_text("")
         (place / "tests" / f"test_{name}.py").write_text(TEST.format(name=name, call=call, result=result))
         issue = f"{call} should be {result!r}, but it is not. The function {name} is wrong."
-        rows.append({"issue": issue, "repository": name, "tests": [f"python -m unittest tests.test_{name}"]})
-    for file, some in (("train.jsonl", rows[:-2]), ("test.jsonl", rows[-2:])):
-        (folder / file).write_text("".join(json.dumps(row) + "\n" for row in some))
-    return folder
+        tests = [f"python -m unittest tests.test_{name}"]
+        found.append({"issue": issue, "repository": str(place.resolve()), "tests": tests})
+    return found
 
 
 if __name__ == "__main__":
-    named = [word for word in sys.argv[1:2] if "=" not in word]
-    data = Path(named[0]) if named else projects(Path("runs/examples/swe"))
+    data, changes = data_and_changes("swe", rows(Path("runs/examples/projects")), Path("runs/examples/swe"))
     trainer = AgentTrainer(
         config=Path(__file__).parents[1] / "recipes" / "swe.yaml",
         workflow_args={"max_rounds": 1, **PROMPTS},
-        train_dataset=data / "train.jsonl",
-        val_dataset=data / "test.jsonl",
-        overrides=[*SMALL, *sys.argv[1 + len(named) :]],
+        train_dataset=data / "train.parquet",
+        val_dataset=data / "test.parquet",
+        overrides=[*SMALL, *changes],
     )
     trained = trainer.train()
     print(f"held out: {trained.metrics['reward']:.2f} of issues closed; the run is in {trained.folder}")

@@ -45,9 +45,15 @@ def rows(file: Path) -> Iterator[tuple[int, Raw | str]]:
 
 def is_prepared(file: Path) -> bool:
     """Whether `coterie data prepare` wrote this file."""
+    return source_of(file) is not None
+
+
+def source_of(file: Path) -> str | None:
+    """The data set that `coterie data prepare` made this file of; None where it was not that."""
     if file.suffix != ".parquet" or not file.is_file():
-        return False
-    return PREPARED in (_open(file).schema_arrow.metadata or {})
+        return None
+    noted = _open(file).schema_arrow.metadata or {}
+    return noted[PREPARED].decode() if PREPARED in noted else None
 
 
 def read_prepared(file: Path) -> Iterator[Row]:

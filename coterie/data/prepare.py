@@ -62,7 +62,14 @@ def found_in(source: Source, place: Path | None) -> Iterator[Found]:
         return
     for file in _files(place):
         for number, read in rows(file):
-            yield Found(file.name, number, read, said_by(file.stem))
+            yield Found(file.name, number, placed(read, source.paths, file.parent), said_by(file.stem))
+
+
+def placed(raw: Raw | str, paths: Iterable[str], folder: Path) -> Raw | str:
+    """A row whose paths are whole, for what is prepared lies elsewhere."""
+    if isinstance(raw, str):
+        return raw
+    return raw | {name: str((folder / raw[name]).resolve()) for name in paths if isinstance(raw.get(name), str)}
 
 
 def said_by(stem: str) -> Split | None:

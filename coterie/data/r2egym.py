@@ -35,7 +35,7 @@ def outcomes(text: str) -> dict[str, str] | None:
 
 R2EGYM = Source(
     "r2egym",
-    "commits of real projects, with the outcome of each test",
+    "commits of real projects, with the outcome of each test; to read, not to run: tests need their containers",
     "native",
     parse,
     (Hub("R2E-Gym/R2E-Gym-Subset", None, {"train": "train"}),),

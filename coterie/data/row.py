@@ -46,6 +46,7 @@ class Source:
     parse: Parse
     hubs: tuple[Hub, ...] = ()
     split: Split | None = None  # of files whose names do not say; None: some rows are held out
+    paths: tuple[str, ...] = ()  # fields of a row that are paths, from its file's place
 
 
 def lacks(raw: Raw, *names: str) -> str | None:

@@ -15,19 +15,22 @@ from coterie.data.math import AIME2024, DEEPSCALER, MATH500
 from coterie.data.mbpp import MBPP
 from coterie.data.r2egym import R2EGYM
 from coterie.data.row import Raw, Source
+from coterie.data.swe import SWE
 from coterie.data.swebench import SWEBENCH
 
 if TYPE_CHECKING:
     from coterie.types import Split
 
-SOURCES = {
-    source.name: source
-    for source in (GSM8K, DEEPSCALER, AIME2024, MATH500, ANLI, HOTPOTQA, DEEPCODER, MBPP, HUMANEVAL, SWEBENCH, R2EGYM)
-}
+MATHS = (GSM8K, DEEPSCALER, AIME2024, MATH500)
+READING = (ANLI, HOTPOTQA)
+CODE = (DEEPCODER, MBPP, HUMANEVAL, SWE, SWEBENCH, R2EGYM)
+SOURCES = {source.name: source for source in (*MATHS, *READING, *CODE)}
 
 
 def from_hub(source: Source, wanted: Split) -> Iterator[tuple[int, Raw]]:
     """The rows of a split from the Hugging Face hub, numbered from 1."""
+    if not source.hubs:
+        raise ValueError(f"{source.name}: these rows are your own; --source FILE says where they are")
     try:
         from datasets import load_dataset
     except ImportError:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from coterie.envs.base import Count
 from coterie.envs.world import WorldEnv
 from coterie.rewards.answers import last_number
 from coterie.rewards.load import load
@@ -88,11 +89,12 @@ class Aec(WorldEnv):
     options: dict[str, Any] = field(default_factory=dict)  # for what makes the game
     rules: str = "Play the game. Answer with your action."
     illegal: float = -1.0  # what an action costs that is none
-    size: int = 100
-    test_size: int = 20
+    size: Count = 100
+    test_size: Count = 20
 
     def tasks(self, split: Split) -> list[Task]:
-        """A task is a seed; those of the test are others."""
+        """A task is a seed; those of the test are others. A game that cannot be made is told before a model loads."""
+        self._made().close()
         first, count = (0, self.size) if split == "train" else (1_000_000, self.test_size)
         return [Task(f"aec/{split}/{i}", self.rules, None, {"seed": first + i}) for i in range(count)]
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Annotated, Any, Self
+
+from pydantic import Field
 
 from coterie.rewards import TIMEOUTS, Grader, GraderTimeout, grader
-from coterie.types import Env, Episode, Split, Task, Turn
+from coterie.types import Env, Episode, Split, Task, Turn, is_right
 
+Count = Annotated[int, Field(ge=1)]
 NATIVE = "native"  # the reward's name when an environment scores itself
 
 
@@ -33,7 +36,7 @@ class TaskEnv:
             await self._score_roles(episode, episode.answer)
         else:
             episode.reward = await self._worth(episode, episode.answer)
-        episode.metrics["right"] = float(episode.reward >= 1)
+        episode.metrics["right"] = float(is_right(episode.reward))
 
     async def _score_roles(self, episode: Episode, answers: Mapping[str, Any]) -> None:
         """Each turn that answers is given its own reward; the team's is the mean of what its roles said last.
@@ -45,7 +48,7 @@ class TaskEnv:
         rewards = await asyncio.gather(*(self._worth(episode, text) for text in texts))
         for turn, reward in zip(turns, rewards, strict=True):
             turn.reward = reward
-            episode.metrics[f"right/{turn.role}"] = float(reward >= 1)  # of several the last one stays
+            episode.metrics[f"right/{turn.role}"] = float(is_right(reward))  # of several the last one stays
         last = {turn.role: reward for turn, reward in zip(turns, rewards, strict=True)}
         episode.reward = sum(last.values()) / len(last)
 

@@ -21,6 +21,11 @@ class Mbpp(Known):
 
     prompt: str = "{question}\n\nGive the code in one ```python block."
 
+    @classmethod
+    def fitting(cls) -> list[str]:
+        """All have tests that `reward: code` reads."""
+        return [source.name for source in (MBPP, HUMANEVAL, DEEPCODER)]
+
     def open(self, task: Task) -> Bench:
         """A workflow may try programs on the tests before it answers."""
         return Bench(task.meta["tests"])

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from coterie.envs.base import Count
 from coterie.envs.world import Seen, WorldEnv
 from coterie.types import Split, Task
 
@@ -57,8 +58,8 @@ class Hunt(WorldEnv):
 
     roles: tuple[str, str] = ("guide", "walker")
     board: int = 3
-    size: int = 100
-    test_size: int = 20
+    size: Count = 100
+    test_size: Count = 20
 
     def __post_init__(self) -> None:
         if self.board < 2:

@@ -8,10 +8,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
-from coterie.data.files import is_prepared, read, read_prepared
+from coterie.data.files import read, read_prepared, source_of
 from coterie.data.row import Row, Source
 from coterie.data.sources import from_hub
-from coterie.envs.base import TaskEnv
+from coterie.envs.base import Count, TaskEnv
 from coterie.types import Split, Task
 from coterie.workflows.template import check, fill
 
@@ -30,7 +30,7 @@ class Known(TaskEnv):
     train: Path | None = None
     test: Path | None = None
     prompt: str = "{question}"
-    limit: int | None = None  # only the first rows of each split
+    limit: Count | None = None  # only the first rows of each split
 
     def __post_init__(self) -> None:
         check(self.prompt, ["question", *self.gaps], "prompt")
@@ -42,9 +42,18 @@ class Known(TaskEnv):
         """What fills the gaps of a prompt."""
         return {name: str(meta[name]) for name in self.gaps}
 
+    @classmethod
+    def fitting(cls) -> list[str]:
+        """The data sets whose prepared rows it can ask."""
+        return list(dict.fromkeys((cls.training.name, cls.testing.name)))
+
     def _rows(self, split: Split) -> Iterator[Row]:
         path = self.train if split == "train" else self.test
-        if path is not None and is_prepared(path):
+        made_of = source_of(path) if path else None
+        if path is not None and made_of is not None:
+            if made_of not in self.fitting():
+                fits = " or ".join(self.fitting())
+                raise ValueError(f"{path} holds {made_of}, and {type(self).__name__} reads {fits}; rows reads any")
             yield from read_prepared(path)
             return
         source = self.training if split == "train" else self.testing

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from coterie.data.gsm8k import GSM8K
 from coterie.data.math import AIME2024, DEEPSCALER, MATH500
 from coterie.envs.known import Known
 
@@ -16,6 +17,11 @@ class Math(Known):
     testing = MATH500
 
     prompt: str = "{question}\n\nPut your final answer within \\boxed{}."
+
+    @classmethod
+    def fitting(cls) -> list[str]:
+        """All have a question, and an answer that `reward: math` reads."""
+        return [source.name for source in (DEEPSCALER, MATH500, AIME2024, GSM8K)]
 
 
 @dataclass(frozen=True)

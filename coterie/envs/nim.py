@@ -6,6 +6,7 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from coterie.envs.base import Count
 from coterie.envs.world import WorldEnv
 from coterie.rewards.answers import last_number
 from coterie.types import Split, Task
@@ -46,8 +47,8 @@ class Nim(WorldEnv):
     players: tuple[str, str] = ("first", "second")
     stones: int = 7  # at most, at the start
     most: int = 3  # to take at once
-    size: int = 100
-    test_size: int = 20
+    size: Count = 100
+    test_size: Count = 20
 
     def tasks(self, split: Split) -> list[Task]:
         draw = random.Random(f"nim/{split}")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from coterie.data.files import is_prepared, read, read_prepared
 from coterie.data.row import Raw, others
-from coterie.envs.base import TaskEnv
+from coterie.envs.base import Count, TaskEnv
 from coterie.types import Split, Task
 
 
@@ -23,12 +23,12 @@ class Rows(TaskEnv):
     test: Path | None = None
     question: str = "question"  # the field's name
     answer: str = "answer"
-    limit: int | None = None  # only the first rows of each file
+    limit: Count | None = None  # only the first rows of each file
 
     def tasks(self, split: Split) -> list[Task]:
         path = self.train if split == "train" else self.test
         if path is None:
-            raise ValueError("env.test: held-out tasks are asked for, but no file is named")
+            raise ValueError("test: held-out tasks are asked for, but no file is named")
         if is_prepared(path):
             return [Task(row.id, row.question, row.answer, row.meta) for row in islice(read_prepared(path), self.limit)]
         return [self._task(path, number, raw) for number, raw in islice(read(path), self.limit)]

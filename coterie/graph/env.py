@@ -11,7 +11,7 @@ from coterie.data.row import Raw, others
 from coterie.envs.rows import Rows
 from coterie.graph.world import Worlds, world_class
 from coterie.rewards import Grader
-from coterie.types import Episode, Task
+from coterie.types import Episode, Task, is_right
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class GraphEnv(GraphTasks):
             await super().score(episode)
             return
         episode.reward = given[-1]
-        episode.metrics["right"] = float(episode.reward >= 1)
+        episode.metrics["right"] = float(is_right(episode.reward))
 
     def native(self, deadline: float) -> Grader:
         if not self.worlds:

@@ -72,10 +72,7 @@ def functions(path: Path) -> dict[str, Callable[..., Any]]:
     """The hooks that a file has, by name; a ValueError where it has none or cannot be run."""
     if not path.is_file():
         raise ValueError(f"there is no file {path}")
-    try:
-        own = vars(user_module(path.resolve()))
-    except (ImportError, SyntaxError) as error:
-        raise ValueError(f"{path} cannot be run: {type(error).__name__}: {error}") from error
+    own = vars(user_module(path.resolve()))
     found = {name: own[name] for name in (PRE, POST) if name in own and callable(own[name])}
     if not found:
         raise ValueError(f"{path} has neither {PRE} nor {POST}")

@@ -32,6 +32,7 @@ def learning(draft: Draft, by_node: Mapping[str, Script]) -> None:
     for path, given in draft.attempt(lambda: list(choose.sizes(script, draft.sheet)), ("env", "train")) or ():
         draft.given(path, given)
     draft.unused |= set(choose.idle(script, draft.sheet))
+    _for_nobody(draft)
 
 
 def _of_nodes(draft: Draft, by_node: Mapping[str, Script]) -> Script:
@@ -89,3 +90,14 @@ def _rotate(draft: Draft) -> None:
         cycle = node.agent_options.train_cycle
         if cycle is not None and len(draft.cast.training) > 1:
             draft.put(("algorithm", "rotate"), cycle, node.option("train_cycle"))
+
+
+def _for_nobody(draft: Draft) -> None:
+    """What is said for all and concerns none: rates of those that no node trains, a length where each has its own."""
+    tree = draft.sheet.tree
+    for name, policy in tree["policies"].items():
+        if policy["frozen"] and policy.pop("lr", None) is not None:
+            draft.unused.add(f"the learning rate of {name}, which no node trains")
+    if all("max_tokens" in role for role in tree["roles"].values()) and "max_tokens" in tree.get("sampling", {}):
+        del tree["sampling"]["max_tokens"]
+        draft.unused.add("data.max_response_length, for every agent has its own")

@@ -9,7 +9,7 @@ import yaml
 from coterie.config.problems import Path, Problems, did_you_mean
 from coterie.config.yamltree import Loader, Tree
 
-REF, GLOBALS, MERGE = "!Ref", "global_config", "<<"
+REF, GLOBALS = "!Ref", "global_config"
 OWN = ("dag_id", "description", GLOBALS, "nodes")  # the keys of a graph
 
 
@@ -38,7 +38,7 @@ def read_graph(text: str, problems: Problems) -> dict[str, Any]:
 
 
 class GraphTree(Tree):
-    """As `Tree`; besides, `<<: *anchor` takes over keys, and `!Ref global_config.a.b` is the value that is there."""
+    """As `Tree`; besides, `!Ref global_config.a.b` is the value that is there."""
 
     def __init__(self, problems: Problems, globals: Any) -> None:
         super().__init__(problems)
@@ -46,19 +46,6 @@ class GraphTree(Tree):
 
     def value(self, node: yaml.Node, path: Path) -> Any:
         return self._referred(str(node.value), path) if node.tag == REF else super().value(node, path)
-
-    def mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
-        taken: dict[str, Any] = {}
-        for _, source in (pair for pair in node.value if pair[0].value == MERGE):
-            # The first one named wins, and what stands in the mapping itself wins over all.
-            for one in reversed(source.value if isinstance(source, yaml.SequenceNode) else [source]):
-                merged = self.value(one, path)
-                if isinstance(merged, dict):
-                    taken |= merged
-                else:
-                    self.problems.add(path, f"{MERGE} takes over a mapping, not {merged!r}")
-        own = [pair for pair in node.value if pair[0].value != MERGE]
-        return taken | super().mapping(yaml.MappingNode(node.tag, own, node.start_mark, node.end_mark), path)
 
     def _referred(self, target: str, path: Path) -> Any:
         first, *names = target.split(".")

@@ -11,7 +11,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from coterie.config.problems import did_you_mean
+from coterie.config.problems import ConfigError, did_you_mean
 from coterie.config.registry import user_module
 
 # Text or token ids; of all agents or, in a list, of each; None where there is nothing to see.
@@ -40,8 +40,8 @@ def world_class(name: str) -> Callable[[], Any]:
         raise ValueError(f"bad env_path: there is no file {path}")
     try:
         own = vars(user_module(Path(path).resolve()))
-    except (ImportError, SyntaxError) as error:
-        raise ValueError(f"bad env_path: {path} cannot be run: {type(error).__name__}: {error}") from error
+    except ConfigError as error:
+        raise ValueError(f"bad env_path: {error}") from error
     if attribute not in own:
         raise ValueError(f"bad env_path: {path} has no {attribute}{did_you_mean(attribute, own)}")
     found: Callable[[], Any] = own[attribute]

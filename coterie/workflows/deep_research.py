@@ -11,7 +11,7 @@ from coterie.tools import Conversation, Tool, converse, describe
 from coterie.tools.bm25 import Document
 from coterie.tools.python import python_tool
 from coterie.tools.search import Hit, Local, Remote, open_tool, search_tool
-from coterie.types import Grade, Metrics, Outcome, Task, Team, Turn
+from coterie.types import Grade, Metrics, Outcome, Task, Team, Turn, is_right
 from coterie.workflows.conversation import opening
 from coterie.workflows.evidence import Evidence
 from coterie.workflows.library import Library
@@ -148,4 +148,4 @@ def judged(
             turn.reward = rewards[-1]
     rate = {"gatherer_success_rate": sum(reward == 1 for reward in rewards) / len(rewards)} if rewards else {}
     said = {"planner_recall": plan.reward, "citations": float(len(numbers)), "citations_valid": honest}
-    return {**said, **rate, "final_success": float(worth >= 1)}
+    return {**said, **rate, "synthesizer_grade": worth, "final_success": float(is_right(worth))}

@@ -11,7 +11,7 @@ from coterie.rewards.answers import pointed_out
 from coterie.rewards.code import code_in
 from coterie.sandbox import Limits, shared
 from coterie.tools.python import shown
-from coterie.types import Grade, Metrics, Outcome, Task, Team, Turn
+from coterie.types import Grade, Metrics, Outcome, Task, Team, Turn, is_right
 from coterie.workflows.reading import verdict
 from coterie.workflows.template import check, fill
 
@@ -104,10 +104,11 @@ async def judged(attempts: list[Attempt], grade: Grade) -> Metrics:
     for attempt in attempts:
         worth = await grade(attempt.answer) if attempt.answer else 0.0
         attempt.analysis.reward = attempt.program.reward = worth
-        right.append(worth >= 1)
+        right.append(is_right(worth))
         attempt.judgement.reward = float(verdict(attempt.judgement.text) is right[-1])
     true = [attempt.judgement.reward or 0.0 for attempt in attempts]
     return {
+        "analyzer_success_rate": sum(right) / len(right),
         "executor_success": float(right[0]),
         "verifier_accuracy": sum(true) / len(true),
         "final_success": float(right[-1]),

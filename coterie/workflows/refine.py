@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from coterie.types import Grade, Message, Metrics, Outcome, Task, Team, Turn
+from coterie.types import Grade, Message, Metrics, Outcome, Task, Team, Turn, is_right
 from coterie.workflows.conversation import opening
 from coterie.workflows.reading import verdict
 from coterie.workflows.template import check, fill
@@ -64,7 +64,7 @@ async def judged(answers: list[Turn], verdicts: list[Turn], grade: Grade) -> Met
     right = []
     for answer, judgement in zip(answers, verdicts, strict=True):
         answer.reward = await grade(answer.text)
-        right.append(answer.reward >= 1)
+        right.append(is_right(answer.reward))
         judgement.reward = float(verdict(judgement.text) is right[-1])
     true = [judgement.reward or 0.0 for judgement in verdicts]
     return {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ from coterie.rewards.qa import words
 from coterie.tools.bm25 import Document
 from coterie.tools.search import Hit, listed
 from coterie.tools.tool import ToolError
-from coterie.types import Grade, Metrics, Outcome, Task, Team, Turn
+from coterie.types import Grade, Metrics, Outcome, Task, Team, Turn, is_right
 from coterie.workflows.evidence import Evidence
 from coterie.workflows.library import Library
 from coterie.workflows.reading import items
@@ -25,6 +26,7 @@ RETRIEVE = (
     "Copy the facts that help to answer the question, briefly. If there are none, write only: NOTHING"
 )
 EXTRACT = "{question}\n\n{notes}Answer from these notes, in a few words, as <answer>your answer</answer>."
+NOTHING = re.compile(r"[\W_]*nothing[\W_]*", re.IGNORECASE)
 LETTERS = 600  # of a document that a retriever reads
 
 
@@ -39,7 +41,8 @@ class Found:
 
     @property
     def kept(self) -> bool:
-        return "NOTHING" not in self.note.text.split("\n")[0].upper()
+        """Whether the note says more than NOTHING; that word may stand in a fact."""
+        return NOTHING.fullmatch(self.note.text.strip().partition("\n")[0]) is None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +89,8 @@ class Search(Library):
 
         async def judge(grade: Grade) -> Metrics:
             answer.reward = await grade(answer.text)
-            return judged(rounds, Evidence.of(task)) | {"final_success": float(answer.reward >= 1)}
+            own = {"extractor_grade": answer.reward, "final_success": float(is_right(answer.reward))}
+            return judged(rounds, Evidence.of(task)) | own
 
         looked = [each for _, found in rounds for each in found]
         said = {"total_iterations": float(len(rounds)), "queries": float(len(looked))}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from coterie.envs.checkout import Checkout, Tested
-from coterie.types import Metrics, Outcome, Task, Team, Turn
+from coterie.envs.checkout import Checkout
+from coterie.types import Grade, Metrics, Outcome, Task, Team, Turn
 from coterie.workflows.edits import EditError, diff_of
 from coterie.workflows.reading import verdict
 from coterie.workflows.template import check, fill
@@ -34,7 +36,7 @@ FORM = 0.1  # of a reward: for a file that exists, for a change that can be made
 class Swe:
     """Analyzer → writer → validator, and again from the writer until the validator is content or the limit is reached.
 
-    The writer sees the files that the analyzer named. The validator judges before anyone sees a test, and earns 1 for
+    The writer sees the files that the analyzer named. The validator judges before a test has run, and earns 1 for
     being right. Analyzer and writer earn the share of tests that pass, and a tenth for naming a file that exists and
     for a change that can be made.
     """
@@ -65,63 +67,66 @@ class Swe:
         analysis = await team.analyzer.say(fill(self.analyze, issue | {"tree": tree}))
         named = self._named(analysis.text, world)
         shown = "\n\n".join(f"{path}\n```\n{world.texts[path][:LETTERS]}```" for path in named) or "(no file was named)"
-        before, rounds = "", Rounds()
-        while not rounds.accepted and rounds.count < self.max_rounds:
+        before, rounds = "", list[Round]()
+        while not (rounds and rounds[-1].accepted) and len(rounds) < self.max_rounds:
             asked = issue | {"analysis": analysis.text, "files": shown, "before": before}
             change = await team.writer.say(fill(self.write, asked))
             try:
                 texts = world.edited(change.text)
             except EditError as error:
-                rounds.failed(change)
+                rounds.append(Round(change))
                 before = fill(BEFORE, {"change": change.text, "remarks": f"It cannot be made: {error}"})
                 continue
             diff = diff_of(world.texts, texts)
             judgement = await team.validator.say(fill(self.validate, issue | {"diff": diff or "(nothing)"}))
-            rounds.tested(change, judgement, diff, await world.test(texts))
+            rounds.append(Round(change, judgement, diff, texts))
             before = fill(BEFORE, {"change": diff, "remarks": judgement.text})
-        analysis.reward = FORM * bool(named) + (1 - FORM) * rounds.fraction
-        return Outcome(rounds.diff, {"analyzer_found": float(bool(named)), **rounds.metrics()})
+
+        async def judge(grade: Grade) -> Metrics:
+            return await judged(analysis, named, rounds, world)
+
+        made = [each for each in rounds if each.judgement is not None]
+        said = {
+            "total_iterations": float(len(rounds)),
+            "analyzer_found": float(bool(named)),
+            "writer_applied": len(made) / len(rounds),
+            "accepted": float(rounds[-1].accepted),
+        }
+        return Outcome(made[-1].diff if made else "", said, judge=judge)
 
     def _named(self, text: str, world: Checkout) -> list[str]:
-        """Files of the project whose paths stand in a text, in that order."""
-        places = {path: text.find(path) for path in world.texts}
-        found = sorted((path for path, place in places.items() if place >= 0), key=lambda path: places[path])
-        return found[: self.max_files]
+        """Files of the project whose whole paths stand in a text, in that order."""
+        found = {path: re.search(rf"(?<![\w/.-]){re.escape(path)}(?![\w/-]|\.\w)", text) for path in world.texts}
+        places = {path: match.start() for path, match in found.items() if match is not None}
+        return sorted(places, key=lambda path: places[path])[: self.max_files]
 
 
-class Rounds:
-    """What came of the changes so far. The last one counts."""
+@dataclass(frozen=True)
+class Round:
+    """A change, and where it could be made, what the validator said of it and the files after it."""
 
-    def __init__(self) -> None:
-        self.writes: list[Turn] = []
-        self.passed: list[bool] = []  # of each change that could be made, whether all tests passed
-        self.true: list[bool] = []  # and whether the validator had known
-        self.diff, self.fraction, self.accepted = "", 0.0, False
+    change: Turn
+    judgement: Turn | None = None
+    diff: str = ""
+    texts: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def count(self) -> int:
-        return len(self.writes)
+    def accepted(self) -> bool:
+        return self.judgement is not None and verdict(self.judgement.text) is True
 
-    def failed(self, change: Turn) -> None:
-        change.reward = 0.0
-        self.writes.append(change)
 
-    def tested(self, change: Turn, judgement: Turn, diff: str, tested: Tested) -> None:
-        self.writes.append(change)
-        self.diff, self.fraction = diff, tested.fraction
-        self.passed.append(tested.passed == tested.total)
-        change.reward = FORM + (1 - FORM) * tested.fraction
-        said = verdict(judgement.text)
-        self.accepted = said is True
-        self.true.append(said is self.passed[-1])
-        judgement.reward = float(self.true[-1])
-
-    def metrics(self) -> Metrics:
-        said = {
-            "total_iterations": float(self.count),
-            "writer_applied": len(self.passed) / self.count,
-            "writer_success_rate": sum(self.passed) / self.count,
-            "accepted": float(self.accepted),
-            "final_success": float(bool(self.passed) and self.passed[-1]),
-        }
-        return said | ({"validator_accuracy": sum(self.true) / len(self.true)} if self.true else {})
+async def judged(analysis: Turn, named: Sequence[str], rounds: Sequence[Round], world: Checkout) -> Metrics:
+    """Tests run when all is said: nothing that is said depends on them, and nobody has to wait. The last change that
+    could be made counts."""
+    passed, true, fraction = list[bool](), list[bool](), 0.0
+    for each in rounds:
+        each.change.reward = 0.0
+        if each.judgement is not None:
+            tested = await world.test(each.texts)
+            fraction = tested.fraction
+            passed.append(tested.passed == tested.total)
+            true.append(verdict(each.judgement.text) is passed[-1])
+            each.change.reward, each.judgement.reward = FORM + (1 - FORM) * fraction, float(true[-1])
+    analysis.reward = FORM * bool(named) + (1 - FORM) * fraction
+    said = {"writer_success_rate": sum(passed) / len(rounds), "final_success": float(bool(passed) and passed[-1])}
+    return said | ({"validator_accuracy": sum(true) / len(true)} if true else {})

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import coterie
-from coterie import AgentTrainer, reward, tool, workflow
+from coterie import AgentTrainer, env, reward, tool, workflow
 from coterie.commands import go_on
 from coterie.config import ConfigError, load
 from coterie.config.registry import options_of
@@ -24,8 +24,9 @@ from coterie.workflows.chain import Chain
 ROWS = [{"question": f"What is {i} + {i}?", "answer": str(2 * i)} for i in range(4)]
 
 AS_FUNCTIONS = """\
-from coterie import AgentTrainer, reward, tool, workflow
+from coterie import AgentTrainer, env, reward, tool, workflow
 from coterie.tools import converse
+from coterie.types import Task
 from coterie.workflows.conversation import opening
 
 @tool
@@ -38,6 +39,10 @@ async def pair(task, team, world, *, hint: str = "Think."):
     thought = await converse(team.thinker, opening(hint + task.prompt), [double], limit=2)
     return (await team.speaker.say(thought.text)).text
 
+@env
+def Words(split, *, size: int = 4):
+    return [Task(f"{split}/{i}", "A word?", None) for i in range(size)]
+
 @reward
 def vowels(answer, truth, *, of: str = "aeiou"):
     return sum(letter in of for letter in answer) / max(len(answer), 1)
@@ -46,7 +51,14 @@ def vowels(answer, truth, *, of: str = "aeiou"):
 AS_CLASSES = """\
 from dataclasses import dataclass
 from coterie import AgentTrainer
+from coterie.envs.base import TaskEnv
+from coterie.tools import converse
 from coterie.types import Task
+from coterie.workflows.conversation import opening
+
+def double(number: int) -> int:
+    '''Double a number.'''
+    return 2 * number
 
 @dataclass(frozen=True)
 class pair:
@@ -54,21 +66,18 @@ class pair:
     roles = ("thinker", "speaker")
 
     async def run(self, task, team, world):
-        thought = await team.thinker.say(self.hint + task.prompt)
+        thought = await converse(team.thinker, opening(self.hint + task.prompt), [double], limit=2)
         return (await team.speaker.say(thought.text)).text
 
 @dataclass(frozen=True)
-class Words:
+class Words(TaskEnv):
     size: int = 4
 
     def tasks(self, split):
         return [Task(f"{split}/{i}", "A word?", None) for i in range(self.size)]
 
-    def open(self, task):
-        return None
-
-    async def score(self, episode):
-        episode.reward = sum(letter in "aeiou" for letter in episode.answer) / max(len(episode.answer), 1)
+def vowels(answer, truth, *, of: str = "aeiou"):
+    return sum(letter in of for letter in answer) / max(len(answer), 1)
 """
 
 
@@ -101,18 +110,17 @@ def as_script(folder: Path, parts: str, call: str) -> Any:
 def test_a_users_own_file_trains_and_its_run_can_be_resumed(
     form: str, tmp_path: Path, model_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = settings(model_folder("llama"))
-    data = f"train_dataset={ROWS!r}, val_dataset={ROWS[:2]!r}, reward=vowels"
-    given = data if form == "functions" else "train_dataset=Words(size=3)"
-    extra = {} if form == "functions" else {"reward": "native"}
-    call = f"AgentTrainer(workflow=pair, workflow_args={{'hint': 'So: '}}, {given}, config={config | extra!r})"
+    given = "workflow=pair, workflow_args={'hint': 'So: '}, train_dataset=Words(size=3), reward=vowels"
+    call = f"AgentTrainer({given}, config={settings(model_folder('llama'))!r})"
     folder, metrics = as_script(tmp_path, AS_FUNCTIONS if form == "functions" else AS_CLASSES, call)
     assert 0 <= metrics["reward"] <= 1
     stored = load(tmp_path / folder / "config.yaml")
     assert stored.workflow.options == {"hint": "So: "} and stored.workflow.name == f"{tmp_path}/mine.py:pair"
-    monkeypatch.chdir(tmp_path)
-    go_on(Path(folder), ["steps=3"], examples=0)
-    assert len((Path(folder) / "metrics.jsonl").read_text().splitlines()) == 4
+    assert stored.env.options == {"size": 3} and stored.reward.name == f"{tmp_path}/mine.py:vowels"
+    if form == "functions":  # resuming reads the file again, whatever is in it
+        monkeypatch.chdir(tmp_path)
+        go_on(Path(folder), ["steps=3"], examples=0)
+        assert len((Path(folder) / "metrics.jsonl").read_text().splitlines()) == 4
 
 
 def test_a_function_becomes_a_workflow_whose_options_are_its_keywords() -> None:
@@ -132,6 +140,7 @@ def test_a_function_becomes_a_workflow_whose_options_are_its_keywords() -> None:
     [
         (lambda: workflow(roles=())(lambda task, team, world: None), "write `async def`"),
         (lambda: reward(lambda answer: 1.0), r"takes \(answer, truth\)"),
+        (lambda: env(lambda: []), r"takes \(split\)"),
         (lambda: tool(lambda x: x), "needs a name and a type"),
     ],
 )
@@ -159,13 +168,30 @@ def test_an_instance_and_a_path_and_a_builtin_say_the_same_as_a_recipe(tmp_path:
     )
     assert trainer.config.workflow.name == "chain" and trainer.config.env.options["train"] == file
     assert trainer.config.env.name == "rows"
+    listed = AgentTrainer(workflow=Alone, config=settings(tmp_path, reward="number"), **given | {"train_dataset": ROWS})
+    assert [task.answer for task in listed.config.env.made.tasks("train")] == [row["answer"] for row in ROWS]
     known = AgentTrainer(workflow=Alone, config=settings(tmp_path, reward="number", env={"name": "gsm8k"}), **given)
     assert known.config.env.name == "gsm8k" and known.config.workflow.name == f"{__file__}:Alone"
+
+
+GRAPH = Path(__file__).parents[2] / "recipes" / "graph" / "two_agents.yaml"
+
+
+def test_a_graph_is_taken_as_the_command_takes_it(tmp_path: Path) -> None:
+    trainer = AgentTrainer(config=GRAPH, train_dataset=ROWS, val_dataset=ROWS[:2], overrides=["steps=2"], out=tmp_path)
+    files = trainer.config.env.options
+    words = [f"data.train_files={files['train']}", f"data.val_files={files['test']}", "steps=2"]
+    assert trainer.config == load(GRAPH, words)
+    assert [task.answer for task in trainer.config.env.made.tasks("train")] == [row["answer"] for row in ROWS]
+    assert trainer.config.workflow.name == "graph" and trainer.config.steps == 2 and trainer.config.name == "two_agents"
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
+        ({"config": GRAPH, "workflow": "chain"}, "workflow: has no place here: the graph says who speaks when"),
+        ({"config": GRAPH, "train_dataset": Chain, "val_dataset": None}, "train_dataset: a graph has environments"),
+        ({"config": GRAPH, "train_dataset": None}, r"env.train: missing; data.train_files=FILE"),
         ({"workflow": lambda task: None}, "must stand at the top of a file"),
         ({"workflow": "chian"}, "did you mean chain"),
         ({"workflow": "chain", "workflow_args": {"rols": ["a"]}}, "workflow.rols: unknown key.*did you mean roles"),

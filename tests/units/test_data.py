@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -14,11 +15,13 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 import pytest
+from rich.table import Table
 from typer.testing import CliRunner
 
 from coterie.cli import app
 from coterie.data import procedural
 from coterie.data.files import as_parquet, is_prepared, problem, read, read_prepared
+from coterie.data.look import statistics
 from coterie.data.prepare import Found, dealt, found_in, said_by, sort_out, write
 from coterie.data.row import Raw, Row
 from coterie.data.sources import SOURCES
@@ -30,7 +33,9 @@ from coterie.envs.hotpotqa import HotpotQa
 from coterie.envs.known import Known
 from coterie.envs.math import Aime, Math
 from coterie.envs.rows import Rows
+from coterie.envs.swe import Swe
 from coterie.rewards.code_tests import read_tests
+from coterie.types import Episode
 
 MBPP = {"text": "Add.", "code": "def add(a, b): return a + b", "task_id": 601, "test_list": ["assert add(1, 2) == 3"]}
 HUMANEVAL = {
@@ -287,6 +292,15 @@ def test_list_show_and_stats_say_what_there_is(tmp_path: Path) -> None:
     assert "train.parquet" in counted and "25%" in counted
 
 
+def test_stats_keep_an_answer_of_several_lines_in_one(tmp_path: Path) -> None:
+    row = {**MBPP, "code": "def add(a, b):\n    return a + b"}
+    jsonl(tmp_path / "mbpp.jsonl", [row])
+    coterie("data", "prepare", "mbpp", "--source", tmp_path / "mbpp.jsonl", "--out", tmp_path / "out")
+    (table,) = statistics(tmp_path / "out")
+    assert isinstance(table, Table)
+    assert [str(cell) for cell in table.columns[-1].cells] == ["def add(a, b): return a … 100%"]
+
+
 def test_made_up_tasks_are_prepared_like_others(tmp_path: Path) -> None:
     name = "reasoning_gym:chain_sum"
     done = coterie("data", "prepare", name, "--out", tmp_path / "out", "--limit", 5)
@@ -324,7 +338,33 @@ def test_without_a_file_rows_come_from_the_hub(tmp_path: Path, monkeypatch: pyte
 def test_every_source_names_its_place_on_the_hub_once() -> None:
     for source in SOURCES.values():
         places = [(hub.path, hub.config, split) for hub in source.hubs for split in hub.splits]
-        assert places and len(places) == len(set(places))
+        assert bool(places) is not (source.name == "swe") and len(places) == len(set(places))
+
+
+def test_rows_of_ones_own_projects_are_prepared_and_can_be_run_from_anywhere(tmp_path: Path) -> None:
+    (tmp_path / "mine" / "calc").mkdir(parents=True)
+    (tmp_path / "mine" / "calc" / "calc.py").write_text("def add(a, b):\n    return a - b\n")
+    own = {"issue": "add subtracts", "repository": "calc", "tests": "python -m unittest test_calc"}
+    test = (
+        "import unittest, calc\nclass T(unittest.TestCase):\n    def test(self):\n        assert calc.add(1, 2) == 3\n"
+    )
+    rows = [own | {"test_files": {"test_calc.py": test}}, own | {"issue": "b", "repository": "nowhere"}, {"issue": "c"}]
+    jsonl(tmp_path / "mine" / "train.jsonl", rows)
+    said = coterie("data", "prepare", "swe", "--source", tmp_path / "mine", "--out", tmp_path / "out")
+    assert said.exit_code == 0, said.output
+    reasons = [row["reason"] for _, row in read(tmp_path / "out" / "rejected.jsonl")]
+    assert reasons == [
+        f"repository: there is no folder {tmp_path}/mine/nowhere",
+        "no field repository; it has issue",
+    ]
+    env = Swe(train=tmp_path / "out" / "train.parquet")
+    (task,) = env.tasks("train")
+    episode = Episode(
+        "e", task, 0, answer="--- a/calc.py\n+++ b/calc.py\n@@ -2 +2 @@\n-    return a - b\n+    return a + b\n"
+    )
+    asyncio.run(env.score(episode))
+    assert task.id == "swe/train/1" and episode.reward == 1.0
+    assert "these rows are your own" in coterie("data", "prepare", "swe", "--out", tmp_path / "no").output
 
 
 def test_an_environment_asks_in_its_own_words_or_the_users(tmp_path: Path) -> None:
@@ -396,3 +436,26 @@ def test_a_reward_of_the_source_fits_its_environment() -> None:
         (Mbpp(), "mbpp"),
     ):
         assert isinstance(graded(env, SOURCES[source].reward, {}, 1.0), TaskEnv)
+
+
+@pytest.mark.parametrize(
+    ("env", "source", "raw"),
+    [(Mbpp, "gsm8k", GOOD[0][1]), (Gsm8k, "mbpp", MBPP), (HotpotQa, "anli", GOOD[4][1]), (Math, "hotpotqa", HOTPOT)],
+)
+def test_a_prepared_file_of_another_data_set_is_refused_by_name(
+    env: type[Known], source: str, raw: Raw, tmp_path: Path
+) -> None:
+    row = SOURCES[source].parse(raw, "the/id")
+    assert isinstance(row, Row)
+    (tmp_path / "train.parquet").write_bytes(as_parquet(source, [row]))
+    with pytest.raises(ValueError, match=rf"train.parquet holds {source}, and {env.__name__} reads .*; rows reads any"):
+        env(train=tmp_path / "train.parquet").tasks("train")
+    assert len(Rows(tmp_path / "train.parquet").tasks("train")) == 1
+
+
+@pytest.mark.parametrize(("env", "source", "raw"), [(HumanEval, "mbpp", MBPP), (Aime, "math500", GOOD[3][1])])
+def test_a_prepared_file_of_a_like_data_set_is_read(env: type[Known], source: str, raw: Raw, tmp_path: Path) -> None:
+    row = SOURCES[source].parse(raw, "the/id")
+    assert isinstance(row, Row)
+    (tmp_path / "test.parquet").write_bytes(as_parquet(source, [row]))
+    assert [task.id for task in env(test=tmp_path / "test.parquet").tasks("test")] == [row.id]

@@ -16,19 +16,9 @@ from coterie.check.probes import broken, golden
 from coterie.config import load
 from coterie.config.registry import BUILTIN, find
 from tests.runs import started, trained
+from tests.teams import parts, written
 
 ROOT = Path(__file__).parents[2]
-CORPUS = [{"title": "Lima", "text": "Lima is the capital of Peru."}, {"title": "Quito", "text": "Quito is in Ecuador."}]
-QA = {"question": "Capital of Peru?", "answer": "Lima", "supporting_facts": [["Lima", 0]], "context": []}
-FIX = "--- a/calc.py\n+++ b/calc.py\n@@ -1,2 +1,2 @@\n def add(a, b):\n-    return a - b\n+    return a + b\n"
-CODE = {"text": "Add.", "code": "def add(a, b): return a + b", "test_list": ["assert add(1, 2) == 3"]}
-ISSUE = {"issue": "add subtracts", "repository": "calc", "tests": "python -m unittest test_calc", "patch": FIX}
-FILES = {
-    "calc.py": "def add(a, b):\n    return a - b\n",
-    "test_calc.py": "import unittest, calc\nclass T(unittest.TestCase):\n    def test(self):\n        "
-    "self.assertEqual(calc.add(1, 2), 3)\n",
-}
-SUM = {"question": "1 + 1?", "answer": "2"}
 
 
 @pytest.fixture(scope="session")
@@ -44,38 +34,7 @@ def model(model_folder: Callable[[str], Path], tmp_path_factory: pytest.TempPath
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    for name, row in (("qa", QA), ("code", CODE), ("issues", ISSUE), ("sums", SUM)):
-        (tmp_path / f"{name}.jsonl").write_text(json.dumps(row) + "\n")
-    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(each) + "\n" for each in CORPUS))
-    (tmp_path / "calc").mkdir()
-    for name, text in FILES.items():
-        (tmp_path / "calc" / name).write_text(text)
-    return tmp_path
-
-
-def split(folder: Path, file: str) -> dict[str, str]:
-    return {"train": str(folder / file), "test": str(folder / file)}
-
-
-def parts(name: str, data: Path) -> dict[str, Any]:
-    """Workflow, environment, reward and credit that go together."""
-    sums = {"env": {"name": "rows", **split(data, "sums.jsonl")}, "reward": "number", "credit": "team"}
-    code = {"env": {"name": "mbpp", **split(data, "code.jsonl")}, "reward": "code", "credit": "own"}
-    qa = {"env": {"name": "hotpotqa", **split(data, "qa.jsonl")}, "reward": "qa", "credit": "own"}
-    library = {"corpus": str(data / "corpus.jsonl")}
-    known: dict[str, dict[str, Any]] = {
-        "deepcoder": code | {"workflow": {"name": name, "max_refinement_iterations": 1}},
-        "swe": {"env": {"name": "swe", **split(data, "issues.jsonl")}, "reward": "native", "credit": "own"},
-        "math_tool": sums | {"credit": "own"},
-        "search": qa | {"workflow": {"name": name, **library}},
-        "deep_research": qa | {"workflow": {"name": name, **library}},
-        "multi_turn": {
-            "env": "hunt",
-            "reward": "native",
-            "workflow": {"name": name, "roles": ["guide", "walker"], "max_steps": 2},
-        },
-    }
-    return {"workflow": {"name": name}} | known.get(name, sums)
+    return written(tmp_path)
 
 
 @pytest.mark.parametrize("name", [name for name in BUILTIN["workflow"] if name != "graph"])

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
+import socket
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -16,12 +18,16 @@ from typing import Any
 import pytest
 
 from coterie.config import ConfigError
+from coterie.data.files import as_parquet
+from coterie.data.r2egym import R2EGYM
 from coterie.envs.base import graded
 from coterie.envs.code import Mbpp
 from coterie.envs.gsm8k import Gsm8k
 from coterie.envs.hotpotqa import HotpotQa
 from coterie.envs.swe import Swe as Projects
 from coterie.rollout import Collector
+from coterie.sandbox import Sandbox, SandboxBroken, shared
+from coterie.tools.search import Remote
 from coterie.types import Env, Episode, Outcome, Task, Workflow
 from coterie.workflows.deep_research import DeepResearch
 from coterie.workflows.deepcoder import DeepCoder
@@ -120,6 +126,25 @@ def test_a_program_that_never_ends_is_reported_as_such(code: Env) -> None:
     assert episode.reward == 1.0
 
 
+def test_a_sandbox_that_does_not_start_fails_the_episode_and_blames_no_program(
+    code: Env, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(self: Sandbox, *_: Any, **__: Any) -> Any:
+        raise SandboxBroken("a sandbox did not start: it said nothing")
+
+    monkeypatch.setattr(Sandbox, "run", broken)
+    with pytest.raises(SandboxBroken):
+        play(DeepCoder(), code, {"generator": [RIGHT], "test_runner": [], "refiner": []})
+
+
+def test_a_program_that_takes_the_memory_is_told_of_it(code: Env) -> None:
+    greedy = script("def add(a, b):\n    return len(bytearray(4 << 30))")
+    lines = {"generator": [greedy], "test_runner": ["Less."], "refiner": [RIGHT]}
+    episode, team = play(DeepCoder(), code, lines)
+    assert rewards(episode) == {"generator": [0.0], "test_runner": [1.0], "refiner": [1.0]}
+    assert "memory" in team.test_runner.heard[0][0]["content"].lower()
+
+
 def test_deepcoder_says_which_environments_have_tests(tmp_path: Path) -> None:
     questions = Gsm8k(train=rows(tmp_path / "q.jsonl", {"question": "1 + 1?", "answer": "#### 2"}))
     with pytest.raises(ValueError, match="mbpp, humaneval or deepcoder"):
@@ -146,6 +171,14 @@ def test_the_verifier_alone_ends_it_even_when_it_is_wrong(sums: Env) -> None:
     assert episode.metrics["accepted"] == 1 and episode.metrics["final_success"] == 0
 
 
+def test_a_program_that_is_right_at_once_is_accepted_at_once(sums: Env) -> None:
+    lines = {"analyzer": ["Add."], "executor": [script("print(20 + 22)")], "verifier": ["Verdict: correct"]}
+    episode, team = play(MathTool(max_iterations=3), sums, lines)
+    assert rewards(episode) == {"analyzer": [1.0], "executor": [1.0], "verifier": [1.0]}
+    assert episode.reward == 1.0 and episode.metrics["total_iterations"] == 1
+    assert "It printed:\n42" in team.verifier.heard[0][0]["content"]
+
+
 def test_a_right_answer_that_the_verifier_rejects_is_tried_again(sums: Env) -> None:
     lines = {
         "analyzer": ["Add.", "Subtract."],
@@ -157,6 +190,7 @@ def test_a_right_answer_that_the_verifier_rejects_is_tried_again(sums: Env) -> N
     assert episode.answer == r"\boxed{-2}" and episode.reward == 0.0
     assert "print(20 + 22)" in team.analyzer.heard[1][0]["content"]
     assert episode.metrics["executor_success"] == 1 and episode.metrics["verifier_accuracy"] == 0.5
+    assert episode.metrics["analyzer_success_rate"] == 0.5
 
 
 def test_a_second_program_can_be_right(sums: Env) -> None:
@@ -221,6 +255,7 @@ def test_queries_are_refined_from_what_was_found_and_each_round_earns_what_it_ad
     assert "Machu Picchu is in Peru." in team.query_optimizer.heard[1][0]["content"]
     assert "Lima is the capital of Peru" in team.retriever.heard[1][0]["content"]
     assert episode.reward == episode.metrics["final_success"] == episode.metrics["query_optimizer_recall"] == 1
+    assert episode.metrics["extractor_grade"] == 1.0
 
 
 def test_a_retriever_earns_for_keeping_what_helps_and_for_leaving_out_what_does_not(
@@ -235,6 +270,7 @@ def test_a_retriever_earns_for_keeping_what_helps_and_for_leaving_out_what_does_
     assert rewards(episode)["retriever"] == [0.0, 1.0, 0.0]  # the third left the answer out
     assert episode.metrics["retriever_success_rate"] == pytest.approx(1 / 3)
     assert rewards(episode)["query_optimizer"] == [1.0, 0.0] and episode.reward == 0.0
+    assert episode.metrics["extractor_grade"] == 0.0
 
 
 def test_an_optimizer_without_queries_finds_nothing(articles: Env, corpus: Path) -> None:
@@ -277,6 +313,36 @@ def test_a_server_that_fails_is_counted_and_the_team_goes_on(articles: Env) -> N
     assert "(none)" in team.retriever.heard[0][0]["content"]
 
 
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """The address of a retrieval server that takes a question and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+def test_a_server_that_never_answers_is_given_up_and_the_team_goes_on(
+    articles: Env, silent: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coterie.workflows.library.retriever", lambda place: Remote(str(place), deadline=0.2))
+    lines = {"query_optimizer": ["Peru", "DONE"], "retriever": ["NOTHING"], "extractor": ["Lima"]}
+    episode, _ = play(Search(server=silent), articles, lines)
+    assert rewards(episode) == {"query_optimizer": [0.0, 0.0], "retriever": [1.0], "extractor": [1.0]}
+    assert episode.metrics["search_failures"] == 1 and episode.metrics["queries"] == 1
+
+
+def test_tools_that_never_end_are_given_up_and_the_gatherer_is_told(
+    articles: Env, silent: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coterie.workflows.library.retriever", lambda place: Remote(str(place), deadline=0.8))
+    endless = call("search", query="Peru") + call("python", code="while True: pass")
+    lines = {"planner": ["Where?"], "gatherer": [endless, "I cannot say."], "synthesizer": ["<answer>Lima</answer>"]}
+    episode, team = play(DeepResearch(server=silent, seconds=0.3), articles, lines)
+    assert rewards(episode) == {"planner": [0.0], "gatherer": [0.0, 0.0], "synthesizer": [0.8]}
+    heard = team.gatherer.heard[1][-1]["content"]
+    assert "Timeout: search took more than 0.3 s" in heard and heard.count("Timeout") == 2
+    assert episode.metrics["tool_calls"] == 2 and episode.metrics["tool_failures"] >= 1
+
+
 def call(name: str, **arguments: Any) -> str:
     return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
@@ -295,7 +361,14 @@ def test_gatherers_use_their_tools_and_the_synthesizer_cites_what_they_saw(artic
     episode, team = play(DeepResearch(corpus=corpus, documents=1), articles, lines)
     assert rewards(episode) == {"planner": [1.0], "gatherer": [1.0] * 4, "synthesizer": [1.0]}
     assert "[2] Lima" in team.synthesizer.heard[0][0]["content"]
-    told = {"citations": 2, "citations_valid": 1.0, "tool_calls": 3, "tool_failures": 0, "sources": 2}
+    told = {
+        "synthesizer_grade": 1.0,
+        "citations": 2,
+        "citations_valid": 1.0,
+        "tool_calls": 3,
+        "tool_failures": 0,
+        "sources": 2,
+    }
     assert told.items() <= episode.metrics.items()
     assert [message["role"] for message in team.gatherer.heard[2]] == ["system", "user", "assistant", "tool"]
     assert "Machu Picchu" in team.gatherer.heard[2][1]["content"], "the first goes on first, however slow its tools are"
@@ -450,20 +523,175 @@ def test_a_writer_may_not_touch_the_tests_nor_what_runs_them(project: Env, path:
     assert rewards(episode)["writer"] == [0.0] and episode.answer == ""
 
 
-def test_a_change_that_ends_the_tests_before_they_run_passes_none(project: Env) -> None:
-    leave = (
-        "calc/ops.py\n<<<<<<< SEARCH\ndef add(a, b):\n=======\nimport os\nos._exit(0)\ndef add(a, b):\n>>>>>>> REPLACE"
+def put_in(text: str) -> str:
+    """A change that writes something above the function."""
+    return f"calc/ops.py\n<<<<<<< SEARCH\ndef add(a, b):\n=======\n{text}\ndef add(a, b):\n>>>>>>> REPLACE"
+
+
+TRICKS = {
+    "leaves": "import os\nos._exit(0)",
+    "boasts and leaves": "import os\nprint('Ran 1 test')\nprint('1 passed', flush=True)\nos._exit(0)",
+    "asks to leave": "import sys\nsys.exit(0)",
+    "asserts nothing": "import unittest\nunittest.TestCase.assertEqual = lambda *a: None",
+    "asserts other code": "import unittest\nunittest.TestCase.assertEqual.__code__ = (lambda *a: None).__code__",
+    "asserts through the back door": "import unittest\nunittest.TestCase.__getattribute__ = lambda s, n: print",
+    "fails nowhere": "import unittest\nunittest.TestResult.addFailure = lambda *a: None",
+    "is always a success": "import unittest\nunittest.TestResult.wasSuccessful = lambda s: True",
+    "brings a unittest along": "import sys, unittest\nclass Easy(unittest.TestCase):\n    assertEqual = print\n"
+    "mine = type(sys)('unittest')\nmine.__dict__.update(vars(unittest), TestCase=Easy)\nsys.modules['unittest'] = mine",
+    "patches pytest": "import _pytest.python\n_pytest.python.Function.runtest = lambda s: None",
+    "writes to every descriptor": "import os\nfor fd in range(3, 20):\n    try: os.write(fd, b'x' * 32)\n"
+    "    except OSError: pass\nos._exit(0)",
+}
+
+
+UNITTEST, PYTEST = "python -m unittest tests.test_ops", "pytest -q tests/test_ops.py"
+BY_PYTEST = ["boasts and leaves", "asserts nothing", "patches pytest"]
+
+
+@pytest.mark.parametrize(
+    ("trick", "runner"), [*((trick, UNITTEST) for trick in TRICKS), *((trick, PYTEST) for trick in BY_PYTEST)]
+)
+def test_no_change_passes_by_a_trick(project: Env, trick: str, runner: str) -> None:
+    checkout = project.open(project.tasks("train")[0])
+    first, second, rest = TEST.split("\n", 2)
+    late = f"{second}\n{first}\n{rest}".encode()  # the project comes before unittest
+    checkout = replace(checkout, tests=[runner], files={**checkout.files, "tests/test_ops.py": late})
+    tested = asyncio.run(checkout.test(checkout.edited(put_in(TRICKS[trick]))))
+    assert tested.passed == 0, tested.output
+
+
+@pytest.mark.parametrize("command", ["python -m unittest", "python3 -W error -m unittest tests.test_ops", "pytest -q"])
+def test_a_right_change_passes_however_the_tests_are_run(project: Env, command: str) -> None:
+    checkout = replace(project.open(project.tasks("train")[0]), tests=[command])
+    tested = asyncio.run(checkout.test(checkout.edited(FIX)))
+    assert tested.passed == 1, tested.output
+
+
+@pytest.mark.parametrize("path", ["argparse.py", "json/__init__.py", "src/json.py"])
+def test_a_new_file_may_not_stand_before_pythons_own(project: Env, path: str) -> None:
+    with pytest.raises(EditError, match=f"{path}: a new file may not have the name"):
+        project.open(project.tasks("train")[0]).edited(f"{path}\n<<<<<<< SEARCH\n=======\nx = 1\n>>>>>>> REPLACE")
+
+
+def test_a_project_may_call_its_own_modules_as_python_does(project: Env) -> None:
+    checkout = project.open(project.tasks("train")[0])
+    own = {"json.py": b"from calc.ops import add\n", "calc/types.py": b""}
+    test = (
+        b"import unittest, json\nclass T(unittest.TestCase):\n    def test(self):\n        assert json.add(2, 3) == 5\n"
     )
-    lines = {"analyzer": ["x"], "writer": [leave], "validator": ["Verdict: fail"]}
-    episode, _ = play(Swe(max_rounds=1), project, lines)
+    named = replace(checkout, files={**checkout.files, **own, "tests/test_ops.py": test})
+    tested = asyncio.run(named.test(named.edited(FIX + "\ncalc/copy.py\n<<<<<<< SEARCH\n=======\n>>>>>>> REPLACE")))
+    assert tested.passed == 1, tested.output
+
+
+def test_a_change_cannot_tell_pytest_to_leave_tests_out(project: Env) -> None:
+    checkout = replace(project.open(project.tasks("train")[0]), tests=["pytest"])
+    files = {**checkout.files, "tests/test_other.py": b"def test_other():\n    pass\n"}
+    cheat = "pytest.ini\n<<<<<<< SEARCH\n=======\n[pytest]\naddopts = -k other\n>>>>>>> REPLACE"
+    tried = replace(checkout, files=files)
+    assert asyncio.run(tried.test(tried.edited(cheat))).passed == 0
+
+
+LOOP = "calc/ops.py\n<<<<<<< SEARCH\n    return a - b\n=======\n    while True: pass\n>>>>>>> REPLACE"
+
+
+def test_a_test_that_never_ends_takes_the_time_of_all_and_earns_nothing(project: Env) -> None:
+    env = replace(project, seconds=1.0)  # type: ignore[type-var]
+    checkout = replace(env.open(env.tasks("train")[0]), tests=["python -m unittest tests.test_ops"] * 50)
+    started = time.perf_counter()
+    tested = asyncio.run(checkout.test(checkout.edited(LOOP)))
+    assert tested.passed == 0 and time.perf_counter() - started < 10
+    assert "(timeout)" in tested.output and "no time was left" in tested.output
+    lines = {"analyzer": ["x"], "writer": [LOOP], "validator": ["Verdict: fail"]}
+    episode, _ = play(Swe(max_rounds=1), env, lines)
     assert rewards(episode) == {"analyzer": [0.0], "writer": [0.1], "validator": [1.0]}
+    assert episode.reward == 0.0 and episode.metrics["right"] == 0.0
 
 
-def test_tests_that_never_end_are_stopped(project: Env) -> None:
-    loop = "calc/ops.py\n<<<<<<< SEARCH\n    return a - b\n=======\n    while True: pass\n>>>>>>> REPLACE"
-    lines = {"analyzer": ["x"], "writer": [loop], "validator": ["Verdict: fail"]}
-    episode, _ = play(Swe(max_rounds=1), replace(project, seconds=1.0), lines)  # type: ignore[type-var]
-    assert rewards(episode)["validator"] == [1.0]
+def test_a_change_is_tested_once(project: Env, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs: list[str] = []
+    run = shared().run
+
+    async def counted(code: str, **given: Any) -> Any:
+        jobs.append(code)
+        return await run(code, **given)
+
+    monkeypatch.setattr(shared(), "run", counted)
+    lines = {"analyzer": ["calc/ops.py"], "writer": [BAD_FIX, FIX], "validator": ["Verdict: fail", "Verdict: pass"]}
+    episode, _ = play(Swe(), project, lines)
+    assert episode.reward == 1.0 and len(jobs) == 2
+
+
+SWE_ROW = {"instance_id": "a-1", "repo": "a/b", "base_commit": "c", "problem_statement": "d", "patch": "e"}
+SWE_ROW |= {"test_patch": "f", "FAIL_TO_PASS": '["g"]', "PASS_TO_PASS": "[]"}
+
+
+def swe_tree(file: Path, model: Path, **changes: Any) -> dict[str, Any]:
+    return {
+        "policies": {"all": {"model": str(model)}},
+        "roles": dict.fromkeys(Swe().roles, "all"),
+        "workflow": "swe",
+        "env": {"name": "swe", "train": str(file), "test": str(file)},
+        "reward": "native",
+        "algorithm": "grpo",
+        "device": "cpu",
+    } | changes
+
+
+def test_the_time_of_tests_is_set_in_one_place(project: Env, tmp_path: Path) -> None:
+    tree = swe_tree(tmp_path / "issues.jsonl", tmp_path / "no model", rollout={"score_deadline": 90})
+    with pytest.raises(ConfigError, match=r"rollout.score_deadline: has no effect: env.seconds says"):
+        started(tree, tmp_path)
+
+
+def test_tests_of_projects_are_not_cut_off_by_the_time_for_scoring(
+    project: Env, tmp_path: Path, model_folder: Callable[[str], Path]
+) -> None:
+    run = started(swe_tree(tmp_path / "issues.jsonl", model_folder("llama")), tmp_path)
+    assert run.collector.score_deadline is None
+
+
+def test_a_verdict_that_is_none_earns_the_validator_nothing_and_accepts_nothing(project: Env) -> None:
+    lines = {"analyzer": ["calc/ops.py"], "writer": [FIX, FIX], "validator": ["Hm.", "Who knows?"]}
+    episode, _ = play(Swe(), project, lines)
+    assert rewards(episode) == {"analyzer": [1.0], "writer": [1.0, 1.0], "validator": [0.0, 0.0]}
+    assert episode.metrics["accepted"] == 0 and episode.metrics["validator_accuracy"] == 0
+
+
+@pytest.mark.parametrize("command", ["no-such-program --all", "python -m unittest tests.no_such", "pytest nowhere.py"])
+def test_a_test_command_that_cannot_run_passes_nothing(project: Env, command: str) -> None:
+    task = project.tasks("train")[0]
+    broken = replace(task, meta={**task.meta, "tests": [command]})
+    lines = {"analyzer": ["calc/ops.py"], "writer": [FIX], "validator": ["Verdict: pass"]}
+    episode, _ = play(Swe(max_rounds=1), project, lines, broken)
+    assert rewards(episode) == {"analyzer": [0.1], "writer": [0.1], "validator": [0.0]} and episode.reward == 0.0
+
+
+def test_a_file_is_named_by_its_whole_path(project: Env) -> None:
+    checkout = project.open(project.tasks("train")[0])
+    known = replace(checkout, files={**checkout.files, "ops.py": b"", "a.py": b"", "data.py": b""})
+    named = Swe()._named("Look at `calc/ops.py`, then at data.py.", known)
+    assert named == ["calc/ops.py", "data.py"], "neither ops.py nor a.py was named"
+
+
+def test_a_change_that_closes_the_issue_and_breaks_something_else_closes_nothing(project: Env) -> None:
+    checkout = project.open(project.tasks("train")[0])
+    zero = TEST.replace("add(2, 3), 5", "add(0, 0), 0").encode()
+    files = {**checkout.files, "tests/test_zero.py": zero}
+    guarded = replace(checkout, files=files, guards=["python -m unittest tests.test_zero"])
+    for change, passed in ((FIX, 1), (BLOCK.format(new="5"), 0)):
+        tested = asyncio.run(guarded.test(guarded.edited(change)))
+        assert tested.passed == passed and ("test_zero" in tested.output) is not bool(passed)
+
+
+def test_rows_of_swe_bench_name_what_must_pass_and_what_must_go_on_passing(tmp_path: Path) -> None:
+    odd = 'test_a.py::test_b[it\'s "0"]'
+    listed = {"FAIL_TO_PASS": [odd], "PASS_TO_PASS": ["test_a.py::test_c", odd]}
+    env = Projects(train=rows(tmp_path / "rows.jsonl", SWE_ROW | listed), repositories=tmp_path)
+    (task,) = env.tasks("train")
+    assert [shlex.split(command)[4:] for command in task.meta["tests"]] == [[odd]]
+    assert [shlex.split(command)[4:] for command in task.meta["guards"]] == [["test_a.py::test_c", odd]]
 
 
 def test_a_git_repository_is_read_at_its_commit_and_hidden_tests_are_put_in(tmp_path: Path) -> None:
@@ -496,17 +724,57 @@ def test_a_git_repository_is_read_at_its_commit_and_hidden_tests_are_put_in(tmp_
         assert episode.reward == worth
 
 
-def test_rows_of_r2e_gym_parse() -> None:
-    from coterie.data.r2egym import parse
+R2E = {
+    "repo_name": "sympy",
+    "commit_hash": "abc",
+    "docker_image": "namanjain12/sympy_final:abc",
+    "problem_statement": "It is broken.",
+    "expected_output_json": '{"TestA.test_b": "PASSED", "TestA.test_c": "FAILED"}',
+    "prompt": "…",
+}
+OWN = {"issue": "add(2, 3) gives -1", "repository": "calc", "tests": "python -m unittest"}
 
-    row = {
-        "repo_name": "sympy",
-        "commit_hash": "abc",
-        "docker_image": "namanjain12/sympy_final:abc",
-        "problem_statement": "It is broken.",
-        "expected_output_json": '{"TestA.test_b": "PASSED", "TestA.test_c": "FAILED"}',
-        "prompt": "…",
-    }
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (R2E, "rows of r2egym need the containers they came with; they can be read, not run"),
+        ({**OWN, "tests": [1]}, r"tests is \[1\]; it should list commands"),
+        ({**OWN, "tests": []}, r"tests is \[\]; it should list commands"),
+        ({"issue": "x", "repository": "y"}, "tests is null; it should list commands"),
+        ({**OWN, "test_files": ["a.py"]}, r'test_files is \["a.py"\]; it should be an object of paths and texts'),
+        ({**OWN, "commit": 7}, "commit is 7, not text"),
+        ({"issue": "x"}, "no field repository; it has issue"),
+    ],
+)
+def test_a_row_that_cannot_be_run_is_told_with_its_file_and_number(
+    row: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=rf"issues.jsonl, row 2: {message}"):
+        Projects(train=rows(tmp_path / "issues.jsonl", OWN, row)).tasks("train")
+
+
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        ("nowhere.jsonl", r"env.train: .*nowhere.jsonl: no such file \(.*yaml, line \d+\)"),
+        ("swebench.jsonl", r"env.repositories: rows of SWE-bench need a folder with clones .*yaml, line \d+\)"),
+        ("prepared.parquet", r"env.train: .*prepared.parquet holds r2egym, whose rows need the containers"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_told_with_its_key_before_a_model_is_looked_for(
+    file: str, message: str, tmp_path: Path
+) -> None:
+    rows(tmp_path / "swebench.jsonl", SWE_ROW)
+    row = R2EGYM.parse(R2E, "")
+    assert not isinstance(row, str)
+    (tmp_path / "prepared.parquet").write_bytes(as_parquet("r2egym", [row]))
+    with pytest.raises(ConfigError, match=message):
+        started(swe_tree(tmp_path / file, tmp_path / "no model"), tmp_path)
+
+
+def test_rows_of_r2e_gym_parse() -> None:
+    row, parse = R2E, R2EGYM.parse
     parsed = parse(row, "")
     assert (
         not isinstance(parsed, str) and parsed.id == "sympy/abc" and parsed.meta["expected"]["TestA.test_b"] == "PASSED"

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from coterie.chat import Chat
+from coterie.config import ConfigError
 from coterie.envs.aec import Aec, AecWorld
 from coterie.envs.hunt import Hunt
 from coterie.envs.nim import Nim
@@ -18,6 +21,7 @@ from coterie.rollout import Collector, Seat
 from coterie.types import Env, Episode, Outcome, Sample, Sampling, Task
 from coterie.workflows.multi_turn import MultiTurn
 from tests.models import tiny_tokenizer
+from tests.runs import started
 from tests.scripted import Scripted
 
 TASK = Task("t", "Play.", None)
@@ -96,6 +100,14 @@ def test_roles_that_speak_together_do_not_see_each_other() -> None:
     together = MultiTurn(roles=("ann", "bob"), max_steps=1, together=True, prompt="{observation}")
     _, team = play(together, AsyncStage(True), {"ann": ["x"], "bob": ["y"]})
     assert team.bob.heard[0][0]["content"] == "for bob"
+
+
+@pytest.mark.parametrize("said", ["", " \n", "\x00", "{" * 500, "<tool_call>"])
+def test_whatever_is_said_reaches_the_world_as_it_is(said: str) -> None:
+    world = Counter()
+    outcome, team = play(MultiTurn(max_steps=9), world, {"player": [said, "stop"]})
+    assert world.heard == [said, "stop"] and outcome.metrics["finished"] == 1
+    assert team.player.heard[1][1] == {"role": "assistant", "content": said}
 
 
 def test_a_world_that_rewards_a_stranger_is_told() -> None:
@@ -280,9 +292,20 @@ def test_an_action_that_is_none_or_forbidden_ends_a_game_of_pettingzoo(action: s
     assert rewards(team, "ann") == [-2.0] and outcome.metrics["finished"] == 1
 
 
-def test_a_game_that_is_not_installed_says_how_to_install_it(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"pip install 'pettingzoo\[classic\]'"):
-        Aec(game="no_such_zoo.game_v1").open(Task("t", "", None, {"seed": 0}))
+def test_a_game_that_is_not_installed_says_how_to_install_it_before_a_model_is_looked_for(tmp_path: Path) -> None:
+    tree = {
+        "policies": {"all": {"model": str(tmp_path / "no model")}},
+        "roles": {"ann": "all", "bob": "all"},
+        "workflow": {"name": "multi_turn", "roles": ["ann", "bob"]},
+        "env": {"name": "aec", "game": "no_such_zoo.game_v1"},
+        "reward": "native",
+        "algorithm": "grpo",
+    }
+    with pytest.raises(ConfigError, match=r"env.game: .*pip install 'pettingzoo\[classic\]'.*line \d+"):
+        started(tree, tmp_path)
+
+
+def test_a_game_may_be_made_by_a_users_own_file(tmp_path: Path) -> None:
     (tmp_path / "zoo.py").write_text("def make(size):\n    return ['made', size]\n")
     assert Aec(game=f"{tmp_path}/zoo.py:make", options={"size": 3}).open(Task("t", "", None, {"seed": 0})).game == [
         "made",
@@ -290,8 +313,29 @@ def test_a_game_that_is_not_installed_says_how_to_install_it(tmp_path: Path) -> 
     ]
 
 
-@pytest.mark.skipif(importlib.util.find_spec("pettingzoo") is None, reason="PettingZoo is not installed")
-def test_tic_tac_toe_of_pettingzoo_is_played_to_its_end() -> None:
+ZOO = pytest.mark.skipif(importlib.util.find_spec("pettingzoo") is None, reason="PettingZoo is not installed")
+
+
+@ZOO
+def test_a_space_of_texts_takes_what_was_said_as_it_is() -> None:
+    from gymnasium.spaces import Text
+
+    class Words(Turns):
+        def action_space(self, agent: str) -> Any:
+            return Text(100)
+
+        def step(self, action: Any) -> None:
+            super().step(action if action is None else len(action))
+
+    lines = {"ann": ["to be", "!"], "bob": ["or"]}
+    _, team = play(MultiTurn(roles=("ann", "bob")), AecWorld(Words(), 0, -1.0), lines)
+    assert rewards(team, "ann") == [2.0, 0.0] and rewards(team, "bob") == [1.0]
+
+
+@ZOO
+def test_tic_tac_toe_of_pettingzoo_is_played_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    if importlib.util.find_spec("pygame") is None:  # it draws the board, which nobody asks for here
+        monkeypatch.setitem(sys.modules, "pygame", ModuleType("pygame"))
     env = Aec(game="pettingzoo.classic.tictactoe_v3")
     lines = {"player_1": ["0", "1", "2"], "player_2": ["3", "4"]}
     outcome, team = play(MultiTurn(roles=("player_1", "player_2")), env.open(env.tasks("train")[0]), lines)

@@ -1,0 +1,142 @@
+"""What runs a project's tests: unittest or pytest, which must be the same at the end as they were at the beginning.
+
+Its text is handed to a Python that knows nothing of Coterie. It loads all that runs tests before the project's folder
+can be imported from, and tells by a secret that tests have passed.
+"""
+
+import sys
+
+STARTED = set(sys.modules)
+
+import importlib  # noqa: E402
+import json  # noqa: E402
+import os  # noqa: E402
+from collections.abc import Callable, Iterator  # noqa: E402
+from types import FunctionType  # noqa: E402
+from typing import Any  # noqa: E402
+
+RUNNERS = ("builtins", "unittest", "pytest", "_pytest", "pluggy")
+LENT = "_pytest.legacypath"  # whose functions pytest itself puts elsewhere
+Part = tuple[Any, str]  # a module or a class, and a name in it
+
+
+def is_runner(module: str) -> bool:
+    return module.partition(".")[0] in RUNNERS
+
+
+def parts() -> Iterator[tuple[Part, Any]]:
+    """All functions, classes and methods of what runs tests."""
+    for name, module in list(sys.modules.items()):
+        if is_runner(name):
+            classes = [each for each in vars(module).values() if isinstance(each, type) and each.__module__ == name]
+            for owner in (module, *classes):
+                for key, value in list(vars(owner).items()):
+                    if callable(value) or isinstance(value, classmethod | staticmethod | property):
+                        yield (owner, key), value
+
+
+def code_of(value: Any) -> Any:
+    """A function can be given other code and stay the same function."""
+    inner = value.__func__ if isinstance(value, classmethod | staticmethod) else value
+    return inner.__code__ if isinstance(inner, FunctionType) else None
+
+
+class Watch:
+    """Notes what is no longer as it was, and was not put there by an installed package, as plugins of pytest do."""
+
+    def __init__(self, project: str) -> None:
+        self.project = project
+        self.before = {part: (value, code_of(value)) for part, value in parts()}
+        self.modules = {name: module for name, module in sys.modules.items() if is_runner(name)}
+        self.owners = {owner for owner, _ in self.before if isinstance(owner, type)}
+        own = (value for (owner, _), (value, _) in self.before.items() if owner.__name__ != LENT)
+        self.values = {id(value) for value in own}  # held by `before`, so nothing else is called so
+        self.changed: set[str] = set()
+
+    def look(self) -> None:
+        self.changed |= {name for name, module in self.modules.items() if sys.modules.get(name) is not module}
+        for (owner, name), (value, code) in self.before.items():
+            now = vars(owner).get(name)
+            if code_of(now) is not code if now is value else not self.is_installed(now):
+                self.changed.add(f"{owner.__name__}.{name}")
+        for owner in self.owners:  # a new method counts if Python itself would call it
+            for name, value in vars(owner).items():
+                new = name.startswith("__") and isinstance(value, FunctionType) and (owner, name) not in self.before
+                if new and not self.is_installed(value):
+                    self.changed.add(f"{owner.__name__}.{name}")
+
+    def is_installed(self, value: Any) -> bool:
+        """A function from a file outside the project, and none that only belongs elsewhere."""
+        code = code_of(value)
+        file = os.path.abspath(code.co_filename) if code else ""
+        return id(value) not in self.values and os.path.isfile(file) and not file.startswith(self.project + os.sep)
+
+
+def by_unittest(arguments: list[str], ready: Callable[[], Watch]) -> tuple[bool, Watch]:
+    import unittest.async_case
+
+    class Result(unittest.TextTestResult):
+        def stopTest(self, test: unittest.TestCase) -> None:
+            super().stopTest(test)
+            watch.look()
+
+    class Runner(unittest.TextTestRunner):
+        resultclass = Result  # type: ignore[assignment]
+
+    watch = ready()
+    ran = unittest.main(None, argv=["python -m unittest", *arguments], exit=False, testRunner=Runner).result
+    return ran.wasSuccessful() and ran.testsRun > len(ran.skipped), watch
+
+
+def by_pytest(arguments: list[str], ready: Callable[[], Watch]) -> tuple[bool, Watch]:
+    import pytest
+    from _pytest.config import default_plugins
+
+    for plugin in default_plugins:
+        importlib.import_module(f"_pytest.{plugin}")
+
+    class Reports:
+        passed = 0
+
+        def pytest_runtest_logreport(self, report: Any) -> None:
+            self.passed += report.when == "call" and report.passed
+            if report.when == "teardown":
+                watch.look()
+
+    reports, watch = Reports(), ready()
+    code = pytest.main(arguments, plugins=[reports])
+    return code == 0 and reports.passed > 0, watch
+
+
+def enter_project() -> Watch:
+    """From here on the project's own modules can be imported, also where they have a name that we have used."""
+    here = os.getcwd()
+    watch = Watch(here)
+    sys.path.insert(0, here)
+    for name in set(sys.modules) - STARTED:
+        top = name.partition(".")[0]
+        own = os.path.isfile(f"{here}/{top}.py") or os.path.isfile(f"{here}/{top}/__init__.py")
+        if own and top not in RUNNERS:
+            del sys.modules[name]
+    return watch
+
+
+def main() -> None:
+    given, tell = map(int, sys.argv[1:])
+    os.set_inheritable(tell, False)
+    with open(given) as pipe:
+        request = json.load(pipe)
+    secret, write = bytes.fromhex(request["secret"]), os.write
+    sys.path[:] = [*request["path"], *(folder for folder in sys.path if folder not in request["path"])]
+    sys.argv[:] = [request["module"], *request["arguments"]]
+    run = by_pytest if request["module"] == "pytest" else by_unittest
+    passed, watch = run(request["arguments"], enter_project)
+    watch.look()
+    if watch.changed:
+        print(f"the project changes what runs its tests: {', '.join(sorted(watch.changed)[:5])}", file=sys.stderr)
+    if not passed or watch.changed:
+        sys.exit(1)
+    write(tell, secret)
+
+
+main()
