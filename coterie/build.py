@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -13,14 +16,20 @@ from coterie import alarm, opponents
 from coterie.algorithms.base import Algorithm
 from coterie.algorithms.ppo import Ppo
 from coterie.algorithms.vdn import Vdn
+from coterie.checkpoint import policy_folder
 from coterie.config import Config, ConfigError, CriticConfig, Policy, dump
 from coterie.config.crosscheck import cross_check
+from coterie.config.installed import must_be_installed
+from coterie.config.problems import Path as Names
+from coterie.config.problems import Problems
 from coterie.config.settings import Hidden
+from coterie.config.strict import complaint
 from coterie.engines.hf import HfEngine
 from coterie.engines.native.engine import NativeEngine
 from coterie.engines.router import ClearableEngine, Router
 from coterie.engines.vllm import VllmEngine
 from coterie.envs.base import TaskEnv, graded
+from coterie.envs.swe import Swe
 from coterie.learners.budget import token_budget
 from coterie.learners.critics import Critics, Judge
 from coterie.learners.encoder import HiddenStates
@@ -28,6 +37,7 @@ from coterie.learners.mixer import Mixer
 from coterie.learners.torch import TorchLearner
 from coterie.log import NoLog, RunLog
 from coterie.models.base import Base
+from coterie.models.errors import ModelError
 from coterie.models.lora import Adapter
 from coterie.models.peft import load_adapter
 from coterie.models.store import resolve
@@ -37,32 +47,37 @@ from coterie.rollout import Collector
 from coterie.seeds import stable_hash
 from coterie.tasks import TaskStream
 from coterie.train import Run
-from coterie.types import Critic, Encoder, Task
+from coterie.types import Critic, Encoder, Env, Split, Task
 
 
-def build(config: Config, folder: Path, console: bool = True, training: bool = True) -> Run:
-    """Everything a run needs, with fresh weights; `checkpoint.restore` puts saved ones in."""
+def build(config: Config, folder: Path, console: bool = True, training: bool = True, saved: Path | None = None) -> Run:
+    """Everything a run needs, with fresh weights; `checkpoint.restore` puts saved ones in.
+
+    `saved`: the checkpoint that will be restored, so that nothing it holds is looked for where it once came from.
+    """
     algorithm: Algorithm = config.algorithm.made
     workflow = config.workflow.made
     cross_check(config, workflow, algorithm, training)
+    must_be_installed(config)
     env = graded(config.env.made, config.reward.name, config.reward.options, config.rollout.score_deadline)
-    tasks = TaskStream(env.tasks("train"), config.tasks_per_step, config.seed)
-    held_out = held_out_tasks(env.tasks("test"), config.eval.tasks)
+    tasks = TaskStream(tasks_of(env, "train", config), config.tasks_per_step, config.seed)
+    unseen = tasks_of(env, "test", config)
+    held_out = [unseen[i] for i in range(min(config.eval.tasks, len(unseen)))]
     processes = joined()
     must_have_devices(config, processes)
     record = RunLog if processes.first else NoLog
     log = record(folder, dump(config), config.steps, config.log.wandb, console and processes.first)
 
     shared: Shared = {}
-    everyone = opponents.with_slots(config)
+    everyone = as_saved(opponents.with_slots(config), saved)
     bases = load_bases(everyone, shared)
     engine = build_engine(everyone, bases)
     learners = {name: build_learner(everyone, name, bases[name], algorithm, processes) for name in everyone.policies}
     chats = {name: base.chat for name, base in bases.items()}
     chats |= {base_policy(name): chat for name, chat in chats.items()}
     limits = config.rollout
-    # A grader's own deadline does not count how long an answer waits to be graded.
-    scoring = None if type(env).score is TaskEnv.score else limits.score_deadline
+    # A grader's own deadline, or a test's, does not count how long an answer waits to be graded.
+    scoring = None if type(env).score is TaskEnv.score or isinstance(env, Swe) else limits.score_deadline
     collector = Collector(workflow, env, engine, chats, limits.concurrency, limits.deadline, scoring, processes)
     rng = random.Random(stable_hash(config.seed, "algorithm"))
     critic: Critic | None = None
@@ -77,10 +92,27 @@ def build(config: Config, folder: Path, console: bool = True, training: bool = T
     )  # fmt: skip
 
 
-def held_out_tasks(tasks: Sequence[Task], count: int) -> list[Task]:
-    if not tasks:
-        raise ValueError("the environment has no held-out tasks")
-    return [tasks[i] for i in range(min(count, len(tasks)))]
+def tasks_of(env: Env, split: Split, config: Config) -> Sequence[Task]:
+    """An environment's tasks; what it says of its files is told with the key and the line that names them."""
+    own = config.env.options
+    named = split in own and own[split] is not None
+    with blaming(config, ("env",), own, ("env", split) if named else ("env",)):
+        tasks = env.tasks(split)
+        if not tasks:
+            raise ValueError(f"{type(env).__name__} has no {'training' if split == 'train' else 'held-out'} tasks")
+    return tasks
+
+
+@contextmanager
+def blaming(config: Config, path: Names, options: Mapping[str, Any], otherwise: Names | None = None) -> Iterator[None]:
+    """What a part complains of is told with its key and its line: of the option it names, else of all."""
+    try:
+        yield
+    except (ValueError, ImportError, ModelError) as error:
+        found, message = complaint(str(error), options, path)
+        problems = Problems(config.sources)
+        problems.add(otherwise or path if found == path else found, message)
+        raise ConfigError(problems.found[0]) from error
 
 
 Shared = dict[tuple[Path, str | None, torch.device], Base]
@@ -124,6 +156,9 @@ def build_engine(config: Config, bases: dict[str, Base]) -> Router:
                 kind = "hf"
                 slow = "the native engine cannot drive this model; using Hugging Face generate, slowly"
                 print(f"{base.folder}: {slow}", file=sys.stderr)
+            if (config.engine.context or 0) > base.context:
+                most = f"{base.folder} reads {base.context} tokens at most, and no more are used"
+                print(f"engine.context={config.engine.context}: {most}", file=sys.stderr)
             engines[base] = ENGINES[kind](base, policies, config.engine.rows, config.engine.context)
         by_policy[name] = by_policy[base_policy(name)] = engines[base]
     return Router(by_policy)
@@ -146,14 +181,25 @@ def build_learner(config: Config, name: str, base: Base, algorithm: Algorithm, p
     )
 
 
+def as_saved(config: Config, saved: Path | None) -> Config:
+    """The config with a checkpoint's adapters in the place of those that the policies began from."""
+    if saved is None:
+        return config
+    begun = {name: policy for name, policy in config.policies.items() if policy.adapter is not None}
+    own = {name: replace(policy, adapter=policy_folder(saved, name)) for name, policy in begun.items()}
+    return replace(config, policies=config.policies | own)
+
+
 def build_adapter(config: Config, name: str, policy: Policy, base: Base) -> Adapter | None:
     if policy.lora is None:
         return None
     if policy.adapter is not None:
-        return load_adapter(name, Path(policy.adapter), base.layers)
+        with blaming(config, ("policies", name, "adapter"), {}):
+            return load_adapter(name, policy.adapter, base.layers)
     lora = policy.lora
-    seed = stable_hash(config.seed, "adapter", name)
-    return Adapter(name, lora.rank, lora.alpha, lora.targets).attach(base.layers, seed)
+    with blaming(config, ("policies", name), vars(policy)):
+        seed = stable_hash(config.seed, "adapter", name)
+        return Adapter(name, lora.rank, lora.alpha, lora.targets).attach(base.layers, seed)
 
 
 def critics_of(config: Config, algorithm: Algorithm) -> dict[str, CriticConfig]:
@@ -190,8 +236,9 @@ def build_critic(
     if owner in config.policies:
         raise ConfigError(f"policies.{owner}: critics.{name} goes by that name; call one of them otherwise")
     if critic.lora is not None:
-        seed = stable_hash(config.seed, "critic", name)
-        adapter = Adapter(owner, critic.lora.rank, critic.lora.alpha, critic.lora.targets).attach(base.layers, seed)
+        seed, lora = stable_hash(config.seed, "critic", name), critic.lora
+        with blaming(config, ("critics", name), vars(critic)):
+            adapter = Adapter(owner, lora.rank, lora.alpha, lora.targets).attach(base.layers, seed)
     return TorchLearner(
         owner, base, adapter, critic.lr, config.learning, config.steps,
         value_lr=value_lr, speaks=False, processes=processes,

@@ -79,8 +79,11 @@ def train(
         typer.Option(metavar="RUN", help="Go on with the run in this folder, from its latest checkpoint."),
     ] = None,
     out: Annotated[
-        Path, typer.Option(metavar="FOLDER", help="Where runs are kept: this one in FOLDER/<name of the config>.")
-    ] = Path("runs"),
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="Where runs are kept: this one in FOLDER/<name of the config>.  [default: runs]"
+        ),
+    ] = None,
     examples: Annotated[
         int,
         typer.Option(min=0, metavar="N", help="Show N held-out dialogues, and the scores, before and after training."),
@@ -100,11 +103,13 @@ def train(
     words = [word for word in [config, *(changes or [])] if word is not None]
     if resume is None and not words:
         raise typer.BadParameter("name a config, as in `coterie train recipes/demo.yaml`, or --resume a run")
+    if resume is not None and out is not None:
+        raise typer.BadParameter(f"--out has no effect with --resume: the run stays in {resume}")
     with _plainly() as commands:
         if resume is not None:
             commands.go_on(resume, words, examples)
         else:
-            commands.start(Path(words[0]), words[1:], out, examples)
+            commands.start(Path(words[0]), words[1:], out or Path("runs"), examples)
 
 
 @app.command("eval")
@@ -128,7 +133,7 @@ def evaluate(
         bool,
         typer.Option(
             "--baselines/--no-baselines",
-            help="Beside the team: its last model without its adapter, alone with as many tokens, and by majority.",
+            help="Beside the team: one agent alone, without its adapter, and by majority, with the team's tokens.",
         ),
     ] = True,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write all the numbers there, too.")] = None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain, count
@@ -14,13 +14,15 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from coterie import checkpoint, report
+from coterie.alone import Asked, first_prompts, first_speaker, room
 from coterie.build import base_policy, build
 from coterie.check import dry_run, findings, tables
 from coterie.config import Config, ConfigError, load
 from coterie.config.problems import undotted
 from coterie.config.schema import schema
-from coterie.evaluate import Report, baselines, evaluate
+from coterie.evaluate import Lone, Report, baselines, evaluate
 from coterie.files import write_atomic
+from coterie.finite import NotFinite
 from coterie.models.errors import ModelError
 from coterie.processes import LostProcess, joined
 from coterie.replay import replay
@@ -29,7 +31,15 @@ from coterie.seeds import stable_hash
 from coterie.train import Run, train
 
 # What a user can put right; the text says how. Anything else is a bug and keeps its traceback.
-USER_ERRORS = (ConfigError, ModelError, checkpoint.NoCheckpoint, TooManyFailures, FileExistsError, LostProcess)
+USER_ERRORS = (
+    ConfigError,
+    ModelError,
+    checkpoint.NoCheckpoint,
+    TooManyFailures,
+    NotFinite,
+    FileExistsError,
+    LostProcess,
+)
 REPLAYED = ("algorithm", "credit", "reward")
 ON_RESUME = ("steps", "eval", "checkpoint", "log", "rollout")  # the rest would make it another run
 
@@ -39,7 +49,8 @@ def start(config_file: Path, changes: Sequence[str], out: Path, examples: int) -
     if _holds_run(config_file):
         raise ConfigError(f"{config_file} is a run's folder; `coterie train --resume {config_file}` goes on with it")
     config = load(config_file, changes)
-    _train(config, free(out / config.name), examples, resuming=False)
+    with free(out / config.name) as folder:
+        _train(config, folder, examples, resuming=False)
 
 
 def go_on(folder: Path, changes: Sequence[str], examples: int) -> None:
@@ -60,10 +71,11 @@ def measure(what: Path, changes: Sequence[str], which: str | None, compare: bool
     run = _team(what, changes, which)
     name = f"team, step {run.step}" if what.is_dir() else "team, untrained"
     team = _held_out(run)
-    reports = {name: team} | (_alone(run, team.metrics["tokens"]) if compare else {})
+    alone = _alone(run, team) if compare else {}
+    reports = {name: team} | (_baselines(run, team, alone) if compare else {})
     _show([report.evaluation(_amount(run), reports)])
     if compare:
-        _show([report.who_is_alone(run.config, _last_role(run))])
+        _show([*report.who_is_alone(run.config, alone), *report.unequal(reports)])
     _show([report.by_role(team.metrics), *report.first_failure(reports)])
     if json_file is not None:
         write_atomic(json_file, _as_json(what, run, reports))
@@ -103,13 +115,32 @@ def _holds_run(folder: Path) -> bool:
     return (folder / "config.yaml").is_file()
 
 
-def free(folder: Path) -> Path:
-    """The folder itself, or demo-2, demo-3 … where it holds a run already: nothing is overwritten."""
+@contextmanager
+def free(folder: Path) -> Iterator[Path]:
+    """The folder itself, or demo-2, demo-3 … where there is one already; it is taken at once, for another run may be
+    looking for one, and given back if the run does not begin."""
     names = chain([folder], (folder.with_name(f"{folder.name}-{n}") for n in count(2)))
-    return joined().agree(next(path for path in names if not _holds_run(path)))
+    taken = joined().agree(next(filter(_taken, names)) if joined().first else folder)
+    try:
+        yield taken
+    finally:
+        if joined().first and not any(taken.iterdir()):
+            taken.rmdir()
+
+
+def _taken(folder: Path) -> bool:
+    """Make a folder, unless there is one."""
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        return False
+    return True
 
 
 def _config_of(folder: Path) -> Path:
+    run = folder.parent.parent
+    if folder.parent.name == "checkpoints" and _holds_run(run):
+        raise ConfigError(f"{folder} is a checkpoint; `coterie eval {run} --checkpoint {folder.name}` plays it")
     if not _holds_run(folder):
         raise ConfigError(f"{folder} holds no run: there is no config.yaml in it")
     return folder / "config.yaml"
@@ -133,7 +164,7 @@ def _team(what: Path, changes: Sequence[str], which: str | None) -> Run:
     config = load(_config_of(what) if is_run else what, changes)
     saved = checkpoint.find(what, which or "latest") if is_run else None
     with _loading():
-        run = build(config, what, console=False, training=False)
+        run = build(config, what, console=False, training=False, saved=saved)
         if saved:
             checkpoint.restore(run, saved)
     return run
@@ -150,8 +181,10 @@ def _loading() -> Iterator[None]:
 
 
 def _train(config: Config, folder: Path, examples: int, resuming: bool) -> None:
+    # Not where examples are asked for: they are of the team as it began.
+    saved = checkpoint.find(folder) if resuming and not examples and (folder / "latest").is_file() else None
     with _loading():
-        run = build(config, folder)
+        run = build(config, folder, saved=saved)
     _show(report.plan(config))
     before = _held_out(run) if examples else None  # fresh weights: a resumed run's are put in after this
     if resuming:
@@ -180,18 +213,28 @@ def _held_out(run: Run) -> Report:
     return measured
 
 
-def _alone(run: Run, team_tokens: float) -> dict[str, Report]:
-    """The last role's model without its adapter, with as many tokens as the whole team."""
-    last, seats = _last_role(run), run.seats(evaluating=True)
-    most = sum(seat.sampling.max_tokens for seat in seats.values())
-    seat = Seat(base_policy(seats[last].policy), replace(seats[last].sampling, max_tokens=most))
+def _alone(run: Run, team: Report) -> dict[str, Lone]:
+    """Models without their adapters, with room for as many tokens as the whole team: the last role's, asked the bare
+    question, and that of the role that begins, asked what that role is asked, where this is not the same."""
+    seats = run.seats(evaluating=True)
+    most = room(team.episodes, seats)
+
+    def lone(role: str, asked: Asked, stop: tuple[str, ...]) -> Lone:
+        policy, sampling = seats[role].policy, replace(seats[role].sampling, max_tokens=most, stop=stop)
+        return Lone(policy, Seat(base_policy(policy), sampling), asked, run.config.sampling_of(role).temperature)
+
+    last, first = list(run.collector.workflow.roles)[-1], first_speaker(team.episodes)
+    alone = {"single agent": lone(last, Asked(), run.config.sampling.stop)}
+    prompts = first_prompts(team.episodes, first, run.collector.chats[seats[first].policy]) if first else {}
+    if first and prompts:
+        alone[f"single agent as {first}"] = lone(first, Asked(prompts), seats[first].sampling.stop)
+    return alone
+
+
+def _baselines(run: Run, team: Report, alone: Mapping[str, Lone]) -> dict[str, Report]:
     repeats, seed = run.config.eval.episodes_per_task, stable_hash(run.config.seed, "eval")
     with rich.get_console().status(f"playing {_amount(run)} with one agent"):
-        return baselines(run.collector, run.held_out, repeats, seat, team_tokens, seed)
-
-
-def _last_role(run: Run) -> str:
-    return list(run.collector.workflow.roles)[-1]
+        return baselines(run.collector, run.held_out, repeats, team, alone, seed)
 
 
 def _amount(run: Run) -> str:

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import comb
 
+from coterie.alone import SOLVER, Asked, heated, within
 from coterie.rollout import Collector, Seat, mean, summary
-from coterie.types import Episode, Metrics, Task
-from coterie.workflows.single import Single
-from coterie.workflows.vote import Vote
+from coterie.types import Episode, Metrics, Task, is_right
+
+MEASURED = 32  # tasks by which the length of a drawn answer is known
 
 
 @dataclass(frozen=True)
@@ -36,20 +37,31 @@ def evaluate(collector: Collector, tasks: Sequence[Task], repeats: int, seats: M
     return Report(metrics, episodes)
 
 
-def baselines(
-    collector: Collector, tasks: Sequence[Task], repeats: int, seat: Seat, team_tokens: float, seed: int
-) -> dict[str, Report]:
-    """One agent alone, and the majority of as many of its answers as fit into the team's tokens.
+@dataclass(frozen=True)
+class Lone:
+    """Who answers alone, and what it is asked."""
 
-    `seat` is who answers alone; it may say as much in one answer as the whole team could.
-    """
-    alone = replace(collector, workflow=Single(role="solver"))
-    single = evaluate(alone, tasks, repeats, {"solver": seat}, seed)
-    voters = max(1, round(team_tokens / max(single.metrics["tokens"], 1.0)))
-    voting = replace(collector, workflow=Vote(role="solver", voters=voters))
-    heated = replace(seat, sampling=replace(seat.sampling, temperature=seat.sampling.temperature or 1.0))
-    vote = evaluate(voting, tasks, repeats, {"solver": heated}, seed)
-    return {"single agent": single, f"majority of {voters}": vote}
+    policy: str  # whose model it is
+    seat: Seat
+    asked: Asked
+    temperature: float = 1.0  # of the policy in training; it votes at this where evaluation draws nothing
+
+
+def baselines(
+    collector: Collector, tasks: Sequence[Task], repeats: int, team: Report, alone: Mapping[str, Lone], seed: int
+) -> dict[str, Report]:
+    """Each agent alone; then the majority of as many answers of the better one as the team's tokens pay for."""
+
+    def played(asked: Asked, seat: Seat, tasks: Sequence[Task] = tasks, repeats: int = repeats) -> Report:
+        return evaluate(replace(collector, workflow=asked), tasks, repeats, {SOLVER: seat}, seed)
+
+    reports = {name: played(lone.asked, lone.seat) for name, lone in alone.items()}
+    better = alone[max(reports, key=lambda name: reports[name].metrics["reward"])]
+    # Not by the length of the likeliest answer: who draws speaks longer.
+    voter = heated(better.seat, better.temperature)
+    drawn = played(better.asked, voter, tasks[:MEASURED], 1)
+    seat, voters = within(voter, team.metrics["tokens"], drawn.metrics["tokens"])
+    return {**reports, f"majority of {voters}": played(replace(better.asked, voters=voters), seat)}
 
 
 def pass_at(n: int, right: int, k: int) -> float:
@@ -61,5 +73,5 @@ def _right_by_task(episodes: Sequence[Episode]) -> list[list[bool]]:
     """Failed episodes count as wrong."""
     by_task: dict[str, list[bool]] = {}
     for episode in episodes:
-        by_task.setdefault(episode.task.id, []).append(episode.error is None and episode.reward >= 1)
+        by_task.setdefault(episode.task.id, []).append(episode.error is None and is_right(episode.reward))
     return list(by_task.values())

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import torch
 
-from coterie.config import Config, ConfigError
+from coterie.config import Config
+from coterie.config.problems import Path, Problems
 from coterie.processes import Processes
+
+Found = Iterator[tuple[Path, str]]
 
 
 def pick_device(wanted: str) -> torch.device:
@@ -29,18 +33,25 @@ def device_beside(config: Config, model: str) -> torch.device:
 
 def must_have_devices(config: Config, processes: Processes) -> None:
     """Every device is there; of several processes each has one, and all policies on it."""
-    there = torch.cuda.device_count()
-    for name, policy in config.policies.items():
-        if policy.device is None:
-            continue
-        if processes.size > 1:
-            raise ConfigError(f"policies.{name}.device: under torchrun every process has all policies on one device")
-        device = torch.device(policy.device)
-        if device.type == "cuda" and (device.index or 0) >= there:
-            raise ConfigError(f"policies.{name}.device: {policy.device} is not there; this machine has {there} GPUs")
-    if processes.size == 1:
-        return
+    problems, there = Problems(config.sources), torch.cuda.device_count()
+    for path, message in (*_absent(config, there), *(_of_several(config, there) if processes.size > 1 else ())):
+        problems.add(path, message)
+    problems.raise_any()
+
+
+def _absent(config: Config, there: int) -> Found:
+    named = {("policies", name, "device"): policy.device for name, policy in config.policies.items()}
+    for path, device in ({("device",): config.device} | named).items():
+        number = int(device.partition(":")[2] or 0) if device is not None and device.startswith("cuda") else -1
+        if number >= there:
+            yield path, f"{device} is not there; this machine has {there} GPUs"
+
+
+def _of_several(config: Config, there: int) -> Found:
+    """What processes that torchrun has started cannot do."""
+    for name in [name for name, policy in config.policies.items() if policy.device is not None]:
+        yield ("policies", name, "device"), "under torchrun every process has all policies on one device"
     if config.engine.name == "vllm":
-        raise ConfigError("engine.name: vllm speaks in one process, and torchrun has started several; use native")
+        yield ("engine", "name"), "vllm speaks in one process, and torchrun has started several; use native"
     if pick_device(config.device).type == "cuda" and int(os.environ["LOCAL_WORLD_SIZE"]) > there:
-        raise ConfigError(f"device: torchrun starts more processes here than there are GPUs; --nproc-per-node {there}")
+        yield ("device",), f"torchrun starts more processes here than there are GPUs; --nproc-per-node {there}"

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from coterie.config import Config, Policy
 from coterie.console import table, under
-from coterie.evaluate import Report
+from coterie.evaluate import Lone, Report
 from coterie.replay import Verdict
 from coterie.rollout import mean
 from coterie.types import Episode, Metrics, Turn
@@ -40,7 +40,8 @@ def plan(config: Config) -> Iterator[RenderableType]:
 def how_it_learns(policy: Policy) -> str:
     if policy.frozen:
         return "frozen"
-    return f"{f'LoRA of rank {policy.lora.rank}' if policy.lora else 'the whole model'}, lr {policy.lr:g}"
+    rank = f"LoRA of rank {policy.lora.rank}" if policy.lora else "the whole model"
+    return f"{rank if policy.adapter is None else f'the adapter {policy.adapter}'}, lr {policy.lr:g}"
 
 
 def next_steps(folder: Path, step: int, steps: int) -> Text:
@@ -65,14 +66,24 @@ def _numbers(metrics: Metrics) -> dict[str, float]:
     return {"reward": metrics["reward"], **passes, "tokens": metrics["tokens"], "failed": int(metrics["failed"])}
 
 
-def who_is_alone(config: Config, role: str) -> Text:
-    """What the single agent is: for an adapter the untrained model, for a model that is trained whole itself."""
-    first = config.roles[role].policies[0]
-    policy = config.policies[first]
-    name = f"{policy.model} without an adapter" if policy.lora else f"the policy {first}"
-    most = sum(config.sampling_of(role).max_tokens for role in config.roles)
-    paid = "the majority is of as many of its answers as the team's tokens pay for"
-    return Text(f"  the single agent is {name}, in at most {most} tokens; {paid}\n")
+def who_is_alone(config: Config, alone: Mapping[str, Lone]) -> Iterator[Text]:
+    """What each single agent is: for an adapter the untrained model, for a model that is trained whole itself."""
+    for name, lone in alone.items():
+        policy = config.policies[lone.policy]
+        who = f"{policy.model} without an adapter" if policy.lora else f"the policy {lone.policy}"
+        asked = "the prompt of the role that begins" if lone.asked.prompts else "the bare question"
+        yield Text(f"  {name}: {who}, asked {asked}, in at most {lone.seat.sampling.max_tokens} tokens")
+    paid = "of as many as the team's tokens pay for; if fewer than three, of three in a third of the tokens each"
+    yield Text(f"  the majority is of the better one's answers, {paid}\n")
+
+
+def unequal(reports: Mapping[str, Report], within: float = 0.1) -> Iterator[Text]:
+    """Which of the others took more or fewer tokens than the team, which comes first."""
+    team, *others = [(name, report.metrics["tokens"]) for name, report in reports.items()]
+    times = {name: tokens / max(team[1], 1.0) for name, tokens in others}
+    far = [f"{name} {ratio:.2f} ×" for name, ratio in times.items() if abs(ratio - 1) > within]
+    if far:
+        yield Text(f"  not at equal tokens; the team's are 1: {', '.join(far)}\n", style="yellow")
 
 
 def by_role(metrics: Metrics) -> Table:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from coterie.config import yamltree
-from coterie.config.problems import ConfigError, Problems, Sources
+from coterie.config.problems import ConfigError, Problems, Sources, did_you_mean
 from coterie.config.registry import Kind
 from coterie.config.settings import (
     Alarm,
@@ -27,12 +27,11 @@ from coterie.config.settings import (
     Policy,
     Role,
     Rollout,
+    Seed,
     TopP,
 )
 from coterie.config.strict import Limits, Part, Reader, Weighted
 from coterie.credit.team import Team
-from coterie.graph.read import is_graph
-from coterie.graph.translate import translate
 from coterie.types import Sampling
 
 __all__ = [
@@ -58,7 +57,7 @@ class Config:
     critics: dict[str, CriticConfig] = field(default_factory=dict)
     encoder: Part = field(default_factory=lambda: Part("hidden", {"model": None}, Hidden()))
     name: str = "run"  # `load` takes the file's
-    seed: int = 0
+    seed: Seed = 0
     steps: Count = 100
     tasks_per_step: Count = 8
     episodes_per_task: Count = 8
@@ -97,11 +96,15 @@ class Config:
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """Read a config file, or a graph in siiRL's format; each override, like `policies.solver.lr=1e-4`, goes over it."""
+    # Not above: graphs are made of what a config is made of, so importing them first would come back here.
+    from coterie.graph.read import is_graph
+    from coterie.graph.translate import translate
+
     path = Path(path)
     if not path.is_file():
         raise ConfigError(f"{path}: there is no such file")
     problems = Problems(Sources(str(path)))
-    text = path.read_text(encoding="utf-8")
+    text = text_of(path)
     if is_graph(text):
         tree, overrides = translate(text, path, overrides, problems)
     else:
@@ -112,12 +115,23 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     return of(tree, problems, path.parent, overrides)
 
 
+def text_of(path: Path) -> str:
+    """What a file says; a ConfigError where it is not UTF-8."""
+    data = path.read_bytes()
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ConfigError(f"{path}: not UTF-8 on line {line}: the byte 0x{data[error.start]:02x}") from error
+
+
 def of(tree: dict[str, Any], problems: Problems, folder: Path, overrides: Sequence[str] = ()) -> Config:
     """A config from plain data; paths in it are looked for in `folder` first."""
     _spell_out(tree)
     for override in overrides:
         yamltree.override(tree, override, problems)
         _spell_out(tree)
+    _leave_out_misspelt_roles(tree, problems)
     config = Reader(problems, folder).value(Config, tree, ())
     problems.raise_any()
     return replace(config, _sources=problems.sources)
@@ -136,6 +150,18 @@ def _spell_out(tree: dict[str, Any]) -> None:
     if "roles" in tree and isinstance(tree["roles"], dict):
         roles = tree["roles"].items()
         tree["roles"] = {name: {"policy": role} if isinstance(role, str) else role for name, role in roles}
+
+
+def _leave_out_misspelt_roles(tree: dict[str, Any], problems: Problems) -> None:
+    """A role that an override alone names, and gives no policy, is meant to be one of the others."""
+    roles, sources = tree.get("roles"), problems.sources
+    if not isinstance(roles, dict) or sources.is_overridden(("roles",)):
+        return
+    made = {name: role for name, role in roles.items() if sources.is_overridden(("roles", name))}
+    for name in [name for name, role in made.items() if isinstance(role, dict) and "policy" not in role]:
+        del roles[name]
+        others = ", ".join(roles) or "none"
+        problems.add(("roles", name), f"no such role; there is {others}{did_you_mean(name, roles)}")
 
 
 def plain(value: Any) -> Any:

@@ -6,11 +6,12 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from coterie.algorithms.vdn import Vdn
 from coterie.config.config import Config
+from coterie.config.idle import empty_targets, idle_in_training, idle_rows, idle_sampling
 from coterie.config.problems import Path, Problems, did_you_mean, undotted
-from coterie.config.settings import Hidden
+from coterie.config.settings import Hidden, Lora, Rollout
 from coterie.envs.base import graded
+from coterie.envs.swe import Swe
 from coterie.types import Encoder, Workflow
 from coterie.workflows.library import Library
 
@@ -21,8 +22,23 @@ DEVICE = re.compile(r"(cpu|cuda)(:\d+)?")
 def cross_check(config: Config, workflow: Workflow, algorithm: Any, training: bool = True) -> None:
     """Raise a ConfigError that lists every contradiction, or pass."""
     problems = Problems(config.sources)
-    checks = (_name, _players, _adapters, _devices, _reward, _library, _sampling, _room, _learning, _evaluation)
-    for check in (*checks, _anything_to_train) if training else checks:
+    checks = (
+        _name,
+        _players,
+        _adapters,
+        _devices,
+        _reward,
+        _testing,
+        _library,
+        _sampling,
+        _room,
+        _learning,
+        _evaluation,
+        idle_rows,
+        idle_sampling,
+        empty_targets,
+    )
+    for check in (*checks, _anything_to_train, idle_in_training) if training else checks:
         for path, message in check(config):
             problems.add(path, message)
     for path, message in _seats(config, workflow):
@@ -65,7 +81,9 @@ def _players(config: Config) -> Found:
                 yield ("roles", name, "policy"), f"no policy is called {policy!r}; there is {known}{near}"
     played = {policy for role in config.roles.values() for policy in role.policies}
     for name in [name for name in config.policies if name not in played]:
-        yield ("policies", name), "no role plays it; name it under roles, or leave it out"
+        meant = f"there is {', '.join(sorted(played))}{did_you_mean(name, played)}"
+        misspelt = config.sources.is_overridden(("policies", name))
+        yield ("policies", name), f"no role plays it; {meant if misspelt else 'name it under roles, or leave it out'}"
 
 
 def _critics(config: Config, algorithm: Any) -> Iterator[tuple[str, str]]:
@@ -93,7 +111,7 @@ def _critics(config: Config, algorithm: Any) -> Iterator[tuple[str, str]]:
 
 def _encoder(config: Config, algorithm: Any) -> Iterator[tuple[str, str]]:
     """Texts become vectors for a mixer, which VDN and QMIX have."""
-    if isinstance(algorithm, Vdn):
+    if algorithm.reads_utility(config.steps):
         if not isinstance(config.encoder.made, Hidden) and not isinstance(config.encoder.made, Encoder):
             yield "encoder", f"{config.encoder.name} has no method encode(texts), which gives a vector for each text"
     elif config.encoder.name != "hidden" or config.encoder.made != Hidden():
@@ -104,6 +122,8 @@ def _opponents(config: Config) -> Iterator[tuple[str, str]]:
     """Where a pool would have no effect, or could not be kept."""
     if config.opponents is None:
         return
+    if config.opponents.share == 0:
+        yield "opponents.share", "is 0, so snapshots never play; leave opponents out, or give them a share of the steps"
     if len(config.roles) < 2:
         yield "opponents", "there is only one role, so nobody to play against"
     for name, policy in config.policies.items():
@@ -117,9 +137,16 @@ def _opponents(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _adapters(config: Config) -> Found:
+    """An adapter to start from has a shape of its own."""
     for name, policy in config.policies.items():
-        if policy.adapter is not None and policy.lora is None:
+        if policy.adapter is None:
+            continue
+        if policy.lora is None:
             yield ("policies", name, "adapter"), "an adapter is given, but lora is null; give lora, or leave it out"
+            continue
+        for key, usual in vars(Lora()).items():
+            if getattr(policy.lora, key) != usual:
+                yield ("policies", name, "lora", key), "has no effect: the adapter keeps its own; leave it out"
 
 
 def _devices(config: Config) -> Found:
@@ -148,6 +175,13 @@ def _reward(config: Config) -> Found:
         graded(config.env.made, config.reward.name, config.reward.options, config.rollout.score_deadline)
     except ValueError as error:
         yield ("reward",), str(error).removeprefix(f"reward {config.reward.name}: ")
+
+
+def _testing(config: Config) -> Found:
+    """Tests of projects have a time of their own, in which they fail and are not left out."""
+    told = config.rollout.score_deadline != Rollout().score_deadline
+    if isinstance(config.env.made, Swe) and told:
+        yield ("rollout", "score_deadline"), "has no effect: env.seconds says how long the tests of a change may take"
 
 
 def _library(config: Config) -> Found:

@@ -17,6 +17,7 @@ HERE = {
     "num_generations": "episodes_per_task",
     "n_rollout_threads": "rollout.concurrency",
     "n_parallel_agents": "rollout.concurrency",
+    "n_parallel_tasks": "rollout.concurrency",
     "val_batch_size": "eval.tasks",
     "val_kwargs.n": "eval.episodes_per_task",
     "val_kwargs.temperature": "eval.temperature",
@@ -98,17 +99,19 @@ HERE = {
     "norm_adv_by_std_in_grpo": "algorithm.scale",
     "scale_rewards": "algorithm.scale",
     "filter_groups.enable": "algorithm.drop_constant",
+    "target_kl": "algorithm.stop_kl",
+    "kl_threshold": "algorithm.stop_kl",
     "agent_iteration_interval": "algorithm.rotate",
     "train_cycle": "algorithm.rotate",
     # of ppo alone
     "lam": "algorithm.lam_token and algorithm.lam_turn, of ppo",
     "gae_lambda": "algorithm.lam_token and algorithm.lam_turn, of ppo",
-    "gamma": "algorithm.gamma_token and algorithm.gamma_turn, of ppo",
+    "gamma": "algorithm.gamma_turn and algorithm.gamma_token, the latter of ppo",
     "cliprange_value": "algorithm.value_clip, of ppo",
     "vf_coef": "algorithm.value_weight, of ppo",
     "value_loss_coef": "algorithm.value_weight, of ppo",
-    "critic.optim.lr": "algorithm.value_lr, of ppo",
-    "critic_lr": "algorithm.value_lr, of ppo",
+    "critic.optim.lr": "critics.<name>.lr and algorithm.value_lr, the latter of ppo's value head",
+    "critic_lr": "critics.<name>.lr and algorithm.value_lr, the latter of ppo's value head",
     # a run
     "experiment_name": "name",
     "project_name": "log.wandb",
@@ -128,17 +131,30 @@ HERE = {
     "env_name": "env.name",
     "workflow_class": "workflow.name",
     "workflow_args": "workflow",
+    "use_all_traj": "workflow.use_all_traj, of graph",
+    "share_reward_in_agent": "credit.share_reward_in_agent, of graph",
 }
 
 NOT_HERE = {
     "share_instance": "there is nothing to set: roles share a policy by naming the same one under roles",
-    "n_gpus_per_node": "there is nothing to set: a run is one process on one device, see device",
-    "nnodes": "there is nothing to set: a run is one process on one device, see device",
-    "tensor_model_parallel_size": "there is nothing to set: a run is one process on one device, see device",
+    "n_gpus_per_node": "there is nothing to set: torchrun starts a process for each GPU, see docs/many-devices.md",
+    "nnodes": "there is nothing to set: torchrun starts the processes, see docs/many-devices.md",
+    "tensor_model_parallel_size": "there is nothing to set: a model is on one device, see docs/many-devices.md",
     "gpu_memory_utilization": "there is nothing to set: the engine uses the learner's own weights, "
     "and engine.rows and engine.context size its cache",
     "use_vllm": "there is nothing to set: engine.name chooses what samples",
+    "vllm_mode": "there is nothing to set: engine.name chooses what samples, in the processes that learn",
+    "n_agents": "there is nothing to set: there are as many agents as roles",
+    "num_agents": "there is nothing to set: there are as many agents as roles",
+    "use_workflow": "there is nothing to set: a team always plays a workflow, see workflow.name",
+    "retry_limit": "there is nothing to set: a failed episode is counted and not played again, see rollout.max_failed",
     "ref.path": "there is nothing to set: the reference is the base with its adapter off",
+}
+
+# Groups of which no single name is known; told of all that is in them.
+GROUPS = {
+    "rllm.workflow": "what a team plays is under workflow here, and how under rollout",
+    "dag": "there is nothing to set: a graph is a config, as in `coterie train graph.yaml`",
 }
 
 
@@ -150,4 +166,5 @@ def hint_for(path: Path) -> str | None:
             return f"here it is {HERE[name]}"
         if name in NOT_HERE:
             return NOT_HERE[name]
-    return None
+    groups = [".".join(path[:end]) for end in range(1, len(path))]
+    return next((GROUPS[group] for group in groups if group in GROUPS), None)

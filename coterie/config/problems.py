@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 
 Path = tuple[str, ...]
+OVERRIDE = "override "  # begins the place of a key that the command line has set
 
 
 class ConfigError(ValueError):
@@ -50,6 +51,14 @@ class Sources:
         while path and path not in self.places:
             path = path[:-1]
         return self.places[path] if path else self.file
+
+    def is_overridden(self, path: Path) -> bool:
+        """Whether a key was set on the command line, or made there to set one inside it."""
+        return self.place(path).startswith(OVERRIDE)
+
+    def overridden(self) -> list[Path]:
+        """The keys that were set on the command line."""
+        return [path for path in self.places if self.is_overridden(path)]
 
     def forget(self, path: Path) -> None:
         """Drop a key and all below it, which an override replaces."""

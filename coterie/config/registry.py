@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
+import traceback
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
 from pathlib import Path
@@ -16,6 +17,8 @@ from zlib import crc32
 from coterie.config.problems import ConfigError, did_you_mean
 
 Kind = Literal["algorithm", "credit", "workflow", "env", "reward", "encoder"]
+
+USERS = "coterie_user_"  # begins the name of a module that is a user's file
 
 BUILTIN: dict[Kind, dict[str, str]] = {
     "algorithm": {
@@ -180,12 +183,32 @@ def _locate(path: str, folder: Path) -> Path:
 
 @cache
 def user_module(path: Path) -> ModuleType:
-    """A user's file, run once."""
-    name = f"coterie_user_{path.stem}_{crc32(str(path).encode()):08x}"
+    """A user's file, run once. Whatever goes wrong in it is a ConfigError that tells where."""
+    name = f"{USERS}{path.stem}_{crc32(str(path).encode()):08x}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None  # the name ends in .py
     module = importlib.util.module_from_spec(spec)
     # Dataclasses and type hints look their own module up by name.
     sys.modules[name] = module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # it is not our code, so it may be anything
+        del sys.modules[name]
+        raise ConfigError(f"{path}{_line_of(error, path)}: {type(error).__name__}: {error}") from error
     return module
+
+
+def line_in_users_file(part: Any, error: Exception) -> str | None:
+    """`parts.py, line 3`, where an error of a user's own part arose; None for a part of ours."""
+    if not isinstance(part, type) or not part.__module__.startswith(USERS):
+        return None
+    path = Path(inspect.getfile(part))
+    return f"{path}{_line_of(error, path)}"
+
+
+def _line_of(error: Exception, path: Path) -> str:
+    """The last line of a file that led to an error."""
+    if isinstance(error, SyntaxError) and error.filename == str(path):
+        return f", line {error.lineno}"
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    return f", line {lines[-1]}" if lines else ""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
+
+from coterie.config.located import DEMO, Model
 
 Count = Annotated[int, Field(ge=1)]
 CountFromZero = Annotated[int, Field(ge=0)]
@@ -13,6 +16,7 @@ Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 TopP = Annotated[float, Field(gt=0, le=1)]
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Several = Annotated[tuple[str, ...], Field(min_length=1)]
 
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -31,9 +35,9 @@ class Lora:
 class Policy:
     """What plays a role: a model, and how it learns."""
 
-    model: str = "demo"  # a folder, a hub name, a .gguf file, or `demo`
+    model: Model = DEMO  # a folder, a hub name, a .gguf file, or `demo`
     lora: Lora | None = field(default_factory=Lora)  # null trains the whole model
-    adapter: str | None = None  # a PEFT folder to start from
+    adapter: Path | None = None  # a PEFT folder to start from, in whose shape it stays
     lr: Positive = 1e-4
     frozen: bool = False
     device: str | None = None  # cpu, cuda, cuda:1 …; null: the run's
@@ -45,7 +49,7 @@ class CriticConfig:
 
     roles: tuple[str, ...] = ()  # none named: all
     sees: Literal["own", "joint"] = "own"  # what the role read, or the task and all that was said
-    model: str = "demo"
+    model: Model = DEMO
     lora: Lora | None = field(default_factory=Lora)
     lr: Positive = 1e-4  # of the trunk; the head's is algorithm.value_lr
 
@@ -54,7 +58,7 @@ class CriticConfig:
 class Hidden:
     """The encoder that mixers see texts through by default: a model's own mean hidden state, without adapters."""
 
-    model: str | None = None  # null: the first policy's
+    model: Model | None = None  # null: the first policy's
 
 
 @dataclass(frozen=True)
@@ -138,7 +142,7 @@ class Checkpoints:
 
     every: Count = 10  # steps
     keep: Count = 2  # the last ones
-    best: bool = True  # keep the one that evaluated best, too
+    best: bool | None = None  # keep the one that evaluated best, too; null: where eval.every compares several
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,11 @@ from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from coterie.config.fits import misfit
 from coterie.config.hints import hint_for
+from coterie.config.located import located
 from coterie.config.problems import ConfigError, Path, Problems, did_you_mean, listed, undotted
-from coterie.config.registry import BUILTIN, Kind, Option, find, lasting, options_of
+from coterie.config.registry import BUILTIN, Kind, Option, find, is_file, lasting, line_in_users_file, options_of
 from coterie.config.wanted import bare, choices, given, is_union, wanted
 
 STRICT = ConfigDict(strict=True, allow_inf_nan=False)
@@ -70,16 +72,11 @@ class Reader:
     def leaf(self, hint: Any, data: Any, path: Path) -> Any:
         try:
             # As JSON, because strict Python input refuses a list where a tuple is meant.
-            read = TypeAdapter(hint, config=STRICT).validate_json(json.dumps(data))
-            return self.file(read) if isinstance(read, File) else read
+            read = TypeAdapter(hint, config=STRICT).validate_json(json.dumps(data), context={"folder": self.folder})
+            return located(read, self.folder) if isinstance(read, File) else read
         except ValidationError:
             near = did_you_mean(data, choices(hint)) if isinstance(data, str) else ""
             return self.wrong(path, f"{given(data)} is given where {wanted(hint)} is wanted{near}")
-
-    def file(self, path: File) -> File:
-        """Beside the config first, then from where the command was given; whole, so that a resumed run finds it."""
-        candidates = (self.folder / path.expanduser(), path.expanduser())
-        return next((candidate.resolve() for candidate in candidates if candidate.exists()), path)
 
     def group(self, hint: Any, data: Any, path: Path) -> Any:
         """A list or a mapping, item by item, so that a problem names the item."""
@@ -128,7 +125,11 @@ class Reader:
         own = {key: item for key, item in data.items() if key != "name"}
         options = self.fill(cls.__name__, known, own, path)
         made = self.made(cls if isinstance(cls, type) else partial(partial, cls), options, path)
-        return WRONG if made is WRONG else Part(name, options, made)
+        if made is WRONG:
+            return WRONG
+        kind: Kind = next(key for key in reversed(path) if key in BUILTIN)
+        unfit = misfit(kind, cls, made) if is_file(name) else None
+        return Part(name, options, made) if unfit is None else self.wrong((*path, "name"), unfit)
 
     def fill(self, owner: str, known: Mapping[str, Option], data: dict[str, Any], path: Path) -> dict[str, Any]:
         """A value for every known option: as given, or its default."""
@@ -145,7 +146,11 @@ class Reader:
         try:
             return cls(**options)
         except ValueError as error:
-            return self.wrong(*_complaint(str(error), options, path))
+            return self.wrong(*complaint(str(error), options, path))
+        except Exception as error:  # a user's own code may raise anything; what ours raises is a bug
+            if (where := line_in_users_file(cls, error)) is None:
+                raise
+            return self.wrong(path, f"{where}: {type(error).__name__}: {error}")
 
     def unknown(self, owner: str, known: list[str], data: Any, path: Path) -> None:
         hints = {leaf: hint_for(leaf) for leaf in _leaves(data, path)}
@@ -161,7 +166,7 @@ class Reader:
         return WRONG
 
 
-def _complaint(message: str, options: Mapping[str, Any], path: Path) -> tuple[Path, str]:
+def complaint(message: str, options: Mapping[str, Any], path: Path) -> tuple[Path, str]:
     """A part may begin its own complaint with the option it means: `prompts.actor: names {x}`."""
     key, colon, rest = message.partition(": ")
     inside = undotted(key)

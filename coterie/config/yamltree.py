@@ -1,6 +1,7 @@
 """YAML text to plain data and back, with the line of every key.
 
-Scalars follow YAML 1.2: `1e-4` is a number, `no` and `2026-11-01` are text. Keys are always text.
+Scalars follow YAML 1.2: `1e-4` is a number, `no` and `2026-11-01` are text. Keys are always text. Of YAML 1.1 there is
+`<<: *anchor`, which takes over keys.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from typing import Any
 
 import yaml
 
-from coterie.config.problems import ConfigError, Path, Problems, undotted
+from coterie.config.problems import OVERRIDE, ConfigError, Path, Problems, undotted
 
+MERGE = "<<"
 NULL, BOOL, INT, FLOAT, TEXT = (f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float", "str"))
 SCALARS = {
     NULL: (r"~|null|Null|NULL|", ["~", "n", "N", ""]),
@@ -55,11 +57,19 @@ def read(text: str, problems: Problems) -> Any:
     """The file's data; where each key stands goes into `problems.sources`."""
     try:
         root = yaml.compose(text, Loader=Loader)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = f" on line {mark.line + 1}" if mark else ""
-        raise ConfigError(f"{problems.sources.file}: not YAML{line}: {error.problem or error.context}") from error
+    except yaml.YAMLError as error:
+        line, why = _trouble(error, text)
+        raise ConfigError(f"{problems.sources.file}: not YAML on line {line}: {why}") from error
     return {} if root is None else Tree(problems).value(root, ())
+
+
+def _trouble(error: yaml.YAMLError, text: str) -> tuple[int, str]:
+    """The line of an error, and what it is about."""
+    if isinstance(error, yaml.MarkedYAMLError):
+        mark = error.problem_mark or error.context_mark
+        return mark.line + 1 if mark else 1, str(error.problem or error.context)
+    assert isinstance(error, yaml.reader.ReaderError)  # there are no others
+    return text.count("\n", 0, error.position) + 1, f"the character U+{error.character:04X} may not stand there"
 
 
 def override(tree: dict[str, Any], text: str, problems: Problems) -> None:
@@ -69,7 +79,7 @@ def override(tree: dict[str, Any], text: str, problems: Problems) -> None:
     if not equals or not path:
         problems.found.append(f"override {text}: an override looks like key=value or group.key=value")
         return
-    place = f"override {text}"
+    place = f"{OVERRIDE}{text}"
     inside = _open(tree, path, problems, place)
     if inside is not None:
         problems.sources.forget(path)
@@ -80,8 +90,9 @@ def override(tree: dict[str, Any], text: str, problems: Problems) -> None:
 def _open(tree: dict[str, Any], path: Path, problems: Problems, place: str) -> dict[str, Any] | None:
     """The mapping that holds the last name of `path`; mappings on the way are made where there are none."""
     for depth, name in enumerate(path[:-1], start=1):
-        if tree.setdefault(name, {}) is None:
+        if name not in tree or tree[name] is None:
             tree[name] = {}
+            problems.sources.places[path[:depth]] = place
         if not isinstance(tree[name], dict):
             problems.sources.places[path] = place
             problems.add(path, f"{'.'.join(path[:depth])} is {tree[name]!r}, which has no keys inside")
@@ -93,8 +104,8 @@ def _open(tree: dict[str, Any], path: Path, problems: Problems, place: str) -> d
 def _parse(text: str, path: Path, problems: Problems, place: str) -> Any:
     try:
         node = yaml.compose(text, Loader=Loader)
-    except yaml.MarkedYAMLError as error:
-        problems.add(path, f"{text!r} is not YAML: {error.problem}")
+    except yaml.YAMLError as error:
+        problems.add(path, f"{text!r} is not YAML: {_trouble(error, text)[1]}")
         return None
     return None if node is None else Tree(problems, place).value(node, path)
 
@@ -132,9 +143,27 @@ class Tree:
         return self.value(node, path)
 
     def mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
+        """Its keys; before them those of `<<: *anchor`, over which its own go."""
+        merged = [value for key, value in node.value if key.value == MERGE]
+        own = [(key, value) for key, value in node.value if key.value != MERGE]
+        return self.taken_over(merged, path) | self.own(own, path)
+
+    def taken_over(self, merged: list[yaml.Node], path: Path) -> dict[str, Any]:
+        taken: dict[str, Any] = {}
+        for source in merged:
+            # The first one named wins.
+            for one in reversed(source.value if isinstance(source, yaml.SequenceNode) else [source]):
+                found = self.value(one, path)
+                if isinstance(found, dict):
+                    taken |= found
+                else:
+                    self.problems.add(path, f"{MERGE} takes over a mapping, not {found!r}")
+        return taken
+
+    def own(self, pairs: list[tuple[yaml.Node, yaml.Node]], path: Path) -> dict[str, Any]:
         data: dict[str, Any] = {}
         lines: dict[str, int] = {}
-        for key_node, value_node in node.value:
+        for key_node, value_node in pairs:
             key, line = str(key_node.value), key_node.start_mark.line + 1
             if key in lines:
                 self.problems.add((*path, key), f"written twice, on lines {lines[key]} and {line}")

@@ -10,8 +10,10 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, TaskType
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from coterie.models.errors import ModelError
 from coterie.models.lora import Adapter, RoutedLinear
 
 WEIGHTS = "adapter_model.safetensors"
@@ -45,13 +47,8 @@ def save_adapter(adapter: Adapter, folder: Path, model: str) -> None:
 
 def load_adapter(name: str, folder: Path, layers: Mapping[str, RoutedLinear]) -> Adapter:
     """An adapter saved by us or by peft, attached under `name`."""
-    if not (folder / "adapter_config.json").is_file():
-        raise ValueError(f"{folder}: no adapter_config.json; a PEFT adapter folder holds one beside {WEIGHTS}")
-    config = json.loads((folder / "adapter_config.json").read_text())
-    if odd := _odd(config):
-        raise ValueError(f"{folder}: only plain LoRA adapters load here; this one sets {', '.join(odd)}")
+    config, tensors = _settings(folder), _weights(folder)
     rank, alpha = config["r"], config["lora_alpha"]
-    tensors = load_file(folder / WEIGHTS)
     tail = ".lora_A.weight"
     touched = [n.removeprefix("base_model.model.").removesuffix(tail) for n in tensors if n.endswith(tail)]
     missing = [n for n in touched if n not in layers]
@@ -62,6 +59,32 @@ def load_adapter(name: str, folder: Path, layers: Mapping[str, RoutedLinear]) ->
     adapter = Adapter(name, rank, alpha, targets, scale).attach({n: layers[n] for n in touched}, seed=0)
     fill(adapter, tensors, folder)
     return adapter
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    """What an adapter's own config says, if it is one that loads here."""
+    file = folder / "adapter_config.json"
+    if not file.is_file():
+        raise ValueError(f"{folder}: no adapter_config.json; a PEFT adapter folder holds one beside {WEIGHTS}")
+    try:
+        config = json.loads(file.read_bytes())
+    except ValueError as error:
+        raise ModelError(f"{file}: not JSON: {error}") from error
+    if odd := _odd(config):
+        raise ValueError(f"{folder}: only plain LoRA adapters load here; this one sets {', '.join(odd)}")
+    if lacking := [key for key in ("r", "lora_alpha") if key not in config]:
+        raise ModelError(f"{file}: has no {' and no '.join(lacking)}")
+    return dict(config)
+
+
+def _weights(folder: Path) -> dict[str, torch.Tensor]:
+    if not (folder / WEIGHTS).is_file():
+        old = "; adapter_model.bin is of an old peft, and a newer one saves it anew"
+        raise ModelError(f"{folder}: no {WEIGHTS}{old if (folder / 'adapter_model.bin').is_file() else ''}")
+    try:
+        return load_file(folder / WEIGHTS)
+    except SafetensorError as error:
+        raise ModelError(f"{folder / WEIGHTS} is damaged: {error}") from error
 
 
 def _odd(config: Mapping[str, Any]) -> list[str]:
@@ -78,5 +101,9 @@ def fill(adapter: Adapter, tensors: Mapping[str, torch.Tensor], source: Path) ->
     own = adapter.parameters()
     if own.keys() != tensors.keys():
         raise ValueError(f"{source}: holds other layers than the adapter {adapter.name}")
+    for name, parameter in own.items():
+        if parameter.shape != tensors[name].shape:
+            there, here = list(tensors[name].shape), list(parameter.shape)
+            raise ModelError(f"{source}: {name} is {there} and not {here}: of another model, or of another rank")
     for name, parameter in own.items():
         parameter.copy_(tensors[name])

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
+from safetensors import SafetensorError
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
@@ -106,10 +107,13 @@ def read_config(folder: Path) -> PreTrainedConfig:
 def load_model(folder: Path, dtype: torch.dtype, attention: str) -> PreTrainedModel:
     """The model in eval mode and without dropout, so that sampling and training see the same function."""
     config = _without_dropout(read_config(folder))
-    with quiet():
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            folder, config=config, dtype=dtype, attn_implementation=attention, output_loading_info=True
-        )
+    try:
+        with quiet():
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                folder, config=config, dtype=dtype, attn_implementation=attention, output_loading_info=True
+            )
+    except SafetensorError as error:
+        raise ModelError(f"{folder}: its weights are damaged, or were not copied to the end ({error})") from error
     model: PreTrainedModel = loaded[0]
     missing = sorted(loaded[1]["missing_keys"])
     if missing:  # transformers would go on with random numbers in their place
@@ -129,7 +133,10 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """The tokenizer that lies beside the weights."""
     if not any(any(folder.glob(name)) for name in ("tokenizer*", "vocab*")):
         raise ModelError(f"{folder} has no tokenizer: no tokenizer.json or vocabulary is in it")
-    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)
+    except Exception as error:  # tokenizers raises nothing narrower
+        raise ModelError(f"{folder}: its tokenizer cannot be read ({type(error).__name__}: {error})") from error
     return tokenizer
 
 
@@ -137,5 +144,8 @@ def load_end_ids(folder: Path) -> frozenset[int]:
     """The ids at which the model's own generation config ends a turn; none where it does not say."""
     if not (folder / "generation_config.json").is_file():
         return frozenset()
-    ends = GenerationConfig.from_pretrained(folder).eos_token_id
+    try:
+        ends = GenerationConfig.from_pretrained(folder).eos_token_id
+    except OSError as error:
+        raise ModelError(f"{folder}: its generation_config.json cannot be read ({error})") from error
     return frozenset([ends] if isinstance(ends, int) else ends or ())

@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from coterie import __version__
+from coterie.build import build
 from coterie.cli import app
+from coterie.commands import free
+from coterie.config import load
 from coterie.log import read_episodes
+from coterie.models.base import Base
+from coterie.models.peft import save_adapter
 from coterie.report import dialogue, visible
 from tests.episodes import episode, turn
 from tests.games import game
+from tests.oracle import random_adapter
 
 ROOT = Path(__file__).parents[2]
 
@@ -91,13 +100,20 @@ def test_evaluating_a_run_gives_the_number_that_training_gave(trained: tuple[Pat
     run, _ = trained
     printed = well("eval", run, "--json", tmp_path / "numbers.json")
     numbers = json.loads((tmp_path / "numbers.json").read_text())
-    team, single, majority = numbers["reports"].values()
+    team, single, as_reasoner, majority = numbers["reports"].values()
     assert next(iter(numbers["reports"])) == "team, step 2" and numbers["tasks"] == 5
     assert {f"eval/{name}": value for name, value in team.items()}.items() <= metrics(run)[-1].items()
-    assert 6 < single["tokens"] <= 12  # as many as both roles together
-    assert single["failed"] == majority["failed"] == 0
-    for word in ("team, step 2", "single agent", "majority of 1", "pass@1", "reasoner", "actor", "cut"):
+    assert 6 < single["tokens"] <= 12 and 6 < as_reasoner["tokens"] <= 12  # as many as both roles together
+    assert 0 < majority["tokens"] <= 1.1 * team["tokens"]
+    assert single["failed"] == as_reasoner["failed"] == majority["failed"] == 0
+    words = ("team, step 2", "single agent", "agent as reasoner", "majority of 3", "pass@1", "reasoner", "actor", "cut")
+    for word in words:
         assert word in printed
+    for line in (
+        "asked the bare question, in at most 12 tokens",
+        "asked the prompt of the role that begins, in at most",
+    ):
+        assert line in printed
 
 
 def test_options_of_eval_reach_the_config(trained: tuple[Path, str], tmp_path: Path) -> None:
@@ -124,6 +140,30 @@ def test_a_team_that_is_all_frozen_can_be_evaluated_but_not_trained(tmp_path: Pa
     config = game(tmp_path, tiny_model)
     assert "team, untrained" in well("eval", config, *changes, "--no-baselines")
     assert "nothing to train" in coterie("train", config, *changes, "--out", tmp_path).stderr
+
+
+def test_a_run_needs_the_adapter_that_it_began_from_only_to_begin(tmp_path: Path, tiny_model: Path) -> None:
+    save_adapter(random_adapter(Base(tiny_model), "a", 3, ("q_proj", "up_proj"), seed=1), tmp_path / "start", "any")
+    policies = {"thinker": {"model": str(tiny_model), "adapter": "start"}, "doer": {"model": str(tiny_model)}}
+    config = game(tmp_path, tiny_model, policies=policies)
+    printed = well("train", config, "steps=1", "--out", tmp_path)
+    assert "the adapter" in printed and printed.count("LoRA of rank 16") == 1
+    shutil.rmtree(tmp_path / "start")
+    run = tmp_path / "game"
+    assert "team, step 1" in well("eval", run, "--no-baselines")
+    assert "going on at step 1" in well("train", "--resume", run, "steps=2")
+    assert json.loads((run / "checkpoints/000002/policies/thinker/adapter_config.json").read_text())["r"] == 3
+    assert "no adapter_config.json" in plainly(coterie("train", config, "name=new", "--out", tmp_path))
+
+
+def test_a_context_beyond_the_model_s_own_is_said_to_be_its_own(
+    tmp_path: Path, tiny_model: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    build(load(game(tmp_path, tiny_model), ["engine.context=4096"]), tmp_path, console=False, training=False)
+    said = capfd.readouterr().err
+    assert f"engine.context=4096: {tiny_model} reads 512 tokens at most, and no more are used" in said
+    build(load(game(tmp_path, tiny_model), ["engine.context=512"]), tmp_path, console=False, training=False)
+    assert "engine.context" not in capfd.readouterr().err
 
 
 def test_resuming_goes_on_to_the_new_last_step(tmp_path: Path, tiny_model: Path) -> None:
@@ -158,6 +198,7 @@ MISTAKES = {
     "contradiction": (["train", "CONFIG", "episodes_per_task=1"], "episodes_per_task: is 1"),
     "no model": (["train", "CONFIG", "name=new", NO_MODEL], "/there/is/none"),
     "folder for config": (["train", "RUN"], "is a run's folder; `coterie train --resume"),
+    "out of a resumed run": (["train", "--resume", "RUN", "--out", "OUT"], "--out has no effect with --resume"),
     "no run": (["train", "--resume", "OUT"], "holds no run: there is no config.yaml in it"),
     "another run": (["train", "--resume", "RUN", "policies.doer.lr=1"], "policies.doer.lr: cannot change when a run"),
     "no override": (["train", "--resume", "RUN", "steps"], "an override looks like key=value"),
@@ -166,6 +207,7 @@ MISTAKES = {
     "checkpoint of config": (["eval", "CONFIG", "--checkpoint", "best"], "whose team is untrained"),
     "other policies": (["eval", "RUN", "policies.doer.lora.rank=4"], "policies.doer.lora.rank: cannot change"),
     "greedy repeats": (["eval", "RUN", "--episodes", "2"], "at eval.temperature=0 all 2 episodes"),
+    "eval of a checkpoint": (["eval", "CHECKPOINT"], "is a checkpoint; `coterie eval"),
     "eval of nothing": (["eval", "OUT"], "holds no run"),
     "check of nothing": (["check", "nowhere.yaml"], "nowhere.yaml: there is no such file"),
 }
@@ -174,7 +216,12 @@ MISTAKES = {
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_told_plainly(mistake: str, trained: tuple[Path, str]) -> None:
     run, words = trained[0], MISTAKES[mistake][0]
-    places = {"RUN": run, "OUT": run.parent, "CONFIG": run.parent / "game.yaml"}
+    places = {
+        "RUN": run,
+        "OUT": run.parent,
+        "CONFIG": run.parent / "game.yaml",
+        "CHECKPOINT": run / "checkpoints/000001",
+    }
     result = coterie(*[places.get(word, word) for word in words])
     assert MISTAKES[mistake][1] in plainly(result)
 
@@ -187,6 +234,20 @@ def test_a_second_run_gets_a_folder_of_its_own(tmp_path: Path, tiny_model: Path)
     assert steps == [2, 2]
 
 
+def test_runs_that_start_together_share_no_folder(tmp_path: Path) -> None:
+    with ExitStack() as together:
+        taken = [together.enter_context(free(tmp_path / "runs" / "game")) for _ in range(3)]
+        assert [path.name for path in taken] == ["game", "game-2", "game-3"]
+        (taken[1] / "config.yaml").touch()
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["game-2"]  # the others never began
+
+
+def test_a_run_that_cannot_begin_leaves_no_folder(tmp_path: Path) -> None:
+    config = game(tmp_path, tmp_path / "no-model")
+    assert "no-model" in plainly(coterie("train", config, "--out", tmp_path))
+    assert not (tmp_path / "game").exists()
+
+
 def test_too_many_failures_stop_a_run_with_the_first_cause(tmp_path: Path, tiny_model: Path) -> None:
     result = coterie("train", game(tmp_path, tiny_model), "env.broken=true", "--out", tmp_path)
     assert result.exit_code == 2
@@ -196,6 +257,55 @@ def test_too_many_failures_stop_a_run_with_the_first_cause(tmp_path: Path, tiny_
 def test_a_part_that_lacks_its_data_says_so_plainly(tmp_path: Path, tiny_model: Path) -> None:
     config = game(tmp_path, tiny_model, env={"name": "rows", "train": "no.jsonl"}, reward="exact")
     assert "no.jsonl: no such file" in plainly(coterie("check", config))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_device_that_is_not_there_is_told_before_a_model_loads(tmp_path: Path) -> None:
+    said = plainly(coterie("train", game(tmp_path, tmp_path / "no-model"), "device=cuda", "--out", tmp_path))
+    assert said == "device: cuda is not there; this machine has 0 GPUs (override device=cuda)\n"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("log.wandb=teams", "log.wandb: wandb is not installed; `pip install coterie[wandb]` brings it"),
+        ("engine.name=vllm", "engine.name: vllm is not installed; `pip install coterie[vllm]` brings it"),
+    ],
+)
+def test_a_package_that_is_missing_is_told_with_the_key_that_asks_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str, said: str
+) -> None:
+    for name in ("wandb", "vllm"):
+        monkeypatch.setitem(sys.modules, name, None)
+    config = game(tmp_path, tmp_path / "no-model")
+    assert plainly(coterie("train", config, change, "--out", tmp_path)) == f"{said} (override {change})\n"
+
+
+@pytest.mark.parametrize(
+    ("env", "said"),
+    [
+        ({"name": "rows", "train": "none.jsonl"}, "env.train: Rows has no training tasks ("),
+        ({"name": "rows", "train": "some.jsonl", "test": "none.jsonl"}, "env.test: Rows has no held-out tasks ("),
+        ({"name": "gsm8k"}, "env: gsm8k from the hub needs the datasets package"),
+    ],
+)
+def test_an_environment_without_tasks_is_told_with_its_key_and_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, env: dict[str, str], said: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    (tmp_path / "none.jsonl").touch()
+    (tmp_path / "some.jsonl").write_text('{"question": "1 + 1", "answer": 2}\n')
+    told = plainly(coterie("train", game(tmp_path, tmp_path / "no-model", env=env, reward="number"), "--out", tmp_path))
+    assert told.startswith(said) and "game.yaml, line" in told
+
+
+def test_layers_that_a_model_lacks_are_told_with_the_policy_that_asks_for_them(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    config = game(tmp_path, tiny_model)
+    said = plainly(coterie("train", config, "policies.doer.lora.targets=[query]", "--out", tmp_path))
+    assert said.startswith("policies.doer.lora.targets: no layer is called query; this model has")
+    assert said.endswith("(override policies.doer.lora.targets=[query])\n")
 
 
 def test_a_bug_keeps_its_traceback(tmp_path: Path, tiny_model: Path) -> None:

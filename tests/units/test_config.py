@@ -71,6 +71,29 @@ def near(answer, truth, *, within: float = 0.5) -> float:
 @dataclass(frozen=True)
 class Named:
     name: str = "x"
+
+class Nobody:
+    async def run(self, task, team, world): return "?"
+
+class Hasty:
+    roles = ("reasoner", "actor")
+    def run(self, task, team, world): return "?"
+
+class Lazy(Quiz):
+    def score(self, episode): episode.reward = 1.0
+
+class Torn:
+    roles = ("reasoner", "actor")
+    def __init__(self, size: int = 3):
+        self.size = size + "3"
+
+    async def run(self, task, team, world): return "?"
+
+class Guess:
+    pass
+
+def sure(answer) -> float:
+    return 1.0
 """
 
 
@@ -93,6 +116,14 @@ def complaint(path: Path, *overrides: str) -> str:
     with pytest.raises(ConfigError) as caught:
         checked(path, list(overrides))
     return str(caught.value)
+
+
+def test_a_users_file_that_cannot_be_run_is_told_with_its_line_and_that_of_the_key(good: Path) -> None:
+    Path("broken.py").write_text("x = 1\ny = x / 0\n")
+    said = complaint(good, "reward=broken.py:mine")
+    assert "reward" in said and "broken.py, line 2: ZeroDivisionError: division by zero" in said
+    Path("broken.py").write_text("def mine(answer, truth):\n    return 1.0\n")
+    assert checked(good, ["reward=broken.py:mine"]).reward.name.endswith("broken.py:mine")  # mended, it is run anew
 
 
 MISTAKES_IN_THE_FILE = {
@@ -170,6 +201,11 @@ MISTAKES_IN_THE_FILE = {
         "{adapter: old, lora: null}",
         "policies.thinker.adapter: an adapter is given, but",
     ),
+    "a shape beside an adapter": (
+        "lora: {rank: 8}",
+        "{adapter: old, lora: {rank: 8}}",
+        "policies.doer.lora.rank: has no effect: the adapter keeps its own; leave it out",
+    ),
     "foreign batch size": (
         "steps: 20",
         "data:\n  train_batch_size: 4",
@@ -244,6 +280,35 @@ MISTAKES_IN_OVERRIDES = {
         "reward={name: 'parts.py:near', withn: 1}",
         "reward.withn: unknown key; near has within",
     ),
+    "a workflow of nobody": (
+        "workflow=parts.py:Nobody",
+        "workflow.name: Nobody has no roles; workflows have roles, run (override workflow=parts.py:Nobody)",
+    ),
+    "a run that is not awaited": ("workflow=parts.py:Hasty", "workflow.name: Hasty.run is no coroutine; write `async"),
+    "a score that is not awaited": ("env=parts.py:Lazy", "env.name: Lazy.score is no coroutine"),
+    "no tasks": ("env={name: 'parts.py:Plain', size: 3}", "env.name: Plain has no tasks and no open and no score"),
+    "a bug in an own part": ("workflow=parts.py:Torn", "workflow: ", "parts.py, line 44: TypeError: unsupported"),
+    "an own algorithm": (
+        "algorithm=parts.py:Guess",
+        "algorithm.name: Guess is no Algorithm; write `class Guess(Algori",
+    ),
+    "an own credit": ("credit=parts.py:Guess", "credit.name: Guess is no Credit"),
+    "a reward of one": ("reward=parts.py:sure", "reward.name: sure cannot be called with (answer, truth): too many"),
+    "a huge seed": (
+        f"seed={2**71}",
+        "seed: 2361183241434822606848 is given where a whole number ≥ -9223372036854775808",
+    ),
+    "no rows": (
+        "env.limit=0",
+        "env.limit: 0 is given where a whole number ≥ 1 or null is wanted (override env.limit=0)",
+    ),
+    "fewer than none": ("env.limit=-1", "env.limit: -1 is given where a whole number ≥ 1 or null is wanted"),
+    "no size": ("env={name: nim, size: -3}", "env.size: -3 is given where a whole number ≥ 1 is wanted"),
+    "no test": (
+        "env={name: reasoning_gym, dataset: basic_arithmetic, test_size: 0}",
+        "env.test_size: 0 is given where a whole number ≥ 1 is wanted",
+    ),
+    "not even a character": ("roles.actor.stop=['\x01']", "roles.actor.stop: ", "the character U+0001 may not stand"),
     "a taken name": ("env=parts.py:Named", "env: Named calls an option `name`, which is taken"),
     "foreign steps": ("trainer.total_epochs=3", "trainer.total_epochs: unknown key; here it is steps"),
     "foreign interval": (
@@ -252,6 +317,50 @@ MISTAKES_IN_OVERRIDES = {
     ),
     "foreign group": ("num_generations=8", "num_generations: unknown key; here it is episodes_per_task"),
     "foreign memory": ("gpu_memory_utilization=0.9", "gpu_memory_utilization: unknown key; there is nothing to set"),
+    "rows of one at a time": ("engine={name: hf, rows: 8}", "engine.rows: has no effect: hf speaks one sequence"),
+    "no best of one": ("checkpoint.best=true", "checkpoint.best: has no effect while eval.every is 0"),
+    "no worst of one": ("checkpoint.best=false", "checkpoint.best: has no effect while eval.every is 0"),
+    "everyone's own length": (
+        "roles.reasoner.max_tokens=16",
+        "sampling.max_tokens: has no effect: every role has its own (good.yaml, line 18)",
+    ),
+    "no layer at all": (
+        "policies.doer.lora.targets=[]",
+        "policies.doer.lora.targets: is empty: an adapter of no layer",
+    ),
+    "foreign agents": (
+        "n_agents=2",
+        "n_agents: unknown key; there is nothing to set: there are as many agents as roles",
+    ),
+    "foreign server": ("vllm_mode=colocate", "vllm_mode: unknown key; there is nothing to set: engine.name chooses"),
+    "foreign share": (
+        "algorithm.share_reward_in_agent=true",
+        "algorithm.share_reward_in_agent: unknown key; here it is credit.share_reward_in_agent, of graph",
+    ),
+    "foreign turns": (
+        "rollout.multi_turn.use_all_traj=true",
+        "unknown key; here it is workflow.use_all_traj, of graph",
+    ),
+    "foreign workflow": (
+        "rllm.workflow.strange=1",
+        "rllm.workflow.strange: unknown key; what a team plays is under workflow",
+    ),
+    "foreign retries": ("rllm.workflow.retry_limit=3", "not played again, see rollout.max_failed"),
+    "foreign graph": (
+        "dag.workflow_path=x",
+        "dag.workflow_path: unknown key; there is nothing to set: a graph is a config",
+    ),
+    "foreign GPUs": ("trainer.n_gpus_per_node=8", "torchrun starts a process for each GPU, see docs/many-devices.md"),
+    "no such policy": (
+        "policies.thinkr.lr=1e-4",
+        "policies.thinkr: no role plays it; there is doer, thinker; did you mean thinker? (override policies.thinkr.lr",
+    ),
+    "no such role": (
+        "roles.actr.max_tokens=4",
+        "roles.actr: no such role; there is reasoner, actor; did you mean actor? (override roles.actr.max_tokens=4)",
+    ),
+    "no such group": ("algoritm.kl=0.1", "algoritm: unknown key", "mean algorithm? (override algoritm.kl=0.1)"),
+    "no such mapping": ("policies.doer.lor.rank=2", "did you mean lora? (override policies.doer.lor.rank=2)"),
     "misplaced rate": ("learning.lr=1e-4", "learning.lr: unknown key; here it is policies.<name>.lr"),
 }
 
@@ -284,13 +393,53 @@ def test_a_mistake_in_an_override_quotes_the_override(good: Path, mistake: str) 
         assert fragment in said
 
 
-def test_a_complaint_about_an_override_does_not_blame_the_file(good: Path) -> None:
-    assert complaint(good, "steps=0").endswith("(override steps=0)")
+@pytest.mark.parametrize("override", ["steps=0", "policies.thinkr.lr=1e-4", "roles.actr.max_tokens=4", "algoritm.kl=1"])
+def test_a_complaint_about_an_override_does_not_blame_the_file(good: Path, override: str) -> None:
+    said = complaint(good, override)
+    assert said.endswith(f"(override {override})") and len(said.splitlines()) == 1
+
+
+def test_a_new_role_and_its_policy_may_come_by_overrides(good: Path) -> None:
+    team = ["policies.new.lr=1e-5", "roles.critic.max_tokens=4", "roles.critic.policy=new"]
+    config = checked(good, [*team, "workflow={name: chain, roles: [reasoner, actor, critic]}"])
+    assert config.roles["critic"].max_tokens == 4 and config.policies["new"].lr == 1e-5
 
 
 def test_a_team_without_a_learner_is_a_mistake(good: Path) -> None:
     said = complaint(good, "policies.thinker.frozen=true", "policies.doer.frozen=true")
     assert "policies: every policy is frozen" in said
+
+
+@pytest.mark.parametrize(
+    ("peers", "tasks", "key"),
+    [
+        ("[prompt]", 8, "episodes_per_task: is 1, so every group has one member"),
+        ("[prompt, role]", 1, "episodes_per_task: is 1, so every group has one member"),
+        ("[role]", 1, "tasks_per_step: is 1, and episodes_per_task too"),
+        ("[batch, role]", 1, "tasks_per_step: is 1, and episodes_per_task too"),
+    ],
+)
+def test_nobody_is_compared_with_itself_alone(good: Path, peers: str, tasks: int, key: str) -> None:
+    settings = [f"algorithm.peers={peers}", f"tasks_per_step={tasks}"]
+    assert complaint(good, *settings, "episodes_per_task=1").startswith(key)
+    checked(good, [*settings, "episodes_per_task=2"])
+
+
+def test_a_role_may_be_compared_over_tasks_that_are_played_once(good: Path) -> None:
+    checked(good, ["algorithm.peers=[batch, role]", "tasks_per_step=2", "episodes_per_task=1"])
+
+
+def test_a_frozen_policy_has_no_rate_unless_it_is_only_evaluated(good: Path) -> None:
+    frozen = ["policies.thinker.frozen=true"]
+    said = complaint(good, *frozen)
+    assert said == "policies.thinker.lr: has no effect: thinker is frozen; leave it out (good.yaml, line 2)"
+    config = load(good, frozen)
+    cross_check(config, config.workflow.made, config.algorithm.made, training=False)
+
+
+def test_the_best_is_kept_where_several_are_measured(good: Path) -> None:
+    for best in ("true", "false"):
+        assert checked(good, [f"checkpoint.best={best}", "eval.every=5"]).checkpoint.best is (best == "true")
 
 
 def test_a_frozen_role_may_be_greedy(good: Path) -> None:
@@ -313,9 +462,32 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         load(tmp_path / "nothing.yaml")
 
 
+def test_a_merge_key_takes_over_what_the_mapping_itself_does_not_say(good: Path) -> None:
+    base = "thinker: &base {lr: 3e-4, lora: {rank: 2}}"
+    good.write_text(GOOD.replace("thinker: {lr: 3e-4}", base).replace("  doer:\n", "  doer:\n    <<: *base\n"))
+    config = checked(good, [])
+    assert config.policies["doer"].lr == 3e-4 and config.policies["doer"].lora == Lora(rank=8)
+    assert config.sources.place(("policies", "doer", "lr")) == "good.yaml, line 2"
+    good.write_text(GOOD.replace("  doer:\n", "  doer:\n    <<: 3\n"))
+    assert "policies.doer: << takes over a mapping, not 3 (good.yaml, line 3)" in complaint(good)
+
+
 def test_a_file_that_is_a_list_is_no_config(good: Path) -> None:
     good.write_text("- 1\n")
     assert "a config is a mapping" in complaint(good)
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        (b"name: caf\xe9\n", "good.yaml: not UTF-8 on line 19: the byte 0xe9"),
+        (b"name: a\x01b\n", "good.yaml: not YAML on line 19: the character U+0001 may not stand there"),
+    ],
+)
+def test_a_file_of_strange_signs_is_named_with_its_line(good: Path, line: bytes, complaint: str) -> None:
+    good.write_bytes(GOOD.encode() + line)
+    with pytest.raises(ConfigError, match=re.escape(complaint)):
+        load(good)
 
 
 def test_an_empty_file_names_every_key_it_lacks(good: Path) -> None:
@@ -412,8 +584,8 @@ def test_an_override_of_a_whole_part_replaces_its_options(good: Path) -> None:
 
 def test_any_string_names_a_role(good: Path) -> None:
     good.write_text(GOOD.replace("reasoner:", '"v1.5 β":').replace("chain", '{name: chain, roles: ["v1.5 β", actor]}'))
-    config = checked(good, ['roles."v1.5 β".max_tokens=3'])
-    assert config.roles["v1.5 β"].max_tokens == 3
+    config = checked(good, ['roles."v1.5 β".temperature=0.5'])
+    assert config.roles["v1.5 β"].temperature == 0.5
     assert 'roles."v1.5 β".max_tokens: 0 is given' in complaint(good, 'roles."v1.5 β".max_tokens=0')
 
 
@@ -439,13 +611,15 @@ def test_every_hint_names_an_option_that_exists() -> None:
     known = keys(schema())
     for kind, names in BUILTIN.items():
         known |= {f"{kind}.{option}" for name in names for option in options_of(find(kind, name))}
-    for key in itertools.chain(*(hint.removesuffix(", of ppo").split(" and ") for hint in HERE.values())):
+    for key in itertools.chain(*(hint.partition(", ")[0].split(" and ") for hint in HERE.values())):
         assert key in known, key
 
 
 def test_a_foreign_name_is_known_by_its_longest_ending() -> None:
     assert hint_for(("actor_rollout_ref", "actor", "optim", "lr")) == "here it is policies.<name>.lr"
-    assert hint_for(("critic", "optim", "lr")) == "here it is algorithm.value_lr, of ppo"
+    lr = "here it is critics.<name>.lr and algorithm.value_lr, the latter of ppo's value head"
+    assert hint_for(("critic", "optim", "lr")) == lr
+    assert hint_for(("ppo", "target_kl")) == "here it is algorithm.stop_kl"
     assert hint_for(("rollout", "n")) == "here it is episodes_per_task"
     assert hint_for(("n",)) is None
 
@@ -532,6 +706,28 @@ def fits_type(kind: str, data: Any) -> bool:
     if kind in ("number", "integer"):
         return isinstance(data, int if kind == "integer" else (int, float)) and not isinstance(data, bool)
     return isinstance(data, TYPES[kind])
+
+
+@pytest.mark.parametrize("override", [[], ["policies.thinker.model=models/small"]], ids=["file", "override"])
+def test_a_model_and_an_adapter_beside_the_config_are_found_from_anywhere(
+    good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, override: list[str]
+) -> None:
+    good.write_text(GOOD.replace("{lr: 3e-4}", "{model: models/small, adapter: old}"))
+    for name in ("models/small", "old", "elsewhere", "demo"):
+        (tmp_path / name).mkdir(parents=True)
+    monkeypatch.chdir("elsewhere")
+    config = load(tmp_path / good, override)
+    assert config.policies["thinker"].model == str(tmp_path / "models" / "small")
+    assert config.policies["thinker"].adapter == tmp_path / "old"
+    assert config.policies["doer"].model == "demo"  # a name of ours, whatever lies beside the config
+    (tmp_path / "stored.yaml").write_text(dump(config))
+    monkeypatch.chdir("/")
+    assert load(tmp_path / "stored.yaml") == config
+
+
+def test_a_model_that_is_no_folder_keeps_its_name(good: Path) -> None:
+    config = load(good, ["policies.doer.model=org/name", "encoder={name: hidden, model: org/other}"])
+    assert config.policies["doer"].model == "org/name" and config.encoder.made.model == "org/other"
 
 
 def test_data_beside_the_config_is_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

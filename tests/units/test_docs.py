@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import inspect
 import re
+import runpy
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import yaml
 
+from coterie.api import AgentTrainer, Trained
+from coterie.config import Config
+from coterie.config.crosscheck import cross_check
+from coterie.config.registry import BUILTIN, find
 from coterie.envs.base import graded
 from coterie.rewards.load import load
+from coterie.rollout import Collector
 from coterie.types import Env, Episode, Task, Turn, Workflow
+from coterie.workflows.multi_turn import MultiTurn
 from tests.episodes import credited
+from tests.runs import naming_config, written
 from tests.scripted import Scripted
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -46,16 +57,37 @@ def test_the_environment_of_the_page_is_played_and_scored(tmp_path: Path) -> Non
     env = example("adding-an-environment.md", "Guessing", tmp_path)(size=3)
     assert isinstance(env, Env)
     task = graded(env, "native", {}, 1.0).tasks("test")[0]
-    world = env.open(task)
-    low, high = 1, 100
-    while not world.done:
-        guess = (low + high) // 2
-        world.act(str(guess))
-        low, high = (guess + 1, high) if world.observe() == "Higher." else (low, guess - 1)
-    episode = Episode("e", task, 0, answer=guess)
-    asyncio.run(env.score(episode))
-    assert episode.reward == 1.0
-    assert world.guesses <= 7
+    for said, worth in ((["0", f" {task.answer}\n"], 1.0), (["101", "none"], 0.0)):
+        team = Scripted({"player": said})
+        outcome = asyncio.run(MultiTurn(max_steps=2).run(task, team, env.open(task)))
+        episode = Episode("e", task, 0, turns=team.said())
+        collector = Collector(MultiTurn(), env, None, {}, 1, 60.0, None)  # type: ignore[arg-type]
+        asyncio.run(collector.score(episode, outcome))
+        assert episode.reward == outcome.metrics["finished"] == worth
+        assert episode.metrics["turns"] == 2
+        assert team.player.heard[1][-1]["content"] == ("Higher." if worth else "Lower.")
+
+
+def test_the_python_of_the_page_of_workflows_plays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (code,) = re.findall(r"^```python\n(.*?)^```", (DOCS / "workflows.md").read_text(), re.DOTALL | re.MULTILINE)
+    (tmp_path / "fields.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    asked: list[Config] = []
+
+    def train(self: AgentTrainer) -> Trained:
+        asked.append(self.config)
+        return Trained(tmp_path, {"reward": 1.0})
+
+    monkeypatch.setattr(AgentTrainer, "train", train)
+    runpy.run_path("fields.py", run_name="__main__")
+    (config,) = asked
+    task = config.env.made.tasks("test")[0]
+    cross_check(config, config.workflow.made, config.algorithm.made)
+    call = '<tool_call>{"name": "area", "arguments": {"width": 9, "height": 3}}</tool_call>'
+    team = Scripted({"worker": [call, "It is 27."], "speaker": ["27"]})
+    answer = asyncio.run(config.workflow.made.run(task, team, None))
+    assert "27.0" in team.worker.heard[1][-1]["content"] and "It is 27." in team.speaker.heard[0][0]["content"]
+    assert config.reward.made(answer, task.answer) == 1.0 and config.reward.made("26", task.answer) == 0.0
 
 
 def test_the_algorithm_of_the_page_compares_each_turn_with_the_others(tmp_path: Path) -> None:
@@ -65,7 +97,20 @@ def test_the_algorithm_of_the_page_compares_each_turn_with_the_others(tmp_path: 
     alone = Episode("u/0", Task("u", "?", "!"), 0, [a_turn()], reward=1.0)
     credited(rloo, [*episodes, alone])
     advantages = [episode.turns[0].advantages.tolist() for episode in (*episodes, alone)]
-    assert advantages == [[1.0] * 2, [-0.5] * 2, [-0.5] * 2, [0.0] * 2]
+    assert advantages == [pytest.approx([wanted] * 2) for wanted in (1.0, -0.5, -0.5, 0.0)]
+
+
+def test_the_algorithm_of_the_page_counts_its_groups_and_knows_an_empty_step_and_a_kl_in_the_reward(
+    tmp_path: Path,
+) -> None:
+    make = example("adding-an-algorithm.md", "Rloo", tmp_path)
+    pairs = [Episode(f"{t}/{i}", Task(t, "?", "!"), i, [a_turn()], reward=float(i)) for t in "xyz" for i in range(2)]
+    assert credited(make(), pairs)["groups"] == 3.0
+    assert credited(make(), [])["groups"] == 0.0
+    for episode in pairs:
+        episode.turns[0].ref_logprobs = torch.tensor([-0.1, -0.2]) - episode.reward
+    credited(make(kl=0.25, kl_in="reward"), pairs)  # the better one is two nats further from the reference
+    assert [float(e.turns[0].advantages[0]) for e in pairs] == pytest.approx([-0.5, 0.5] * 3)
 
 
 def a_turn() -> Turn:
@@ -79,3 +124,29 @@ def test_the_page_of_algorithms_says_what_the_algorithms_say() -> None:
     maker = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(maker)
     assert written == maker.page(), "run: python docs/make_algorithms.py"
+
+
+@pytest.mark.parametrize("name", BUILTIN["algorithm"])
+def test_an_entry_says_in_three_lines_what_it_is_when_to_use_it_and_what_it_costs(name: str) -> None:
+    what, when, cost = inspect.cleandoc(find("algorithm", name).__doc__).splitlines()
+    assert when.startswith(("For ", "Where ", "To ", "The plain choice "))
+    assert cost.startswith("Costs ") and "arXiv" in cost and cost.endswith(")") and "arXiv" not in what + when
+
+
+AROUND = (DOCS / "algorithms.md").read_text().partition("# Around the algorithms")[2].split("\n## ")[1:]
+EXAMPLES = [(text.partition("\n")[0], re.findall(r"^```yaml\n(.*?)^```", text, re.M | re.S)) for text in AROUND]
+
+
+def test_every_setting_around_the_algorithms_has_an_example() -> None:
+    wanted = ["critics", "encoder", "opponents", "alarm", "rotate", "rotate_turns", "algorithm.roles"]
+    assert [name for name, _ in EXAMPLES] == wanted
+
+
+@pytest.mark.parametrize(("name", "example"), EXAMPLES, ids=[name for name, _ in EXAMPLES])
+def test_the_examples_of_the_page_of_algorithms_are_configs(name: str, example: list[str], tmp_path: Path) -> None:
+    roles = ["reasoner", "actor"]
+    tree = naming_config(Path("demo"), steps=100, policies={role: {"model": "demo"} for role in roles})
+    tree |= {"roles": {role: role for role in roles}, "env": tree["env"] | {"letters": dict.fromkeys(roles, "a")}}
+    tree["workflow"] |= {"order": roles, "rounds": 2}
+    config = written(tree | yaml.safe_load(*example), tmp_path)
+    cross_check(config, config.workflow.made, config.algorithm.made)

@@ -280,6 +280,17 @@ def test_an_agent_that_no_node_trains_is_frozen(tmp_path: Path) -> None:
     assert config.algorithm.made.rotate is None  # it is always the other one's turn
 
 
+def test_what_is_said_for_all_and_concerns_nobody_is_told_and_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    all_of_them = ["actor_rollout_ref.actor.optim.lr=1e-6", "data.max_response_length=64"]
+    config = loaded(tmp_path, without(MARFT, "actor_0"), *all_of_them, "actor_rollout_ref.rollout.response_length=32")
+    cross_check(config, config.workflow.made, config.algorithm.made)
+    assert config.policies["actor"].lr == 1e-6 and config.sampling_of("actor").max_tokens == 32
+    said = capsys.readouterr().err
+    assert "data.max_response_length, for every" in said and "the learning rate of reasoner, which no node" in said
+
+
 def test_agents_that_share_an_instance_are_one_policy(tmp_path: Path) -> None:
     text = without(MARFT, "actor_1").replace("node_id: actor\n", "node_id: actor\n", 1)
     data = yaml.safe_load(text)
@@ -417,6 +428,26 @@ def test_a_broken_graph_is_refused_by_name_with_its_node_and_line(name: str, tmp
     with pytest.raises(ConfigError) as refused:
         loaded(tmp_path, MARFT.replace(sound, broken))
     assert re.search(message, str(refused.value)), refused.value
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        ("import math\n\n\nmath.no", "line 4: AttributeError: module 'math' has no attribute 'no'"),
+        ("def f():\n    return 1 / 0\nf()", "line 2: ZeroDivisionError: division by zero"),
+        ("x = [\ny = 3", "line [12]: SyntaxError"),
+        ("import no_such_package", "line 1: ModuleNotFoundError: No module named 'no_such_package'"),
+        ("raise KeyError('x')", "line 1: KeyError: 'x'"),
+    ],
+)
+@pytest.mark.parametrize(("file", "key"), [("process.py", "process_path"), ("math_env.py", "env_path")])
+def test_a_users_file_that_cannot_be_run_is_told_with_its_line(
+    broken: str, message: str, file: str, key: str, tmp_path: Path
+) -> None:
+    graph = folder_with(tmp_path)
+    (tmp_path / file).write_text(broken)
+    with pytest.raises(ConfigError, match=rf"agent_options.{key}: .*{file}, {message}.*graph.yaml, line"):
+        load(graph, DATA)
 
 
 def test_a_graph_without_data_says_how_it_is_given(tmp_path: Path) -> None:

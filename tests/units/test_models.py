@@ -15,16 +15,25 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, T5Config
 
 from coterie.chat import Chat
 from coterie.models import demo
+from coterie.models.base import Base
 from coterie.models.cache import cache_folder, made_once
 from coterie.models.errors import ModelError
+from coterie.models.peft import WEIGHTS, load_adapter, save_adapter
 from coterie.models.store import load_end_ids, load_model, load_tokenizer, resolve
 from coterie.types import Message
 from tests.gguf_files import tiny_gguf
 from tests.models import CHATML, KINDS, tiny, tiny_model
+from tests.oracle import random_adapter
+
+
+def load_float(folder: Path) -> Any:
+    return load_model(folder, torch.float32, "sdpa")
+
 
 HELLO: list[Message] = [{"role": "user", "content": "What is 2 + 3?"}]
 
@@ -74,6 +83,64 @@ def test_weights_that_are_missing_are_not_made_up(tmp_path: Path) -> None:
     config.save_pretrained(tmp_path)
     with pytest.raises(ModelError, match=r"lacks 9 of the model's weights: model.layers.3"):
         load_model(tmp_path, torch.float32, "sdpa")
+
+
+def cut(file: Path) -> None:
+    """As a copy that was broken off leaves it."""
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "load", "complaint"),
+    [
+        (lambda folder: cut(folder / "model.safetensors"), load_float, "its weights are damaged"),
+        (lambda folder: cut(folder / "tokenizer.json"), load_tokenizer, "its tokenizer cannot be read"),
+        (lambda folder: (folder / "tokenizer.json").write_text("{}"), load_tokenizer, "its tokenizer cannot be read"),
+        (lambda folder: cut(folder / "generation_config.json"), load_end_ids, "generation_config.json cannot be read"),
+    ],
+    ids=["weights", "half a tokenizer", "no tokenizer", "generation config"],
+)
+def test_damaged_files_are_named(
+    spoil: Callable[[Path], None], load: Callable[[Path], Any], complaint: str, tmp_path: Path
+) -> None:
+    tiny("llama", tmp_path)
+    load(tmp_path)
+    spoil(tmp_path)
+    with pytest.raises(ModelError, match=complaint) as caught:
+        load(tmp_path)
+    assert str(tmp_path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "complaint"),
+    [
+        (
+            lambda folder: (folder / WEIGHTS).rename(folder / "adapter_model.bin"),
+            "no adapter_model.safetensors; .*peft",
+        ),
+        (lambda folder: (folder / WEIGHTS).unlink(), "no adapter_model.safetensors$"),
+        (lambda folder: cut(folder / WEIGHTS), r"adapter_model.safetensors is damaged"),
+        (lambda folder: cut(folder / "adapter_config.json"), r"adapter_config.json: not JSON"),
+        (lambda folder: (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}'), "no r and no lora_alpha"),
+        (lambda folder: wide_adapter(folder), r"lora_A.weight is \[2, 96\] and not \[2, 64\]: of another model"),
+    ],
+    ids=["of an old peft", "no weights", "half of them", "half a config", "no rank", "another width"],
+)
+def test_a_damaged_adapter_is_named(
+    spoil: Callable[[Path], None], complaint: str, tmp_path: Path, model_folder: Callable[[str], Path]
+) -> None:
+    base = Base(model_folder("llama"))
+    save_adapter(random_adapter(base, "a", 2, ("q_proj",), seed=1), tmp_path, "any")
+    load_adapter("b", tmp_path, base.layers)
+    spoil(tmp_path)
+    with pytest.raises(ModelError, match=complaint) as caught:
+        load_adapter("c", tmp_path, base.layers)
+    assert str(tmp_path) in str(caught.value)
+
+
+def wide_adapter(folder: Path) -> None:
+    tensors = {name: torch.zeros(2, 96) for name in load_file(folder / WEIGHTS)}
+    save_file(tensors, folder / WEIGHTS)
 
 
 def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
