@@ -44,8 +44,8 @@ def code_of(value: Any) -> Any:
 class Watch:
     """Notes what is no longer as it was, and was not put there by an installed package, as plugins of pytest do."""
 
-    def __init__(self, project: str) -> None:
-        self.project = project
+    def __init__(self, installed: list[str]) -> None:
+        self.installed = installed  # folders that packages are in
         self.before = {part: (value, code_of(value)) for part, value in parts()}
         self.modules = {name: module for name, module in sys.modules.items() if is_runner(name)}
         self.owners = {owner for owner, _ in self.before if isinstance(owner, type)}
@@ -66,10 +66,11 @@ class Watch:
                     self.changed.add(f"{owner.__name__}.{name}")
 
     def is_installed(self, value: Any) -> bool:
-        """A function from a file outside the project, and none that only belongs elsewhere."""
+        """A function of a package, and none that only belongs elsewhere."""
         code = code_of(value)
         file = os.path.abspath(code.co_filename) if code else ""
-        return id(value) not in self.values and os.path.isfile(file) and not file.startswith(self.project + os.sep)
+        packaged = any(file.startswith(folder + os.sep) for folder in self.installed)
+        return id(value) not in self.values and packaged and os.path.isfile(file)
 
 
 def by_unittest(arguments: list[str], ready: Callable[[], Watch]) -> tuple[bool, Watch]:
@@ -108,10 +109,10 @@ def by_pytest(arguments: list[str], ready: Callable[[], Watch]) -> tuple[bool, W
     return code == 0 and reports.passed > 0, watch
 
 
-def enter_project() -> Watch:
+def enter_project(installed: list[str]) -> Watch:
     """From here on the project's own modules can be imported, also where they have a name that we have used."""
     here = os.getcwd()
-    watch = Watch(here)
+    watch = Watch([folder for folder in installed if folder and folder != here])
     sys.path.insert(0, here)
     for name in set(sys.modules) - STARTED:
         top = name.partition(".")[0]
@@ -130,7 +131,7 @@ def main() -> None:
     sys.path[:] = [*request["path"], *(folder for folder in sys.path if folder not in request["path"])]
     sys.argv[:] = [request["module"], *request["arguments"]]
     run = by_pytest if request["module"] == "pytest" else by_unittest
-    passed, watch = run(request["arguments"], enter_project)
+    passed, watch = run(request["arguments"], lambda: enter_project(request["path"]))
     watch.look()
     if watch.changed:
         print(f"the project changes what runs its tests: {', '.join(sorted(watch.changed)[:5])}", file=sys.stderr)

@@ -28,11 +28,13 @@ SEGMENTS: dict[str, Callable[[int], list[Segment]]] = {
 
 
 @torch.no_grad()
-def both(base: Base, count: int, segments: list[Segment]) -> tuple[Tensor, Tensor]:
-    """Of two rows: our forward, and the model's own."""
+def both(base: Base, count: int, segments: list[Segment], learning: bool = False) -> tuple[Tensor, Tensor]:
+    """Of two rows: our forward, and the model's own, which adds adapters in another way where it learns."""
     ids, spans = torch.tensor(random_ids(count, seed=count)), [Span(0, 6), Span(6, count - 6)]
     positions = torch.cat([torch.arange(span.length) for span in spans])
-    return base.sampled(ids, positions, Packed(spans), segments), base.hidden(ids, positions, Packed(spans), segments)
+    ours = base.sampled(ids, positions, Packed(spans), segments)
+    with torch.set_grad_enabled(learning):
+        return ours, base.hidden(ids, positions, Packed(spans), segments).detach()
 
 
 @pytest.mark.parametrize("kind", OURS)
@@ -41,7 +43,7 @@ def both(base: Base, count: int, segments: list[Segment]) -> tuple[Tensor, Tenso
 def test_our_forward_is_the_models_own(team_base: Callable[[str], Base], kind: str, adapters: str, count: int) -> None:
     base = team_base(kind)
     assert base.forward is not None
-    ours, theirs = both(base, count, SEGMENTS[adapters](count))
+    ours, theirs = both(base, count, SEGMENTS[adapters](count), learning=True)
     torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
 
 
