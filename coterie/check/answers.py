@@ -6,15 +6,15 @@ from collections.abc import Iterator
 from typing import Literal
 
 from coterie.check.record import DryRun, Finding, Gold, brief
+from coterie.types import is_right
 
 Found = Iterator[Finding]
 Level = Literal["error", "warning"]
-FULL = 1 - 1e-6  # what a right answer earns
 
 
 def unseen(dry: DryRun) -> Found:
     """Reference answers that do not earn 1: the workflow hides them, or the grader does not know them."""
-    missed = [gold for gold in dry.golds if gold.episode.reward < FULL]
+    missed = [gold for gold in dry.golds if not is_right(gold.episode.reward)]
     if not missed:
         return
     blind = dry.graded and len(missed) == len(dry.golds) and all(not _tells(dry, gold) for gold in missed)

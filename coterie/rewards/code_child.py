@@ -13,7 +13,7 @@ import sys
 from _json import encode_basestring_ascii as quoted
 
 from coterie.rewards.code_line import SHOWN, Line, Overtime, shown
-from coterie.rewards.code_wire import plain
+from coterie.rewards.code_wire import plain, scalar
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -120,14 +120,8 @@ DOES: dict[str, Any] = {
 
 def encoded(value: Any) -> str:
     """A value as JSON. Tuples, sets and the like are lists; what JSON has no word for is shown as text."""
-    if value is None or isinstance(value, bool):
-        return "null" if value is None else str(value).lower()
-    if isinstance(value, str):
-        return quoted(value)
-    if isinstance(value, int):
-        return int.__repr__(value)
-    if isinstance(value, float):
-        return float.__repr__(value).replace("inf", "Infinity").replace("nan", "NaN")
+    if (text := scalar(value)) is not None:
+        return text
     if isinstance(value, dict):
         return "{" + ",".join(f"{quoted(str(name))}:{encoded(part)}" for name, part in value.items()) + "}"
     try:

@@ -64,14 +64,8 @@ class Wire:
             raise ValueError("a message ends too early") from None
 
     def encoded(self, value: Any) -> str:
-        if value is None or isinstance(value, bool):
-            return "null" if value is None else str(value).lower()
-        if isinstance(value, str):
-            return quoted(value)
-        if isinstance(value, int):
-            return int.__repr__(value)
-        if isinstance(value, float):
-            return float.__repr__(value).replace("inf", "Infinity").replace("nan", "NaN")
+        if (text := scalar(value)) is not None:
+            return text
         if isinstance(value, list) and not own(type(value)):
             return f"[{','.join(map(self.encoded, value))}]"
         tag, parts = self._referred(value) if own(type(value)) else self._tagged(value)
@@ -172,3 +166,16 @@ def _known(name: str, parts: Any) -> Any:
         raise ValueError(f"{name} of {type(parts).__name__}")
     module, _, kind = name.rpartition(".")
     return getattr(__import__(module), kind)(parts)
+
+
+def scalar(value: Any) -> str | None:
+    """A text, number or the like as JSON; None for what has parts."""
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    if isinstance(value, str):
+        return quoted(value)
+    if isinstance(value, int):
+        return int.__repr__(value)
+    if isinstance(value, float):
+        return float.__repr__(value).replace("inf", "Infinity").replace("nan", "NaN")
+    return None
