@@ -19,6 +19,7 @@ from coterie.engines.native.engine import NativeEngine
 from coterie.models.base import Base
 
 COMPARED = (8, 32)  # rows and tokens, in full precision
+ROUNDS = 4  # of ragged answers, when more wait than have room
 
 
 def rollout(
@@ -41,8 +42,8 @@ def rollout(
 ) -> None:
     """Sample the same tokens with the native engine and with generate: coterie bench rollout --shape 3b --rows 256
 
-    A model answers chats. A shape answers random prompts, with all answers as long as they may be, and with answers
-    of a quarter to all of that.
+    A model answers chats. A shape answers random prompts: with all answers as long as they may be, with answers of a
+    quarter to all of that, and with four times as many of those, of which both sides hold `--rows` at a time.
     """
     here = pick(device)
     if shape is None and not quick:
@@ -61,9 +62,13 @@ def shaped_rows(
 ) -> list[Row]:
     same = same_greedy(shape, device, prompt)  # first: an engine takes what memory there is
     bench = Shaped(shape, device, rows, prompt)
-    work = {"fixed lengths": [most] * rows, "ragged lengths": list(lengths(rows, most))}
+    work = {
+        "fixed lengths": [most] * rows,
+        "ragged lengths": lengths(rows, most),
+        f"{ROUNDS * rows} ragged, {rows} at a time": lengths(ROUNDS * rows, most),
+    }
     found = [bench.compare(name, limits, repeats) for name, limits in work.items()]
-    found[0].notes = {"gap": gap(bench.engine, "policy", bench.prompts, most), "greedy as generate's": same}
+    found[0].notes = {"gap": gap(bench.engine, "policy", bench.prompts[:rows], most), "greedy as generate's": same}
     if others:
         found += bench.others(work["fixed lengths"], repeats)
     return found
@@ -73,28 +78,33 @@ class Shaped:
     """Random prompts of one length for random weights of a shape."""
 
     def __init__(self, shape: str, device: torch.device, rows: int, prompt: int) -> None:
-        self.shape, self.device = shape, device
+        self.shape, self.device, self.rows = shape, device, rows
         self.base = base_of(shape, device, half(device))
         self.engine = NativeEngine(self.base, {"policy": None}, rows)
         self.peer = shaped(shape, device, half(device))
-        self.prompts = prompts(rows, prompt, self.base.vocabulary)
+        self.prompts = prompts(ROUNDS * rows, prompt, self.base.vocabulary)
 
     def ours(self, limits: Sequence[int]) -> int:
-        said = play(self.engine, ["policy"], self.prompts, limits)
+        said = play(self.engine, ["policy"], self.prompts[: len(limits)], limits)
         self.engine.clear()
         return count([sample.ids for sample in said], limits)
 
-    def compare(self, work: str, limits: Sequence[int], repeats: int) -> Row:
-        def theirs() -> int:
-            return count(generate(self.peer, self.prompts, limits), limits)
+    def theirs(self, limits: Sequence[int]) -> int:
+        """`generate` has no queue: it is given as many as it may hold, and the next when the last of them is done."""
+        said = []
+        for at in range(0, len(limits), self.rows):
+            part = slice(at, at + self.rows)
+            said += generate(self.peer, self.prompts[: len(limits)][part], limits[part])
+        return count(said, limits)
 
-        mine, peers = in_turn(lambda: self.ours(limits), theirs, repeats, self.device)
+    def compare(self, work: str, limits: Sequence[int], repeats: int) -> Row:
+        mine, peers = in_turn(lambda: self.ours(limits), lambda: self.theirs(limits), repeats, self.device)
         return Row(work, "native", "generate", mine, peers)
 
     def others(self, limits: Sequence[int], repeats: int) -> list[Row]:
         mine, theirs = in_turn(
             lambda: self.ours(limits),
-            lambda: count(continuous(self.peer, self.prompts, limits), limits),
+            lambda: count(continuous(self.peer, self.prompts[: len(limits)], limits), limits),
             repeats,
             self.device,
         )
@@ -102,7 +112,7 @@ class Shaped:
         vllm: Way | None = None
         if find_spec("vllm") is not None:
             engine = Vllm(self.shape)
-            vllm = lambda: count(engine(self.prompts, limits), limits)  # noqa: E731
+            vllm = lambda: count(engine(self.prompts[: len(limits)], limits), limits)  # noqa: E731
         mine, theirs = in_turn(lambda: self.ours(limits), vllm, repeats, self.device)
         return [*found, Row("fixed lengths", "native", "vLLM", mine, theirs)]
 

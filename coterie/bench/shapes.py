@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -71,7 +70,7 @@ def prompts(count: int, length: int, vocabulary: int, seed: int = 0) -> list[tup
     return [tuple(row) for row in torch.randint(1, vocabulary, (count, length), generator=draw).tolist()]
 
 
-def lengths(count: int, most: int) -> Sequence[int]:
+def lengths(count: int, most: int) -> list[int]:
     """From a quarter to all of the longest, evenly, long and short ones mixed."""
     steps = [most // 4 + (most - most // 4) * i // max(1, count - 1) for i in range(count)]
     order = torch.randperm(count, generator=torch.Generator().manual_seed(0)).tolist()
