@@ -21,13 +21,14 @@ def token_budget(base: Base, learning: Learning) -> int:
         return ON_CPU
     memory = torch.cuda.get_device_properties(base.device).total_memory
     wide = next(base.model.parameters()).element_size()
-    kept = bytes_per_token(base.model.config.get_text_config(), wide, learning.checkpointing)
+    gates = 4 if base.learned is None or base.whole else 2
+    kept = bytes_per_token(base.model.config.get_text_config(), wide, learning.checkpointing, gates)
     return max(LEAST, min(MOST, int(PART * memory / kept)))
 
 
-def bytes_per_token(config: PreTrainedConfig, wide: int, checkpointing: bool) -> int:
-    """What a backward needs of a token: in every layer about ten vectors as wide as the model and four as wide as
-    its MLP; with checkpointing one, and all of one layer."""
-    layer = 10 * config.hidden_size + 4 * getattr(config, "intermediate_size", 4 * config.hidden_size)
+def bytes_per_token(config: PreTrainedConfig, wide: int, checkpointing: bool, gates: int) -> int:
+    """What a backward needs of a token: in every layer about ten vectors as wide as the model and some, `gates`, as
+    wide as its MLP; with checkpointing one, and all of one layer."""
+    layer = 10 * config.hidden_size + gates * getattr(config, "intermediate_size", 4 * config.hidden_size)
     layers = config.num_hidden_layers
     return wide * (layers * config.hidden_size + layer if checkpointing else layers * layer)

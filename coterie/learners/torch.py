@@ -49,6 +49,9 @@ class TorchLearner:
         self.policy, self.base, self.adapter, self.frozen = policy, base, adapter, frozen
         self.lr, self.learning, self.steps, self.reference = lr, learning, steps, reference
         self.version, self.speaks, self.processes = 0, speaks, processes
+        for one in (base, reference) if adapter is None and not frozen else ():
+            if one is not None:
+                one.whole = True  # both go through the model's own modules: no step, no divergence
         self.chosen, self.budget = Chosen(base), token_budget(base, learning)
         self.head: nn.Linear | None = None
         groups: list[dict[str, Any]] = []

@@ -15,6 +15,7 @@ from coterie.chat import Chat
 from coterie.models.attention import NAME, Layout, Packed
 from coterie.models.errors import ModelError
 from coterie.models.forward import Forward, forward_of
+from coterie.models.learned import Learned
 from coterie.models.lora import route
 from coterie.models.probe import Asked, Kept, Noting, alike, alone, texts
 from coterie.models.products import logits_of
@@ -55,6 +56,9 @@ class Base:
         if self.kept is None:
             self._must_agree(rows, theirs)
         self.forward = self._try_forward(rows, theirs, asked) if self.kept is not None else None
+        silu = getattr(config, "hidden_act", None) == "silu"
+        self.learned = Learned(self.forward) if self.forward is not None and silu else None
+        self.whole = False  # whether its own weights are learned, or stand beside such as their reference
 
     @property
     def native(self) -> bool:
@@ -75,7 +79,11 @@ class Base:
         """Last hidden states of a flat stream of tokens: [T] → [T, width]."""
         if not self.native:
             return self._row_by_row(tokens, layout, segments)
-        return self._together(tokens, positions, layout, segments)
+        if self.learned is None or self.whole:
+            return self._together(tokens, positions, layout, segments)
+        again = self.model.is_gradient_checkpointing and torch.is_grad_enabled()
+        with self.routing.on(segments):
+            return self.learned(tokens, positions, layout, again)
 
     @torch.inference_mode()
     def sampled(self, tokens: Tensor, positions: Tensor, layout: Layout, segments: Sequence[Segment] = ()) -> Tensor:

@@ -22,7 +22,7 @@ KINDS = ("llama", "mistral", "qwen2", "qwen3")
 
 
 @dataclass
-class _Block:
+class Block:
     """One layer of the model: its own modules, and products that several of them share."""
 
     before: nn.Module  # norm
@@ -61,7 +61,7 @@ class Forward:
         sin[..., : self.width // 2].neg_()  # see `_turned`
         return cos[0, :, None], sin[0, :, None]
 
-    def _attend(self, i: int, block: _Block, x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
+    def _attend(self, i: int, block: Block, x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
         # In this order: PyTorch turns a matrix around in twice the time that it takes for three dimensions.
         heads = block.qkv(x).unflatten(1, (-1, self.width)).contiguous()  # [T, all heads, width]
         q_heads, k_heads, _ = (size // self.width for size in block.qkv.sizes)
@@ -86,10 +86,10 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return (x * cos).addcmul_(x.roll(x.shape[-1] // 2, dims=-1), sin)
 
 
-def _block(layer: Any, asked: Asked) -> _Block:
+def _block(layer: Any, asked: Asked) -> Block:
     attention, mlp = layer.self_attn, layer.mlp
     named = dict(attention.named_children())
-    return _Block(
+    return Block(
         before=layer.input_layernorm,
         qkv=Joined([attention.q_proj, attention.k_proj, attention.v_proj]),
         norms=(named["q_norm"], named["k_norm"]) if "q_norm" in named else None,

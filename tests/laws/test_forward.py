@@ -94,6 +94,7 @@ def test_joined_layers_are_trained_as_the_layers_they_are(model_folder: Callable
     assert joined.weight[len(q.weight) :].data_ptr() == k.weight.data_ptr()
     ids, names = torch.tensor(random_ids(12, seed=3)), [name for name, _ in base.model.named_parameters()]
     assert names == [name for name, _ in load_model(base.folder, torch.float32, "sdpa").named_parameters()]
+    base.whole = True
     base.model.requires_grad_(True)
     base.hidden(ids, torch.arange(12), Packed([Span(0, 12)])).square().sum().backward()
     plain = load_model(base.folder, torch.float32, "sdpa")

@@ -178,11 +178,13 @@ def test_log_probs_are_those_of_the_temperature_that_was_sampled(model_folder: F
 def test_the_reference_is_the_model_as_it_was_given(lora: bool, model_folder: Folder) -> None:
     made = learner(model_folder("llama"), lora, reference=True)
     batch = random_batch(made)
+    before = made.logprobs(batch, reference=True)
     for _ in range(3):
         made.fit(batch, Algorithm().weights(batch), Algorithm().loss)
-    untouched = learner(model_folder("llama"), lora=False)
-    assert torch.equal(made.logprobs(batch, reference=True), untouched.logprobs(batch))
-    assert float((made.logprobs(batch) - untouched.logprobs(batch)).abs().max()) > 0.01
+    assert torch.equal(made.logprobs(batch, reference=True), before)
+    untouched = learner(model_folder("llama"), lora=False).logprobs(batch)
+    torch.testing.assert_close(before, untouched, atol=1e-4, rtol=0)
+    assert float((made.logprobs(batch) - untouched).abs().max()) > 0.01
 
 
 @pytest.mark.parametrize("estimator", get_args(KlEstimator)[1:])
@@ -343,5 +345,5 @@ def test_the_token_budget_is_the_config_s_or_what_the_machine_allows(model_folde
     base = learner(model_folder("llama")).base
     assert token_budget(base, Learning(microbatch_tokens=77)) == 77
     assert token_budget(base, Learning()) == 4096
-    whole, thrifty = (bytes_per_token(base.model.config, 2, checkpointing) for checkpointing in (False, True))
-    assert whole == 2 * 3 * (10 * 64 + 4 * 96) and thrifty < whole / 2
+    whole, thrifty = (bytes_per_token(base.model.config, 2, checkpointing, gates=2) for checkpointing in (False, True))
+    assert whole == 2 * 3 * (10 * 64 + 2 * 96) and thrifty < whole

@@ -1,0 +1,54 @@
+"""A forward of our own for decoders that are built like Llama, to learn adapters with.
+
+It computes what the model's own modules compute, in fewer launches, and keeps half as much for the backward.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from coterie.models.attention import Layout
+from coterie.models.forward import Block, Forward
+from coterie.models.gradients import Norm, Turn, gated_linear, linear
+from coterie.models.varlen import precision
+
+
+class Learned:
+    """Embedding, blocks and last norm; the model's weights are frozen."""
+
+    def __init__(self, forward: Forward) -> None:
+        self.forward = forward
+
+    def __call__(self, tokens: Tensor, positions: Tensor, layout: Layout, again: bool) -> Tensor:
+        """[T], [T] → [T, hidden]; `again`: keep little, and run every block once more in the backward."""
+        embedded = self.forward.embed(tokens)
+        # What every layer adds to stays in full precision; only the products have half.
+        x, dtype = embedded.to(torch.promote_types(embedded.dtype, torch.float32)), precision(embedded)
+        cos, sin = (turn[0] for turn in self.forward.rotary(x, positions[None]))
+        for i, block in enumerate(self.forward.blocks):
+            given = i, block, x, cos, sin, layout, dtype
+            x = checkpoint(self._through, *given, use_reentrant=False) if again else self._through(*given)
+        return _norm(x, self.forward.norm, x.dtype)
+
+    def _through(
+        self, i: int, block: Block, x: Tensor, cos: Tensor, sin: Tensor, layout: Layout, dtype: torch.dtype
+    ) -> Tensor:
+        x = x + self._attend(i, block, _norm(x, block.before, dtype), cos, sin, layout)
+        return x + gated_linear(linear(_norm(x, block.between, dtype), block.gate_up), block.down)
+
+    def _attend(self, i: int, block: Block, x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
+        width = self.forward.width
+        queries, keys, _ = heads = [size // width for size in block.qkv.sizes]
+        both, v = linear(x, block.qkv).unflatten(1, (sum(heads), width)).split((queries + keys, keys), dim=1)
+        if block.norms is not None:
+            parts = zip(both.split((queries, keys), dim=1), block.norms, strict=True)
+            both = torch.cat([_norm(part, norm, x.dtype) for part, norm in parts], dim=1)
+        q, k = Turn.apply(both, cos, sin).split((queries, keys), dim=1)
+        q, k, v = (part.transpose(0, 1) for part in (q, k, v))
+        return linear(layout.attend(i, q, k, v, block.asked.scale, block.asked.window).flatten(1), block.out)
+
+
+def _norm(x: Tensor, norm: torch.nn.Module, dtype: torch.dtype) -> Tensor:
+    return Norm.apply(x, norm.weight, norm.variance_epsilon, dtype)
