@@ -58,34 +58,51 @@ def gated(both: Tensor) -> Tensor:
 
 
 @triton.jit
-def _lift(
-    wide, up, owner, who, out, rows, outs, columns, stride,
-    ROWS: tl.constexpr, OUTS: tl.constexpr, COLUMNS: tl.constexpr, EXACT: tl.constexpr,
+def _lifted(
+    line, up, owner, whose, out, here, outs, columns, COLUMNS: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    at = tl.program_id(1) * OUTS + tl.arange(0, OUTS)
-    here, real = row < rows, at < outs
-    both = here[:, None] & real[None, :]
-    line = wide + row[:, None].to(tl.int64) * (outs + columns)
-    whose = tl.load(who + row * stride, mask=here, other=-1)
-    total = tl.load(line + at[None, :], mask=both, other=0.0).to(tl.float32)
+    """What the layers say at these outputs, and each row's own adapter."""
+    real = out < outs
+    total = tl.load(line + out[None, :], mask=here[:, None] & real[None, :], other=0.0).to(tl.float32)
     for first in range(0, columns, COLUMNS):
         column = first + tl.arange(0, COLUMNS)
         inside = column < columns
         belongs = tl.load(owner + column, mask=inside, other=-2)
         own = (belongs[None, :] == whose[:, None]) & here[:, None]
         read = tl.load(line + outs + column[None, :], mask=own, other=0.0)
-        lifts = up + at[None, :].to(tl.int64) * columns + column[:, None]
+        lifts = up + out[None, :].to(tl.int64) * columns + column[:, None]
         factor = tl.load(lifts, mask=inside[:, None] & real[None, :], other=0.0)
         total += tl.dot(read, factor, input_precision=EXACT)
-    place = out + row[:, None].to(tl.int64) * outs + at[None, :]
-    tl.store(place, total.to(out.dtype.element_ty), mask=both)
+    return total
 
 
-def lift(wide: Tensor, up: Tensor, owner: Tensor, who: Tensor) -> Tensor:
-    """Add each row's own adapter: wide [R, N + C], up [N, C], the owner of each column [C], who [R] → [R, N]."""
+@triton.jit
+def _lift(
+    wide, up, owner, who, out, rows, outs, columns, stride, GATE: tl.constexpr,
+    ROWS: tl.constexpr, OUTS: tl.constexpr, COLUMNS: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    at = tl.program_id(1) * OUTS + tl.arange(0, OUTS)
+    here, size = row < rows, outs // (1 + GATE)
+    line = wide + row[:, None].to(tl.int64) * (outs + columns)
+    whose = tl.load(who + row * stride, mask=here, other=-1)
+    kind: tl.constexpr = out.dtype.element_ty
+    result = _lifted(line, up, owner, whose, at, here, outs, columns, COLUMNS, EXACT).to(kind)
+    if GATE:
+        gate = result.to(tl.float32)
+        second = _lifted(line, up, owner, whose, size + at, here, outs, columns, COLUMNS, EXACT).to(kind)
+        result = (gate * tl.sigmoid(gate)).to(kind) * second
+    place = out + row[:, None].to(tl.int64) * size + at[None, :]
+    tl.store(place, result, mask=here[:, None] & (at < size)[None, :])
+
+
+def lift(wide: Tensor, up: Tensor, owner: Tensor, who: Tensor, gate: bool = False) -> Tensor:
+    """Add each row's own adapter: wide [R, N + C], up [N, C], the owner of each column [C], who [R] → [R, N].
+
+    With a gate it is SiLU of the first half times the second: → [R, N / 2].
+    """
     rows, (outs, columns) = len(wide), up.shape
-    out, exact = wide.new_empty(rows, outs), "ieee" if wide.dtype == torch.float32 else "tf32"
-    grid = (triton.cdiv(rows, 32), triton.cdiv(outs, 64))
-    _lift[grid](wide, up, owner, who, out, rows, outs, columns, who.stride(0), 32, 64, 32, exact)
+    out, exact = wide.new_empty(rows, outs // (1 + gate)), "ieee" if wide.dtype == torch.float32 else "tf32"
+    grid = (triton.cdiv(rows, 32), triton.cdiv(out.shape[1], 64))
+    _lift[grid](wide, up, owner, who, out, rows, outs, columns, who.stride(0), gate, 32, 64, 32, exact)
     return out

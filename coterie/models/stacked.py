@@ -8,9 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from coterie.models.kernels import lift
+from coterie.models.kernels import gated, lift
 from coterie.models.lora import Joined
 from coterie.models.routing import Pair, Segment
+from coterie.models.thin import fits, gate_product
 
 
 class Stacked:
@@ -47,18 +48,22 @@ class Stacked:
             yield self.wide[self.outs + column : self.outs + end], pair.down.detach(), 1.0
             yield self.up[start : start + len(pair.up), column:end], pair.up.detach(), pair.scale
 
-    def plain(self, x: Tensor) -> Tensor:
-        """[T, in] → [T, Σ out], without adapters."""
-        return F.linear(x, self.weight, self.bias)
+    def plain(self, x: Tensor, gate: bool = False) -> Tensor:
+        """[T, in] → [T, Σ out] without adapters; with a gate SiLU of its first half times its second."""
+        if gate and fits(x, self.weight):
+            return gate_product(x, self.weight, self.bias)
+        return _gated_if(gate, F.linear(x, self.weight, self.bias))
 
-    def by_row(self, x: Tensor, who: Tensor) -> Tensor:
+    def by_row(self, x: Tensor, who: Tensor, gate: bool = False) -> Tensor:
         """Each row with the adapter whose number it has in `who` [R]; −1 is none."""
-        return lift(F.linear(x, self.wide, self.wide_bias), self.up, self.owner, who) if self.parts else self.plain(x)
+        if not self.parts:
+            return self.plain(x, gate)
+        return lift(F.linear(x, self.wide, self.wide_bias), self.up, self.owner, who, gate)
 
-    def by_run(self, x: Tensor, runs: Sequence[Segment]) -> Tensor:
+    def by_run(self, x: Tensor, runs: Sequence[Segment], gate: bool = False) -> Tensor:
         """Each run of tokens with its adapter."""
         if not self.parts or not any(adapter for _, _, adapter in runs):
-            return self.plain(x)
+            return self.plain(x, gate)
         wide = F.linear(x, self.wide, self.wide_bias)
         out = wide[:, : self.outs]
         for start, end, adapter in runs:
@@ -66,7 +71,11 @@ class Stacked:
                 first, last = self.columns[adapter]
                 read = wide[start:end, self.outs + first : self.outs + last]
                 out[start:end].addmm_(read, self.up[:, first:last].t())
-        return out.contiguous()
+        return _gated_if(gate, out.contiguous())
+
+
+def _gated_if(gate: bool, both: Tensor) -> Tensor:
+    return gated(both) if gate else both
 
 
 def refresh(layers: Sequence[Stacked]) -> None:

@@ -10,12 +10,13 @@ from torch import Tensor
 from coterie.engines.native.cache import Flash, SlotCache
 from coterie.engines.native.kernels import Heads, attend, place
 from coterie.models.forward import Forward
-from coterie.models.kernels import add_norm, gated
+from coterie.models.kernels import add_norm
 from coterie.models.routing import Segment
 from coterie.models.stacked import Stacked, refresh
 
 Products = tuple[Stacked, Stacked, Stacked, Stacked]  # of queries, keys and values; out; gate and up; down
 Attention = Callable[[int, Tensor, Heads], Tensor]  # a layer's queries, keys and values → what it saw
+Product = Callable[[Stacked, Tensor, bool], Tensor]  # what layers say of these tokens, through a gate or not
 
 
 class Fused:
@@ -52,7 +53,7 @@ class Fused:
 
         if who is None:
             return self._run(tokens, seen, Stacked.plain)
-        return self._run(tokens, seen, lambda layer, x: layer.by_row(x, who))
+        return self._run(tokens, seen, lambda layer, x, gate: layer.by_row(x, who, gate))
 
     def read(self, tokens: Tensor, layout: Flash, runs: Sequence[Segment]) -> None:
         """Several tokens for some slots; only their keys and values are wanted."""
@@ -65,15 +66,15 @@ class Fused:
             q, k, v = place(qkv, turns, cache, layout.rows, layout.positions, heads, block.norms)
             return layout.flash(cache, q, k, v, scale, window).flatten(1)
 
-        self._run(tokens, seen, lambda layer, x: layer.by_run(x, runs))
+        self._run(tokens, seen, lambda layer, x, gate: layer.by_run(x, runs, gate))
 
-    def _run(self, tokens: Tensor, seen: Attention, through: Callable[[Stacked, Tensor], Tensor]) -> Tensor:
+    def _run(self, tokens: Tensor, seen: Attention, through: Product) -> Tensor:
         x, y, width = self.forward.embed(tokens).float(), None, self.forward.width
         for i, (block, (qkv, out, gate_up, down)) in enumerate(zip(self.forward.blocks, self.products, strict=True)):
             queries, keys, _ = (size // width for size in block.qkv.sizes)
-            joined = through(qkv, add_norm(x, y, block.before))
-            y = through(out, seen(i, joined, Heads(queries, keys, width)))
-            y = through(down, gated(through(gate_up, add_norm(x, y, block.between))))
+            joined = through(qkv, add_norm(x, y, block.before), False)
+            y = through(out, seen(i, joined, Heads(queries, keys, width)), False)
+            y = through(down, through(gate_up, add_norm(x, y, block.between), True), False)
         return add_norm(x, y, self.forward.norm)
 
     def _turns(self, positions: Tensor) -> tuple[Tensor, Tensor]:
