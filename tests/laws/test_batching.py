@@ -95,3 +95,15 @@ def test_no_adapter_reads_what_another_has_computed(base: Base, prefilled: list[
     ask(engine, [(policy, prompt, 0, Sampling(4)) for policy in POLICIES])
     ask(engine, [(policy, prompt, 0, Sampling(4)) for policy in POLICIES])
     assert sum(prefilled) == len(POLICIES) * (len(prompt) - 1)
+
+
+def test_where_rows_enter_together_fewer_forwards_read_prompts_and_the_same_is_said(
+    base: Base, prefilled: list[int]
+) -> None:
+    asked = [("a", random_ids(9, seed=n), n, Sampling(3 + n % 7)) for n in range(24)]
+    one_by_one = ask(NativeEngine(base, POLICIES, rows=8), asked)
+    forwards = len(prefilled)
+    engine = NativeEngine(base, POLICIES, rows=8)
+    engine.steps.together = 8  # as on a GPU; no more than a quarter of the rows stands empty for it
+    assert_same(ask(engine, asked), one_by_one)
+    assert len(prefilled) - forwards < forwards

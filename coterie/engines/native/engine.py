@@ -99,7 +99,10 @@ class NativeEngine:
     def _admit(self) -> None:
         """Let waiting requests in and compute their prompts, all but the last token."""
         self.waiting = [row for row in self.waiting if not row.answered.done()]
-        entering = self.waiting[: self._room()]
+        room = self._room()
+        if self.seats.speaking and room < min(self.steps.together, self.rows // 4, len(self.waiting)):
+            return  # more of them will fit soon
+        entering = self.waiting[:room]
         if not entering:
             return
         later = self.seats.enter(entering)

@@ -39,6 +39,7 @@ class Graphs:
     """Captured steps, one for each number of rows; they share one memory."""
 
     chunk = 16384
+    together = 8  # to read one prompt takes the host as long as to read many
 
     def __init__(self, base: Base, cache: SlotCache, sampler: Sampler, adapters: Sequence[str]) -> None:
         assert base.forward is not None

@@ -21,6 +21,7 @@ Said = tuple[Sequence[int], Sequence[float]]  # ids and their log-probs
 
 class Steps(Protocol):
     chunk: int  # tokens of prompts to read at once
+    together: int  # rows that should enter together, where more wait than have room
 
     def moved(self) -> None:
         """Weights have changed in place."""
@@ -36,6 +37,7 @@ class Eager:
     """Every operation is launched as it comes."""
 
     chunk = 2048
+    together = 1
 
     def __init__(self, base: Base, cache: SlotCache, sampler: Sampler) -> None:
         self.base, self.cache, self.sampler = base, cache, sampler
