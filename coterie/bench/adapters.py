@@ -32,8 +32,7 @@ def adapters(
     base = base_of(shape, here, half(here))
     names = [adapter.name for adapter in adapters_on(base, max(SEVERAL))]
     asked, limits = prompts(rows, prompt, base.vocabulary), [max_tokens] * rows
-    engine = NativeEngine(base, {name: name for name in names}, rows)
-    alone = NativeEngine(base, {names[0]: names[0]}, rows)
+    engines = {n: NativeEngine(base, {name: name for name in names[:n]}, rows) for n in (1, *SEVERAL)}
 
     def sampled(by: NativeEngine, policies: list[str]) -> int:
         said = play(by, policies, asked, limits)
@@ -43,8 +42,8 @@ def adapters(
     found = []
     for several in SEVERAL:
         mixed, one = in_turn(
-            lambda n=several: sampled(engine, names[:n]),  # type: ignore[misc]
-            lambda: sampled(alone, names[:1]),
+            lambda n=several: sampled(engines[n], names[:n]),  # type: ignore[misc]
+            lambda: sampled(engines[1], names[:1]),
             repeats,
             here,
         )
