@@ -12,7 +12,8 @@ from torch import Tensor
 from coterie.models.attention import NOWHERE, allowed
 from coterie.models.varlen import Ragged, flash
 
-STRIDE = 64  # capacity grows in steps of this many tokens
+STRIDE, FAR = 16, 64  # tokens by which capacity grows; on CUDA, where captured steps do not survive a move
+FEWEST = 64  # keys: MKL takes longer for fewer
 PART = 0.5  # of a GPU's free memory that slots may take
 FULL = 0.9  # of a GPU's memory; beyond it slots are given back while the learner works
 
@@ -50,7 +51,7 @@ class SlotCache:
         Layer by layer, so that two copies of the whole never exist. Zeros, for a masked key still takes part:
         with weight 0, and 0 × NaN is NaN.
         """
-        capacity = rounded(capacity)
+        capacity = self._rounded(capacity)
         if slots <= self.slots and capacity <= self.capacity:
             return
         if self.device.type == "cuda":
@@ -98,10 +99,14 @@ class SlotCache:
         if self.device.type != "cuda":
             return None
         layer = self.layers[0]
-        slot = len(self.layers) * 2 * layer.shape[2] * rounded(capacity) * layer.shape[4] * layer.element_size()
+        slot = len(self.layers) * 2 * layer.shape[2] * self._rounded(capacity) * layer.shape[4] * layer.element_size()
         free = torch.cuda.mem_get_info(self.device)[0] + torch.cuda.memory_reserved(self.device)
         free += self.size - torch.cuda.memory_allocated(self.device)
         return max(1, int(PART * free / slot))
+
+    def _rounded(self, capacity: int) -> int:
+        stride = FAR if self.device.type == "cuda" else STRIDE
+        return max(FEWEST, -(-capacity // stride) * stride)
 
     @property
     def size(self) -> int:
@@ -139,10 +144,6 @@ def pair(layer: Tensor) -> Pair:
     return keys.view(slots, heads, width, capacity).transpose(2, 3), values
 
 
-def rounded(capacity: int) -> int:
-    return -(-capacity // STRIDE) * STRIDE
-
-
 class Decode:
     """One new token for each of the first R slots; the stream may order them as the adapters like."""
 
@@ -150,7 +151,7 @@ class Decode:
         """`slots` of the stream's tokens, `lengths`: how many tokens stand before each."""
         device, places = cache.device, range(len(slots))
         order = sorted(places, key=slots.__getitem__)
-        self.cache, self.span = cache, max(STRIDE, max(lengths) + 1)  # MKL takes longer for fewer keys than that
+        self.cache, self.span = cache, max(FEWEST, max(lengths) + 1)
         self.ordered = order == list(places)  # the stream is in the order of the slots
         self.slots = torch.tensor(slots, device=device)  # [R]
         self.positions = torch.tensor(lengths, device=device)
