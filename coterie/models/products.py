@@ -18,6 +18,8 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`F.linear` of x [T, in] without gradient; a thin result lies in memory as its transpose."""
     if not thin(x):
         return F.linear(x, weight, bias)
+    if len(x) > 32 and weight.shape[1] > weight.shape[0]:  # then even a copy pays: MKL has a fast way for this order
+        x = x.contiguous()
     y = torch.mm(weight, x.t())
     return (y if bias is None else y.add_(bias[:, None])).t()
 

@@ -17,7 +17,7 @@ Segment = tuple[int, int, str | None]  # from, to, adapter: these tokens of the 
 Columns = tuple[tuple[str, int], ...]  # adapters and their ranks, side by side
 
 
-@dataclass
+@dataclass(eq=False)
 class Pair:
     """An adapter's share in one linear layer: x ↦ x·downᵀ·upᵀ·scale."""
 
@@ -69,26 +69,30 @@ class SideBySide:
     """Copies of all adapters of some layers in one matrix; made again when any of them has changed."""
 
     def __init__(self, layers: Sequence[Adapted]) -> None:
-        self.layers, self.sizes = layers, [layer.out_features for layer in layers]
+        self.layers = layers
         self.pairs: list[Pair] = []
-        self.made_of: list[tuple[int, int, int]] = []
+        self.versions: list[int] = []
         self.down = torch.empty(0)  # [Σ ranks, in], layer by layer
-        self.ups: list[Tensor] = []  # [out, Σ ranks of this layer], with its scale
-        self.ranks: list[int] = []
+        self.ups: list[tuple[slice, slice, Tensor]] = []  # outputs, columns, [out, Σ ranks] with its scale
         self.columns: Columns = ()  # whose they are
 
     def make(self, names: Sequence[str], dtype: torch.dtype) -> None:
         pairs = [layer.pairs[name] for layer in self.layers for name in names if name in layer.pairs]
-        made_of = [(id(pair), pair.down._version, pair.up._version) for pair in pairs]
-        if made_of == self.made_of:
+        versions = [pair.down._version + pair.up._version for pair in pairs]
+        if versions == self.versions and pairs == self.pairs:
             return
-        self.pairs, self.made_of = pairs, made_of  # while we hold them, nobody else gets their ids
+        self.pairs, self.versions = pairs, versions
         found = [[(name, layer.pairs[name]) for name in names if name in layer.pairs] for layer in self.layers]
         self.columns = tuple((name, len(pair.down)) for some in found for name, pair in some)
         self.down = torch.cat([pair.down for pair in pairs]).to(dtype) if pairs else torch.empty(0)
-        ups = [[pair.up * pair.scale for _, pair in some] for some in found]
-        self.ups = [torch.cat(up, dim=1).to(dtype) if up else torch.empty(0, 0) for up in ups]
-        self.ranks = [up.shape[1] for up in self.ups]
+        self.ups, first, column = [], 0, 0
+        for layer, some in zip(self.layers, found, strict=True):
+            if some:
+                up = torch.cat([pair.up * pair.scale for _, pair in some], dim=1).to(dtype)
+                outs, columns = slice(first, first + layer.out_features), slice(column, column + up.shape[1])
+                self.ups.append((outs, columns, up))
+                column = columns.stop
+            first += layer.out_features
 
     def add(self, x: Tensor, out: Tensor, routing: Routing) -> None:
         """Every token through all adapters at once, and the others' part put out: out += …"""
@@ -97,9 +101,9 @@ class SideBySide:
             return
         low = torch.mm(self.down, x.t())
         low.mul_(routing.mask(self.columns, low))
-        for part, read, up in zip(out.t().split(self.sizes), low.split(self.ranks), self.ups, strict=True):
-            if up.shape[1]:
-                part.addmm_(up, read)
+        turned = out.t()
+        for outs, columns, up in self.ups:
+            turned[outs].addmm_(up, low[columns])
 
 
 class Shares:
