@@ -6,22 +6,33 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-THIN = 48  # rows
+THIN = 96  # rows
+PARTS = 4  # of the weights, each for one thread
 
 
 def thin(x: Tensor) -> bool:
     """Few rows on a CPU: there MKL takes half the time for the transposed product."""
-    return 1 < len(x) <= THIN and x.device.type == "cpu"
+    return 1 < x.shape[0] <= THIN and x.is_cpu
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`F.linear` of x [T, in] without gradient; a thin result lies in memory as its transpose."""
     if not thin(x):
         return F.linear(x, weight, bias)
-    if len(x) > 32 and weight.shape[1] > weight.shape[0]:  # then even a copy pays: MKL has a fast way for this order
-        x = x.contiguous()
-    y = torch.mm(weight, x.t())
+    y = _in_parts(weight, x.t()) if _better_in_parts(x, weight) else torch.mm(weight, x.t())
     return (y if bias is None else y.add_(bias[:, None])).t()
+
+
+def _better_in_parts(x: Tensor, weight: Tensor) -> bool:
+    """MKL's threads get into each other's way from 49 rows on, and from 32 on where more goes in than comes out."""
+    outs, width = weight.shape
+    return outs % PARTS == 0 and x.shape[0] > (31 if width > outs else 48)
+
+
+def _in_parts(weight: Tensor, x: Tensor) -> Tensor:
+    """weight [N, K] times x [K, T]: every thread has rows of the weight to itself."""
+    parts = weight.view(PARTS, -1, weight.shape[1])
+    return torch.bmm(parts, x.expand(PARTS, -1, -1)).view(len(weight), -1)
 
 
 def like_product(x: Tensor) -> Tensor:
