@@ -9,6 +9,8 @@ from urllib.parse import quote
 import torch
 
 from coterie.files import atomic_folder, remove_folder, write_atomic
+from coterie.models.errors import ModelError
+from coterie.models.store import read_tensors
 
 if TYPE_CHECKING:
     from coterie.train import Run
@@ -19,6 +21,10 @@ CRITIC = "critic"
 
 class NoCheckpoint(FileNotFoundError):
     """A run's folder without the checkpoint that was asked for."""
+
+
+class BadCheckpoint(ValueError):
+    """A checkpoint that cannot be read."""
 
 
 def save(run: Run, best: bool = False) -> Path:
@@ -52,7 +58,18 @@ def find(run_folder: Path, which: str = "latest") -> Path:
 
 def restore(run: Run, folder: Path) -> None:
     """Put a run back to where the checkpoint was taken."""
-    state = torch.load(folder / "state.pt", weights_only=True)
+    try:
+        _restore(run, folder)
+    except ModelError as error:
+        others = ", ".join(sorted(path.name for path in folder.parent.glob("[0-9]*") if path != folder)) or "none"
+        raise BadCheckpoint(
+            f"{error}. Other checkpoints of this run: {others}. A run goes on from the one that is named in "
+            f"{run.folder / 'latest'}."
+        ) from error
+
+
+def _restore(run: Run, folder: Path) -> None:
+    state = read_tensors(folder / "state.pt")
     run.step, run.best, run.tasks.drawn = state["step"], state["best"], state["drawn"]
     run.memory.clear()
     run.memory.update(state["memory"])

@@ -35,6 +35,7 @@ USER_ERRORS = (
     ConfigError,
     ModelError,
     checkpoint.NoCheckpoint,
+    checkpoint.BadCheckpoint,
     TooManyFailures,
     NotFinite,
     FileExistsError,

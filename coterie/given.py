@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from coterie.config import ConfigError, yamltree
-from coterie.config.config import plain
+from coterie.config.config import plain, text_of
 from coterie.config.problems import Problems, Sources
 from coterie.config.registry import BUILTIN, Kind
 from coterie.graph.read import is_graph
@@ -25,7 +25,7 @@ def tree(config: str | Path | Mapping[str, Any]) -> tuple[dict[str, Any], Proble
     if not path.is_file():
         raise ConfigError(f"{path}: there is no such file")
     problems = Problems(Sources(str(path)))
-    read = yamltree.read(path.read_text("utf-8"), problems)
+    read = yamltree.read(text_of(path), problems)
     if not isinstance(read, dict):
         raise ConfigError(f"{path}: a config is a mapping of keys to values")
     return {"name": path.stem, **read}, problems, path.parent
@@ -33,7 +33,7 @@ def tree(config: str | Path | Mapping[str, Any]) -> tuple[dict[str, Any], Proble
 
 def is_graph_file(path: Path) -> bool:
     """Whether a graph in siiRL's format is there, and not a recipe."""
-    return path.is_file() and is_graph(path.read_text("utf-8"))
+    return path.is_file() and is_graph(text_of(path))
 
 
 def graph(
@@ -43,7 +43,7 @@ def graph(
     words = {"train": "data.train_files", "test": "data.val_files"}
     told = [f"{words[split]}={json.dumps(file)}" for split, file in files.items()]
     problems = Problems(Sources(str(path)))
-    translated, rest = translate(path.read_text("utf-8"), path, [*told, *overrides], problems)
+    translated, rest = translate(text_of(path), path, [*told, *overrides], problems)
     return {"name": path.stem, **translated}, problems, path.parent, rest
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from coterie.batch import hand_back, make_batches
 from coterie.learners.torch import TorchLearner
+from coterie.models.store import read_tensors
 from coterie.types import Batch, Episode, Loss, Metrics, Turn
 
 
@@ -99,7 +100,7 @@ class Critics:
         torch.save({name: judge.learner.state() for name, judge in self.judges.items()}, folder / "critics.pt")
 
     def load(self, folder: Path) -> None:
-        states = torch.load(folder / "critics.pt", weights_only=True)
+        states = read_tensors(folder / "critics.pt")
         for name, judge in self.judges.items():
             judge.learner.load(folder / quote(name, safe=" "))
             judge.learner.restore(states[name])

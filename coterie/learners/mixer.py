@@ -13,6 +13,7 @@ from torch import Tensor
 from coterie.algorithms.vdn import Vdn
 from coterie.learners.buffer import Buffer, Rounds, no_rounds
 from coterie.learners.critics import joint_context
+from coterie.models.store import read_tensors
 from coterie.rl.credit import returns_to_go
 from coterie.rl.mixers import Decomposition, standardised_by, td_target, track
 from coterie.types import Encoder, Episode, Metrics, Turn
@@ -82,7 +83,7 @@ class Mixer:
         torch.save(state, folder / FILE)
 
     def load(self, folder: Path) -> None:
-        state = torch.load(folder / FILE, weights_only=True)
+        state = read_tensors(folder / FILE)
         self.online.load_state_dict(state["online"])
         self.target.load_state_dict(state["target"])
         self.optimizer.load_state_dict(state["optimizer"])

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from coterie.config import Learning
@@ -21,7 +20,7 @@ from coterie.learners.together import Lesson, fit_together
 from coterie.models.attention import moved
 from coterie.models.base import Base
 from coterie.models.lora import Adapter
-from coterie.models.peft import WEIGHTS, fill, save_adapter
+from coterie.models.peft import fill, save_adapter, weights_of
 from coterie.models.store import load_model
 from coterie.processes import ALONE, Processes
 from coterie.types import Batch, Loss, Metrics, Scores
@@ -163,7 +162,7 @@ class TorchLearner:
     def load(self, folder: Path) -> None:
         """Saved weights, into the very tensors that the engine speaks with."""
         if self.adapter is not None:
-            fill(self.adapter, load_file(folder / WEIGHTS), folder)
+            fill(self.adapter, weights_of(folder), folder)
         elif not self.frozen:
             saved = load_model(folder, torch.float32, self.base.own_attention).state_dict()
             for name, parameter in self.base.model.named_parameters():

@@ -47,7 +47,7 @@ def save_adapter(adapter: Adapter, folder: Path, model: str) -> None:
 
 def load_adapter(name: str, folder: Path, layers: Mapping[str, RoutedLinear]) -> Adapter:
     """An adapter saved by us or by peft, attached under `name`."""
-    config, tensors = _settings(folder), _weights(folder)
+    config, tensors = _settings(folder), weights_of(folder)
     rank, alpha = config["r"], config["lora_alpha"]
     tail = ".lora_A.weight"
     touched = [n.removeprefix("base_model.model.").removesuffix(tail) for n in tensors if n.endswith(tail)]
@@ -77,7 +77,8 @@ def _settings(folder: Path) -> dict[str, Any]:
     return dict(config)
 
 
-def _weights(folder: Path) -> dict[str, torch.Tensor]:
+def weights_of(folder: Path) -> dict[str, torch.Tensor]:
+    """An adapter's tensors by their names in the file."""
     if not (folder / WEIGHTS).is_file():
         old = "; adapter_model.bin is of an old peft, and a newer one saves it anew"
         raise ModelError(f"{folder}: no {WEIGHTS}{old if (folder / 'adapter_model.bin').is_file() else ''}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import pickle
 import re
 from pathlib import Path
 from typing import Any
@@ -149,3 +150,11 @@ def load_end_ids(folder: Path) -> frozenset[int]:
     except OSError as error:
         raise ModelError(f"{folder}: its generation_config.json cannot be read ({error})") from error
     return frozenset([ends] if isinstance(ends, int) else ends or ())
+
+
+def read_tensors(file: Path) -> dict[str, Any]:
+    """What `torch.save` has written there."""
+    try:
+        return dict(torch.load(file, weights_only=True))
+    except (RuntimeError, EOFError, FileNotFoundError, pickle.UnpicklingError) as error:
+        raise ModelError(f"{file} is damaged or gone: {error}") from error

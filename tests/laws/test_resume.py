@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from coterie import checkpoint
-from coterie.checkpoint import NoCheckpoint
+from coterie.checkpoint import BadCheckpoint, NoCheckpoint
 from coterie.games.naming import Naming
 from coterie.train import Run, train
 from coterie.types import Episode
@@ -202,3 +202,21 @@ def test_the_same_run_under_another_concurrency_samples_the_same_tokens(model_fo
     assert len(wide) == 2 * 8
     assert tokens("narrow", rollout={"concurrency": 3}) == wide
     assert tokens("few rows", engine={"rows": 2}) == wide
+
+
+@pytest.mark.parametrize("name", ["state.pt", "policies/left/adapter_model.safetensors"])
+@pytest.mark.parametrize("how", ["cut", "gone"])
+def test_a_damaged_checkpoint_is_named_and_so_are_the_others(
+    name: str, how: str, model_folder: Folder, tmp_path: Path
+) -> None:
+    tree = config(model_folder("llama"), steps=2)
+    trained(tree, tmp_path)
+    file = tmp_path / "checkpoints" / "000002" / name
+    if how == "gone":
+        file.unlink()
+    else:
+        file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(BadCheckpoint, match=rf"{Path(name).name}.*Other checkpoints of this run: 000001"):
+        resumed(tree | {"steps": 3}, tmp_path)
+    (tmp_path / "latest").write_text("000001")  # as the message says
+    assert resumed(tree | {"steps": 3}, tmp_path).step == 3

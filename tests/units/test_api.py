@@ -205,6 +205,12 @@ def test_a_mistake_is_told_before_a_model_loads(given: dict[str, Any], message: 
         AgentTrainer(**({"config": settings(tmp_path)} | data | given))
 
 
+def test_a_recipe_that_is_not_utf8_is_told_the_line(tmp_path: Path) -> None:
+    (tmp_path / "odd.yaml").write_bytes(b"steps: 2\nname: caf\xe9\n")
+    with pytest.raises(ConfigError, match=r"odd\.yaml: not UTF-8 on line 2: the byte 0xe9"):
+        AgentTrainer(config=tmp_path / "odd.yaml")
+
+
 def test_a_file_that_starts_training_when_it_is_read_is_told_what_to_write(tmp_path: Path) -> None:
     config = settings(tmp_path, reward="number")
     (tmp_path / "mine.py").write_text(
