@@ -1,6 +1,6 @@
 """A forward of our own for decoders that are built like Llama, to learn adapters with.
 
-It computes what the model's own modules compute, in fewer launches, and keeps half as much for the backward.
+It computes what the model's own modules compute, in fewer launches, and keeps less of it for the backward.
 """
 
 from __future__ import annotations
