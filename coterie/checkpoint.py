@@ -63,8 +63,8 @@ def restore(run: Run, folder: Path) -> None:
     except ModelError as error:
         others = ", ".join(sorted(path.name for path in folder.parent.glob("[0-9]*") if path != folder)) or "none"
         raise BadCheckpoint(
-            f"{error}. Other checkpoints of this run: {others}. A run goes on from the one that is named in "
-            f"{run.folder / 'latest'}."
+            f"{str(error).rstrip('.')}. Other checkpoints of this run: {others}. "
+            f"A run goes on from the one that is named in {run.folder / 'latest'}."
         ) from error
 
 
