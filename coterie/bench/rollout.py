@@ -12,7 +12,7 @@ import typer
 from coterie.bench.measure import Row, Way, in_turn, show
 from coterie.bench.options import Device, Out, Quick, Repeats, half, known, pick
 from coterie.bench.peers import Vllm, continuous, generate
-from coterie.bench.playing import count, gap, play
+from coterie.bench.playing import Ids, count, gap, play
 from coterie.bench.shapes import SHAPES, base_of, lengths, prompts, shaped
 from coterie.bench.talks import talks
 from coterie.engines.native.engine import NativeEngine
@@ -84,8 +84,12 @@ class Shaped:
         self.peer = shaped(shape, device, half(device))
         self.prompts = prompts(ROUNDS * rows, prompt, self.base.vocabulary)
 
+    def asked(self, limits: Sequence[int]) -> list[Ids]:
+        """A prompt for each."""
+        return self.prompts[: len(limits)]
+
     def ours(self, limits: Sequence[int]) -> int:
-        said = play(self.engine, ["policy"], self.prompts[: len(limits)], limits)
+        said = play(self.engine, ["policy"], self.asked(limits), limits)
         self.engine.clear()
         return count([sample.ids for sample in said], limits)
 
@@ -94,7 +98,7 @@ class Shaped:
         said = []
         for at in range(0, len(limits), self.rows):
             part = slice(at, at + self.rows)
-            said += generate(self.peer, self.prompts[: len(limits)][part], limits[part])
+            said += generate(self.peer, self.asked(limits)[part], limits[part])
         return count(said, limits)
 
     def compare(self, work: str, limits: Sequence[int], repeats: int) -> Row:
@@ -104,7 +108,7 @@ class Shaped:
     def others(self, limits: Sequence[int], repeats: int) -> list[Row]:
         mine, theirs = in_turn(
             lambda: self.ours(limits),
-            lambda: count(continuous(self.peer, self.prompts[: len(limits)], limits), limits),
+            lambda: count(continuous(self.peer, self.asked(limits), limits), limits),
             repeats,
             self.device,
         )
@@ -112,7 +116,7 @@ class Shaped:
         vllm: Way | None = None
         if find_spec("vllm") is not None:
             engine = Vllm(self.shape)
-            vllm = lambda: count(engine(self.prompts[: len(limits)], limits), limits)  # noqa: E731
+            vllm = lambda: count(engine(self.asked(limits), limits), limits)  # noqa: E731
         mine, theirs = in_turn(lambda: self.ours(limits), vllm, repeats, self.device)
         return [*found, Row("fixed lengths", "native", "vLLM", mine, theirs)]
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cached_property
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from coterie.models.base import Base
+from coterie.models.either import either
 from coterie.models.products import logits_of
 from coterie.models.varlen import precision
 
@@ -36,11 +34,10 @@ class Chosen:
                 return logprobs, entropy
             return _Chosen.apply(hidden.to(dtype), weight, bias, tokens, heat, self)
 
-    @cached_property
+    @property
     def formulas(self) -> Any:
         """`softmax`, or the kernels that do the same on CUDA."""
-        fused = self.base.head.weight.is_cuda and find_spec("triton") is not None
-        return import_module("coterie.learners.kernels" if fused else "coterie.learners.softmax")
+        return either(self.base.head.weight.device.type, "coterie.learners.softmax", "coterie.learners.kernels")
 
     def chunks(self, hidden: Tensor) -> Iterator[slice]:
         size = FEW if hidden.device.type == "cpu" else max(FEW, LOGITS // self.base.vocabulary)

@@ -7,30 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
-from importlib import import_module
-from importlib.util import find_spec
-from itertools import accumulate, pairwise
+from functools import cached_property
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from coterie.models.either import either
 from coterie.models.lora import Joined
+from coterie.models.routing import slices
 
 Given = tuple[Tensor | None, ...]
 
 
-@cache
-def _formulas(kind: str) -> Any:
-    fused = kind == "cuda" and find_spec("triton") is not None
-    return import_module("coterie.models.slopes" if fused else "coterie.models.formulas")
-
-
 def formulas(x: Tensor) -> Any:
     """`formulas`, or the kernels that do the same on CUDA."""
-    return _formulas(x.device.type)
+    return either(x.device.type, "coterie.models.formulas", "coterie.models.slopes")
 
 
 class Norm(torch.autograd.Function):
@@ -72,13 +65,13 @@ class Run:
     @cached_property
     def columns(self) -> list[slice]:
         """Of each layer in what they read."""
-        return _slices(self.ranks)
+        return slices(self.ranks)
 
 
 def runs_of(joined: Joined) -> tuple[list[Run], list[Tensor]]:
     """Who speaks through these layers now, and the `down` and `up` of their pairs, run by run."""
     runs, parameters = list[Run](), list[Tensor]()
-    places = _slices(joined.sizes)
+    places = slices(joined.sizes)
     for start, end, name in joined.shares.routing.segments:
         found = [(i, layer.pairs[name]) for i, layer in enumerate(joined.layers) if name in layer.pairs]
         if found:
@@ -88,11 +81,6 @@ def runs_of(joined: Joined) -> tuple[list[Run], list[Tensor]]:
             parameters += [pair.down for _, pair in found]
             parameters += [pair.up for _, pair in found]
     return runs, parameters
-
-
-def _slices(sizes: Sequence[int]) -> list[slice]:
-    """Of parts that lie side by side."""
-    return [slice(start, end) for start, end in pairwise(accumulate(sizes, initial=0))]
 
 
 @dataclass
@@ -149,46 +137,28 @@ class _Product:
 
 
 class _Linear(torch.autograd.Function):
+    """What lies between a gate and the product after it is computed again in the backward."""
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, joined: Joined, runs: Sequence[Run], *parameters: Tensor) -> Tensor:
-        ctx.product = _Product.of(x, joined, runs, parameters)
-        out, lows = ctx.product.forward(x)
+    def forward(ctx: Any, x: Tensor, gate: bool, joined: Joined, runs: Sequence[Run], *parameters: Tensor) -> Tensor:
+        read = formulas(x).gated(x) if gate else x
+        ctx.gate, ctx.product = gate, _Product.of(read, joined, runs, parameters)
+        out, lows = ctx.product.forward(read)
         ctx.save_for_backward(x, *lows)
         return out
 
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> Given:
         x, *lows = ctx.saved_tensors
-        by_x, others = ctx.product.backward(slope, x, lows, ctx.needs_input_grad[0])
-        return by_x, None, None, *others
+        read = formulas(x).gated(x) if ctx.gate else x
+        by_x, others = ctx.product.backward(slope, read, lows, ctx.needs_input_grad[0])
+        if ctx.gate and by_x is not None:
+            by_x = formulas(x).gated_back(by_x, x)
+        return by_x, None, None, None, *others
 
 
-class _Gated(torch.autograd.Function):
-    """The gate and the product after it; what lies between them is computed again in the backward."""
-
-    @staticmethod
-    def forward(ctx: Any, both: Tensor, joined: Joined, runs: Sequence[Run], *parameters: Tensor) -> Tensor:
-        x = formulas(both).gated(both)
-        ctx.product = _Product.of(x, joined, runs, parameters)
-        out, lows = ctx.product.forward(x)
-        ctx.save_for_backward(both, *lows)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> Given:
-        both, *lows = ctx.saved_tensors
-        given = formulas(both)
-        by_x, others = ctx.product.backward(slope, given.gated(both), lows, ctx.needs_input_grad[0])
-        return None if by_x is None else given.gated_back(by_x, both), None, None, *others
-
-
-def linear(x: Tensor, joined: Joined) -> Tensor:
-    """[T, in] → [T, Σ out], each run of tokens with its adapter."""
+def linear(x: Tensor, joined: Joined, gate: bool = False) -> Tensor:
+    """[T, in] → [T, Σ out], each run of tokens with its adapter. Through a gate, x is twice as wide: SiLU of its first
+    half times its second is what the layers read."""
     runs, parameters = runs_of(joined)
-    return _Linear.apply(x, joined, runs, *parameters)
-
-
-def gated_linear(both: Tensor, joined: Joined) -> Tensor:
-    """SiLU of the first half times the second, and then as `linear`: [T, 2 in] → [T, Σ out]."""
-    runs, parameters = runs_of(joined)
-    return _Gated.apply(both, joined, runs, *parameters)
+    return _Linear.apply(x, gate, joined, runs, *parameters)

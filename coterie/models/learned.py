@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from coterie.models.attention import Layout
 from coterie.models.forward import Block, Forward
-from coterie.models.gradients import Norm, Turn, gated_linear, linear
+from coterie.models.gradients import Norm, Turn, linear
 from coterie.models.varlen import precision
 
 
@@ -36,7 +36,7 @@ class Learned:
         self, i: int, block: Block, x: Tensor, cos: Tensor, sin: Tensor, layout: Layout, dtype: torch.dtype
     ) -> Tensor:
         x = x + self._attend(i, block, _norm(x, block.before, dtype), cos, sin, layout)
-        return x + gated_linear(linear(_norm(x, block.between, dtype), block.gate_up), block.down)
+        return x + linear(linear(_norm(x, block.between, dtype), block.gate_up), block.down, gate=True)
 
     def _attend(self, i: int, block: Block, x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
         width = self.forward.width

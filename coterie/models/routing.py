@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Protocol
 
 import torch
@@ -58,6 +59,11 @@ class Routing:
         return self.masks[columns]
 
 
+def slices(sizes: Sequence[int]) -> list[slice]:
+    """Of parts that lie side by side."""
+    return [slice(start, end) for start, end in pairwise(accumulate(sizes, initial=0))]
+
+
 class Adapted(Protocol):
     """A layer with adapters on it."""
 
@@ -85,14 +91,13 @@ class SideBySide:
         found = [[(name, layer.pairs[name]) for name in names if name in layer.pairs] for layer in self.layers]
         self.columns = tuple((name, len(pair.down)) for some in found for name, pair in some)
         self.down = torch.cat([pair.down for pair in pairs]).to(dtype) if pairs else torch.empty(0)
-        self.ups, first, column = [], 0, 0
-        for layer, some in zip(self.layers, found, strict=True):
-            if some:
-                up = torch.cat([pair.up * pair.scale for _, pair in some], dim=1).to(dtype)
-                outs, columns = slice(first, first + layer.out_features), slice(column, column + up.shape[1])
-                self.ups.append((outs, columns, up))
-                column = columns.stop
-            first += layer.out_features
+        outs = slices([layer.out_features for layer in self.layers])
+        columns = slices([sum(len(pair.down) for _, pair in some) for some in found])
+        self.ups = [
+            (here, read, torch.cat([pair.up * pair.scale for _, pair in some], dim=1).to(dtype))
+            for here, read, some in zip(outs, columns, found, strict=True)
+            if some
+        ]
 
     def add(self, x: Tensor, out: Tensor, routing: Routing) -> None:
         """Every token through all adapters at once, and the others' part put out: out += …"""
