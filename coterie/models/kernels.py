@@ -9,15 +9,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from coterie.models.early import begin, early
+
 
 @triton.jit
-def _add_norm(x, y, weight, out, epsilon, width, ADD: tl.constexpr, BLOCK: tl.constexpr):
+def _add_norm(
+    x, y, weight, out, epsilon, width, all, PARTS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    begin(EARLY)
     row = tl.program_id(0).to(tl.int64) * width
     at = tl.arange(0, BLOCK)
     real = at < width
     h = tl.load(x + row + at, mask=real, other=0.0)
-    if ADD:
-        h += tl.load(y + row + at, mask=real, other=0.0).to(tl.float32)
+    if PARTS:
+        for part in tl.static_range(PARTS):
+            h += tl.load(y + part * all + row + at, mask=real, other=0.0).to(tl.float32)
         tl.store(x + row + at, h, mask=real)
     size = tl.rsqrt(tl.sum(h * h, axis=0) / width + epsilon)
     factor = tl.load(weight + at, mask=real, other=0.0).to(tl.float32)
@@ -27,19 +33,21 @@ def _add_norm(x, y, weight, out, epsilon, width, ADD: tl.constexpr, BLOCK: tl.co
 def add_norm(x: Tensor, y: Tensor | None, norm: Any) -> Tensor:
     """x += y in place where there is a y, then the RMS norm of x, as precise as its weight: [T, N] → [T, N].
 
+    y [T, N] may come in parts: [parts, T, N].
     x itself, which every layer adds to, is kept in full precision: that costs nothing, and the learner does so too.
     """
     out, width = torch.empty_like(x, dtype=norm.weight.dtype), x.shape[1]
-    block = triton.next_power_of_2(width)
+    block, parts = triton.next_power_of_2(width), 0 if y is None else y.numel() // x.numel()
     _add_norm[(len(x),)](
-        x, x if y is None else y, norm.weight, out, norm.variance_epsilon, width, y is not None, block,
-        num_warps=max(1, min(8, block // 256)),
+        x, x if y is None else y, norm.weight, out, norm.variance_epsilon, width, x.numel(), parts, block,
+        num_warps=max(1, min(8, block // 256)), **early(x),
     )  # fmt: skip
     return out
 
 
 @triton.jit
-def _gated(both, out, width, BLOCK: tl.constexpr):
+def _gated(both, out, width, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    begin(EARLY)
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     real = at < width
@@ -53,7 +61,7 @@ def gated(both: Tensor) -> Tensor:
     """SiLU of the first half times the second: [T, 2N] → [T, N]."""
     rows, width = len(both), both.shape[1] // 2
     out, block = both.new_empty(rows, width), 1024
-    _gated[(rows, triton.cdiv(width, block))](both, out, width, block)
+    _gated[(rows, triton.cdiv(width, block))](both, out, width, block, **early(both))
     return out
 
 
@@ -80,7 +88,9 @@ def _lifted(
 def _lift(
     wide, up, owner, who, out, rows, outs, columns, stride, GATE: tl.constexpr,
     ROWS: tl.constexpr, OUTS: tl.constexpr, COLUMNS: tl.constexpr, EXACT: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
+    begin(EARLY)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     at = tl.program_id(1) * OUTS + tl.arange(0, OUTS)
     here, size = row < rows, outs // (1 + GATE)
@@ -104,5 +114,7 @@ def lift(wide: Tensor, up: Tensor, owner: Tensor, who: Tensor, gate: bool = Fals
     rows, (outs, columns) = len(wide), up.shape
     out, exact = wide.new_empty(rows, outs // (1 + gate)), "ieee" if wide.dtype == torch.float32 else "tf32"
     grid = (triton.cdiv(rows, 32), triton.cdiv(out.shape[1], 64))
-    _lift[grid](wide, up, owner, who, out, rows, outs, columns, who.stride(0), gate, 32, 64, 32, exact)
+    _lift[grid](
+        wide, up, owner, who, out, rows, outs, columns, who.stride(0), gate, 32, 64, 32, exact, **early(wide),
+    )  # fmt: skip
     return out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +12,9 @@ from torch import Tensor
 from coterie.models.kernels import gated, lift
 from coterie.models.lora import Joined
 from coterie.models.routing import Pair, Segment
-from coterie.models.thin import fits, gate_product
+from coterie.models.thin import fits, gate_product, in_parts
+
+Then = Literal["gate", "sum"] | None  # what comes after a product: SiLU of its first half times its second; a sum
 
 
 class Stacked:
@@ -48,22 +51,24 @@ class Stacked:
             yield self.wide[self.outs + column : self.outs + end], pair.down.detach(), 1.0
             yield self.up[start : start + len(pair.up), column:end], pair.up.detach(), pair.scale
 
-    def plain(self, x: Tensor, gate: bool = False) -> Tensor:
-        """[T, in] → [T, Σ out] without adapters; with a gate SiLU of its first half times its second."""
-        if gate and fits(x, self.weight):
+    def plain(self, x: Tensor, then: Then = None) -> Tensor:
+        """[T, in] → [T, Σ out] without adapters; through a gate half as wide; before a sum perhaps in parts."""
+        if then == "gate" and fits(x, self.weight):
             return gate_product(x, self.weight, self.bias)
-        return _gated_if(gate, F.linear(x, self.weight, self.bias))
+        if then == "sum" and self.bias is None and fits(x, self.weight):
+            return in_parts(x, self.weight)
+        return _gated_if(then, F.linear(x, self.weight, self.bias))
 
-    def by_row(self, x: Tensor, who: Tensor, gate: bool = False) -> Tensor:
+    def by_row(self, x: Tensor, who: Tensor, then: Then = None) -> Tensor:
         """Each row with the adapter whose number it has in `who` [R]; −1 is none."""
         if not self.parts:
-            return self.plain(x, gate)
-        return lift(F.linear(x, self.wide, self.wide_bias), self.up, self.owner, who, gate)
+            return self.plain(x, then)
+        return lift(F.linear(x, self.wide, self.wide_bias), self.up, self.owner, who, then == "gate")
 
-    def by_run(self, x: Tensor, runs: Sequence[Segment], gate: bool = False) -> Tensor:
+    def by_run(self, x: Tensor, runs: Sequence[Segment], then: Then = None) -> Tensor:
         """Each run of tokens with its adapter."""
         if not self.parts or not any(adapter for _, _, adapter in runs):
-            return self.plain(x, gate)
+            return self.plain(x, then)
         wide = F.linear(x, self.wide, self.wide_bias)
         out = wide[:, : self.outs]
         for start, end, adapter in runs:
@@ -71,11 +76,11 @@ class Stacked:
                 first, last = self.columns[adapter]
                 read = wide[start:end, self.outs + first : self.outs + last]
                 out[start:end].addmm_(read, self.up[:, first:last].t())
-        return _gated_if(gate, out.contiguous())
+        return _gated_if(then, out.contiguous())
 
 
-def _gated_if(gate: bool, both: Tensor) -> Tensor:
-    return gated(both) if gate else both
+def _gated_if(then: Then, both: Tensor) -> Tensor:
+    return gated(both) if then == "gate" else both
 
 
 def refresh(layers: Sequence[Stacked]) -> None:

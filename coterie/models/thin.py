@@ -1,5 +1,4 @@
-"""The product of a few rows with the weights of gate and up on CUDA, and the gate at once: a step's largest product,
-at the speed of memory."""
+"""Products of a few rows with large weights on CUDA, at the speed of memory: the largest of a captured step."""
 
 from __future__ import annotations
 
@@ -7,33 +6,31 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
-ROWS = 64  # beyond them, and for narrower layers, cuBLAS is as fast
-NARROW = 4096
-OUTS, WIDTH = 64, 64  # of a block of weights; two programs then share a processor
+from coterie.models.early import begin, early
+
+ROWS = 64  # beyond them, and for smaller layers, cuBLAS is as fast
+LARGE = 1 << 22  # weights
+OUTS, WIDTH, STAGES = 64, 128, 4  # of a block of weights; blocks on their way
+ENOUGH = 128  # programs that keep a GPU busy
 
 
 @triton.jit
 def _gate_product(
     x, w, bias, out, rows, outs, width,
-    BIAS: tl.constexpr, HIGH: tl.constexpr, OUTS: tl.constexpr, WIDTH: tl.constexpr, EVEN: tl.constexpr,
+    BIAS: tl.constexpr, HIGH: tl.constexpr, OUTS: tl.constexpr, WIDTH: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     # Weights are the tall side of a tensor core's tile, rows its short side: outᵀ = w xᵀ.
-    at, row, column = tl.program_id(0) * OUTS + tl.arange(0, OUTS), tl.arange(0, HIGH), tl.arange(0, WIDTH)
-    read = x + tl.minimum(row, rows - 1)[:, None] * width + column[None, :]
-    first = w + tl.minimum(at, outs - 1)[:, None].to(tl.int64) * width + column[None, :]
-    second = first + outs.to(tl.int64) * width
+    begin(EARLY)
+    here = tl.program_id(0) * OUTS
     gate = tl.zeros([OUTS, HIGH], tl.float32)
     up = tl.zeros([OUTS, HIGH], tl.float32)
     for k in range(0, width, WIDTH):
-        if EVEN:
-            tokens, gates, ups = tl.load(read + k), tl.load(first + k), tl.load(second + k)
-        else:
-            real = (k + column < width)[None, :]
-            tokens = tl.load(read + k, mask=real, other=0.0)
-            gates, ups = tl.load(first + k, mask=real, other=0.0), tl.load(second + k, mask=real, other=0.0)
-        gate = tl.dot(gates, tl.trans(tokens), gate)
-        up = tl.dot(ups, tl.trans(tokens), up)
+        tokens = tl.trans(x.load([0, k]))
+        gate = tl.dot(w.load([here, k]), tokens, gate)
+        up = tl.dot(w.load([outs + here, k]), tokens, up)
+    at, row = here + tl.arange(0, OUTS), tl.arange(0, HIGH)
     if BIAS:
         gate += tl.load(bias + at, mask=at < outs, other=0.0).to(tl.float32)[:, None]
         up += tl.load(bias + outs + at, mask=at < outs, other=0.0).to(tl.float32)[:, None]
@@ -43,18 +40,58 @@ def _gate_product(
     tl.store(out + place, (wide * tl.sigmoid(wide)).to(kind) * up.to(kind), mask=real)
 
 
+@triton.jit
+def _in_parts(
+    x, w, out, rows, outs, width, share,
+    HIGH: tl.constexpr, OUTS: tl.constexpr, WIDTH: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    begin(EARLY)
+    here, part = tl.program_id(0) * OUTS, tl.program_id(1)
+    total = tl.zeros([OUTS, HIGH], tl.float32)
+    for k in range(part * share, tl.minimum(width, part * share + share), WIDTH):
+        total = tl.dot(w.load([here, k]), tl.trans(x.load([0, k])), total)
+    at, row = here + tl.arange(0, OUTS), tl.arange(0, HIGH)
+    place, real = (part * rows + row)[None, :] * outs + at[:, None], (at < outs)[:, None] & (row < rows)[None, :]
+    tl.store(out + place, total, mask=real)
+
+
 def fits(x: Tensor, weight: Tensor) -> bool:
     """Few rows and a large layer in half precision, on the kind of GPU where this was seen to be the faster way."""
-    small = len(x) <= ROWS and len(weight) >= 2 * NARROW and x.dtype in (torch.bfloat16, torch.float16)
-    return small and x.is_cuda and torch.cuda.get_device_capability(x.device) == (9, 0)
+    few = len(x) <= ROWS and weight.numel() >= LARGE and weight.shape[1] % 8 == 0
+    half = x.dtype in (torch.bfloat16, torch.float16)
+    return few and half and x.is_cuda and torch.cuda.get_device_capability(x.device) == (9, 0)
 
 
 def gate_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """SiLU of what the first half of the weights says times what the second says: [R, K] × [2N, K] → [R, N]."""
     (rows, width), outs = x.shape, len(weight) // 2
-    out, high = x.new_empty(rows, outs), max(16, triton.next_power_of_2(rows))
+    out = x.new_empty(rows, outs)
     _gate_product[(triton.cdiv(outs, OUTS),)](
-        x, weight, weight if bias is None else bias, out, rows, outs, width, bias is not None, high, OUTS, WIDTH,
-        width % WIDTH == 0, num_warps=4, num_stages=4,
+        *_blocks(x, weight), weight if bias is None else bias, out, rows, outs, width, bias is not None, _high(rows),
+        OUTS, WIDTH, num_warps=4, num_stages=STAGES, **early(x),
     )  # fmt: skip
     return out
+
+
+def in_parts(x: Tensor, weight: Tensor) -> Tensor:
+    """`F.linear` of x [R, K] and weight [N, K] in parts that are still to be added up: → [parts, R, N]."""
+    (rows, width), outs = x.shape, len(weight)
+    tiles, blocks = triton.cdiv(outs, OUTS), triton.cdiv(width, WIDTH)
+    share = triton.cdiv(blocks, max(1, min(ENOUGH // tiles, blocks)))
+    parts = triton.cdiv(blocks, share)
+    out = torch.empty(parts, rows, outs, device=x.device)
+    _in_parts[(tiles, parts)](
+        *_blocks(x, weight), out, rows, outs, width, share * WIDTH, _high(rows), OUTS, WIDTH,
+        num_warps=4, num_stages=STAGES, **early(x),
+    )  # fmt: skip
+    return out
+
+
+def _blocks(x: Tensor, weight: Tensor) -> tuple[TensorDescriptor, TensorDescriptor]:
+    """What the GPU itself can fetch, block by block; zeros where there is nothing."""
+    high = _high(len(x))
+    return TensorDescriptor.from_tensor(x, [high, WIDTH]), TensorDescriptor.from_tensor(weight, [OUTS, WIDTH])
+
+
+def _high(rows: int) -> int:
+    return max(16, triton.next_power_of_2(rows))

@@ -1,4 +1,4 @@
-"""Laws of the product with a gate: it says what the product in full precision says, twice the same."""
+"""Laws of products of a few rows: they say what the product in full precision says, twice the same."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
-SHAPES = [(1, 70, 200), (8, 1280, 2048), (24, 1024, 1376), (33, 500, 4097), (64, 1536, 576), (64, 8250, 328)]
+SHAPES = [(1, 70, 200), (8, 1280, 2048), (24, 1024, 1376), (33, 500, 4104), (64, 1536, 576), (64, 8250, 328)]
 HALF = torch.bfloat16
 
 
@@ -28,3 +28,32 @@ def test_a_product_with_a_gate_is_the_gate_of_the_rounded_product(
     # Either factor may have been rounded the other way.
     torch.testing.assert_close(got.float(), (F.silu(gate) * up).float(), rtol=2**-6, atol=2e-3)
     assert torch.equal(got, gate_product(x, w, bias))
+
+
+@pytest.mark.parametrize(("rows", "outs", "width"), SHAPES)
+def test_the_parts_of_a_product_add_up_to_it(rows: int, outs: int, width: int) -> None:
+    from coterie.models.thin import in_parts
+
+    draw = torch.Generator("cuda").manual_seed(rows)
+    x = torch.randn(rows, width, device="cuda", generator=draw).to(HALF)
+    w = (torch.randn(outs, width, device="cuda", generator=draw) * width**-0.5).to(HALF)
+    got = in_parts(x, w)
+    assert got.shape[1:] == (rows, outs)
+    torch.testing.assert_close(got.sum(dim=0).double(), F.linear(x.double(), w.double()), rtol=0, atol=1e-4)
+    assert torch.equal(got, in_parts(x, w))
+
+
+@pytest.mark.parametrize("parts", [0, 1, 4])
+def test_a_sum_may_come_in_parts(parts: int) -> None:
+    from coterie.models.kernels import add_norm
+
+    draw = torch.Generator("cuda").manual_seed(parts)
+    norm = torch.nn.RMSNorm(576, eps=1e-5, device="cuda", dtype=HALF)
+    norm.variance_epsilon = norm.eps
+    x = torch.randn(5, 576, device="cuda", generator=draw)
+    y = torch.randn(parts, 5, 576, device="cuda", generator=draw)
+    want = x + y.sum(dim=0)
+    got = add_norm(x, y if parts else None, norm)
+    torch.testing.assert_close(x, want, rtol=0, atol=1e-5)
+    size = (want.pow(2).mean(dim=1, keepdim=True) + 1e-5).rsqrt()
+    torch.testing.assert_close(got.float(), want * size, rtol=2**-7, atol=1e-3)

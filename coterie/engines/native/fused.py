@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cached_property
 
+import torch
 from torch import Tensor
 
 from coterie.engines.native.cache import Flash, SlotCache
@@ -12,11 +13,11 @@ from coterie.engines.native.kernels import Heads, attend, place
 from coterie.models.forward import Forward
 from coterie.models.kernels import add_norm
 from coterie.models.routing import Segment
-from coterie.models.stacked import Stacked, refresh
+from coterie.models.stacked import Stacked, Then, refresh
 
 Products = tuple[Stacked, Stacked, Stacked, Stacked]  # of queries, keys and values; out; gate and up; down
 Attention = Callable[[int, Tensor, Heads], Tensor]  # a layer's queries, keys and values → what it saw
-Product = Callable[[Stacked, Tensor, bool], Tensor]  # what layers say of these tokens, through a gate or not
+Product = Callable[[Stacked, Tensor, Then], Tensor]  # what layers say of these tokens
 
 
 class Fused:
@@ -25,6 +26,7 @@ class Fused:
     def __init__(self, forward: Forward, cache: SlotCache, adapters: Sequence[str]) -> None:
         self.forward, self.cache, self.adapters = forward, cache, adapters
         self.stale = True  # whether adapters have moved since they were copied
+        self.turned: tuple[Tensor, Tensor] | None = None
 
     @cached_property
     def products(self) -> list[Products]:
@@ -42,9 +44,9 @@ class Fused:
             refresh([layer for block in self.products for layer in block])
             self.stale = False
 
-    def step(self, tokens: Tensor, sheet: Tensor, position: int, who: Tensor | None) -> Tensor:
-        """One token for each of the first slots; the column `position` of the sheet says where it stands."""
-        turns = self._turns(sheet[:, position].clamp(min=0))
+    def step(self, tokens: Tensor, sheet: Tensor, who: Tensor | None) -> Tensor:
+        """One token for each of the first slots, where the sheet says that it stands."""
+        turns = self._turns()
 
         def seen(i: int, qkv: Tensor, heads: Heads) -> Tensor:
             block = self.forward.blocks[i]
@@ -53,11 +55,11 @@ class Fused:
 
         if who is None:
             return self._run(tokens, seen, Stacked.plain)
-        return self._run(tokens, seen, lambda layer, x, gate: layer.by_row(x, who, gate))
+        return self._run(tokens, seen, lambda layer, x, then: layer.by_row(x, who, then))
 
     def read(self, tokens: Tensor, layout: Flash, runs: Sequence[Segment]) -> None:
         """Several tokens for some slots; only their keys and values are wanted."""
-        turns = self._turns(layout.positions)
+        turns = self._turns()
 
         def seen(i: int, qkv: Tensor, heads: Heads) -> Tensor:
             block = self.forward.blocks[i]
@@ -66,18 +68,21 @@ class Fused:
             q, k, v = place(qkv, turns, cache, layout.rows, layout.positions, heads, block.norms)
             return layout.flash(cache, q, k, v, scale, window).flatten(1)
 
-        self._run(tokens, seen, lambda layer, x, gate: layer.by_run(x, runs, gate))
+        self._run(tokens, seen, lambda layer, x, then: layer.by_run(x, runs, then))
 
     def _run(self, tokens: Tensor, seen: Attention, through: Product) -> Tensor:
         x, y, width = self.forward.embed(tokens).float(), None, self.forward.width
         for i, (block, (qkv, out, gate_up, down)) in enumerate(zip(self.forward.blocks, self.products, strict=True)):
             queries, keys, _ = (size // width for size in block.qkv.sizes)
-            joined = through(qkv, add_norm(x, y, block.before), False)
-            y = through(out, seen(i, joined, Heads(queries, keys, width)), False)
-            y = through(down, through(gate_up, add_norm(x, y, block.between), True), False)
+            joined = through(qkv, add_norm(x, y, block.before), None)
+            y = through(out, seen(i, joined, Heads(queries, keys, width)), "sum")
+            y = through(down, through(gate_up, add_norm(x, y, block.between), "gate"), "sum")
         return add_norm(x, y, self.forward.norm)
 
-    def _turns(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosine and sine: [T] → [T, width]."""
-        cos, sin = self.forward.rotary(self.forward.norm.weight.float(), positions[None])
-        return cos[0].contiguous(), sin[0].contiguous()
+    def _turns(self) -> tuple[Tensor, Tensor]:
+        """Cosine and sine of every position a slot has, in full precision: [capacity, width]."""
+        if self.turned is None or len(self.turned[0]) < self.cache.capacity:
+            positions = torch.arange(self.cache.capacity, device=self.cache.device)
+            cos, sin = self.forward.rotary(self.forward.norm.weight.float(), positions[None])
+            self.turned = cos[0].contiguous(), sin[0].contiguous()
+        return self.turned

@@ -48,7 +48,7 @@ class Graphs:
         self.eager = Eager(base, cache, sampler)
         self.pool: Any = None
         self.captured: dict[tuple[int, bool, bool], Callable[[], None]] = {}
-        self.built_on = 0  # where the cache was when they were captured
+        self.built_on: tuple[int, torch.Size] | None = None  # where the cache was, and how large
         ends = sorted(base.chat.end_ids)
         most = 1 << (len(ends) - 1).bit_length()
         self.ends = torch.tensor(ends + ends[:1] * (most - len(ends)), dtype=torch.int32, device=base.device)
@@ -112,15 +112,16 @@ class Graphs:
         return sheet
 
     def _make_room(self, size: int) -> None:
-        """Graphs know addresses: when the cache or the sheet has moved, they are of no use."""
+        """Graphs know addresses and sizes: when the cache or the sheet has others, they are of no use."""
         if len(self.sheet) < size:
             self.sheet = self.sheet.new_zeros(size, KEYS + EVERY)
             self.said = self.said.new_zeros(size, 2 * EVERY)
-            self.built_on = 0
-        if self.built_on != self.cache.layers[0].data_ptr():
+            self.built_on = None
+        here = self.cache.layers[0].data_ptr(), self.cache.layers[0].shape
+        if self.built_on != here:
             self.captured.clear()
             self.pool = torch.cuda.graph_pool_handle() if self.base.device.type == "cuda" else None
-            self.built_on = self.cache.layers[0].data_ptr()
+            self.built_on = here
 
     def _step(self, size: int, adapted: bool, narrow: bool) -> Callable[[], None]:
         key = (size, adapted, narrow)
@@ -132,7 +133,7 @@ class Graphs:
     def _run(self, size: int, adapted: bool, narrow: bool) -> None:
         """One token for each of the first `size` slots."""
         sheet = self.sheet[:size]
-        hidden = self.fused.step(sheet[:, TOKEN], sheet, POSITION, sheet[:, ADAPTER] if adapted else None)
+        hidden = self.fused.step(sheet[:, TOKEN], sheet, sheet[:, ADAPTER] if adapted else None)
         logits = self.base.logits(hidden)
         if narrow:
             floats = sheet.view(torch.float32)

@@ -11,9 +11,11 @@ import triton.language as tl
 from torch import Tensor
 
 from coterie.engines.native.sampler import BLOCK, Sampler
+from coterie.models.early import begin, early
 
 KEYS = 64  # read at once by one program
-ENOUGH = 264  # programs that keep a GPU busy
+ENOUGH = 128  # programs that keep a GPU busy
+MANY = 264  # programs, of which more share a processor if each reads less ahead
 BLOCKS = 8  # of the vocabulary, weighed by one program
 Norms = tuple[Any, Any]  # of queries and of keys, in Qwen 3
 
@@ -29,7 +31,9 @@ def _attend(
     qkv, cos, sin, keys, values, sheet, out, sums, q_norm, k_norm, epsilon, scale, window, capacity, splits, stride,
     HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr, PADDED: tl.constexpr,
     BLOCK: tl.constexpr, NORM: tl.constexpr, WHOLE: tl.constexpr, EXACT: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
+    begin(EARLY)
     row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     at = tl.load(sheet + row * stride + 1)
     d = tl.arange(0, WIDTH)
@@ -38,8 +42,8 @@ def _attend(
     group = tl.arange(0, PADDED)
     real = (group < GROUP)[:, None]
     here = qkv + row.to(tl.int64) * (HEADS + 2 * KEY_HEADS) * WIDTH
-    turn_cos = tl.load(cos + row * WIDTH + d).to(tl.float32)
-    turn_sin = tl.load(sin + row * WIDTH + d).to(tl.float32) * sign
+    turn = tl.maximum(at, 0) * WIDTH + d
+    turn_cos, turn_sin = tl.load(cos + turn), tl.load(sin + turn) * sign
     places = (head * GROUP + group)[:, None] * WIDTH
     q = tl.load(here + places + d[None, :], mask=real, other=0.0).to(tl.float32)
     q_other = tl.load(here + places + partner[None, :], mask=real, other=0.0).to(tl.float32)
@@ -99,7 +103,8 @@ def _attend(
 
 
 @triton.jit
-def _merge(parts, sums, out, splits, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def _merge(parts, sums, out, splits, WIDTH: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    begin(EARLY)
     place = tl.program_id(0)
     part, d = tl.arange(0, BLOCK), tl.arange(0, WIDTH)
     real = part < splits
@@ -133,8 +138,8 @@ def attend(
 ) -> Tensor:
     """Turn the new queries and keys by their positions, store the keys and values, and attend to what is live.
 
-    qkv [R, (Hq + 2 Hkv)·D], cache [2, slots, Hkv, capacity, D], whose first R slots are the rows; a row at position −1
-    is left alone. → [R, Hq·D]
+    qkv [R, (Hq + 2 Hkv)·D], turns by position [capacity, D], cache [2, slots, Hkv, capacity, D], whose first R slots
+    are the rows; a row at position −1 is left alone. → [R, Hq·D]
     """
     rows, group, capacity = len(qkv), heads.queries // heads.keys, cache.shape[3]
     splits = max(1, min(triton.cdiv(ENOUGH, rows * heads.keys), capacity // (4 * KEYS), 16))
@@ -149,10 +154,11 @@ def attend(
         capacity, splits, sheet.shape[1], heads.queries, heads.keys, heads.width, group,
         max(16, triton.next_power_of_2(group)), KEYS, norms is not None, whole,
         "ieee" if qkv.dtype == torch.float32 else "tf32",
+        num_stages=2 if rows * heads.keys * splits > MANY else 3, **early(qkv),
     )  # fmt: skip
     if not whole:
         block = triton.next_power_of_2(splits)
-        _merge[(rows * heads.queries,)](parts, sums, out, splits, heads.width, block, num_warps=1)
+        _merge[(rows * heads.queries,)](parts, sums, out, splits, heads.width, block, num_warps=1, **early(qkv))
     return out
 
 
@@ -174,8 +180,8 @@ def _place(
         own = tl.where(head < HEADS, tl.load(q_norm + d), tl.load(k_norm + d)).to(tl.float32)
         others = tl.where(head < HEADS, tl.load(q_norm + partner), tl.load(k_norm + partner)).to(tl.float32)
         x, other = x * size * own, other * size * others
-    turn_cos = tl.load(cos + token * WIDTH + d).to(tl.float32)
-    turn_sin = tl.load(sin + token * WIDTH + d).to(tl.float32) * tl.where(d < WIDTH // 2, -1.0, 1.0)
+    turn_cos = tl.load(cos + at * WIDTH + d)
+    turn_sin = tl.load(sin + at * WIDTH + d) * tl.where(d < WIDTH // 2, -1.0, 1.0)
     turned = _turned(x, other, turn_cos, turn_sin).to(raw.dtype)
     key, value = head - HEADS, head - HEADS - KEY_HEADS
     is_key, is_value = (key >= 0) & (key < KEY_HEADS), (value >= 0) & (value < KEY_HEADS)
@@ -218,8 +224,9 @@ def _wait(words, key):
 @triton.jit
 def _weigh(
     logits, floats, sums, tops, best, vocabulary, parts, stride, HEAT: tl.constexpr, BLOCK: tl.constexpr,
-    BLOCKS: tl.constexpr,
+    BLOCKS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    begin(EARLY)
     row, part = tl.program_id(0), tl.program_id(1)
     token = part * BLOCK * BLOCKS + tl.arange(0, BLOCK * BLOCKS)
     real = token < vocabulary
@@ -239,8 +246,9 @@ def _weigh(
 def _settle(
     logits, sums, tops, best, tokens, blocks, sheet, floats, ends, said, logprobs, vocabulary, parts, count, stride,
     every, HEAT: tl.constexpr, KEYS: tl.constexpr, ENDS: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
-    BLOCKS: tl.constexpr,
+    BLOCKS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    begin(EARLY)
     row = tl.program_id(0)
     at, start = tl.load(sheet + row * stride + 1), tl.load(sheet + row * stride + 2)
     heat, key = tl.load(floats + row * stride + HEAT), tl.load(sheet + row * stride + KEYS + tl.maximum(at - start, 0))
@@ -287,9 +295,11 @@ def draw(logits: Tensor, sampler: Sampler, sheet: Tensor, ends: Tensor, said: Te
     parts, stride, floats = triton.cdiv(vocabulary, BLOCK * BLOCKS), sheet.shape[1], sheet.view(torch.float32)
     sums, tops = torch.empty(rows, parts, BLOCKS, device=sheet.device), torch.empty(rows, parts, device=sheet.device)
     best = sheet.new_empty(rows, parts)
-    _weigh[(rows, parts)](logits, floats, sums, tops, best, vocabulary, parts, stride, heat, BLOCK, BLOCKS)
+    _weigh[(rows, parts)](
+        logits, floats, sums, tops, best, vocabulary, parts, stride, heat, BLOCK, BLOCKS, **early(logits),
+    )  # fmt: skip
     _settle[(rows,)](
         logits, sums, tops, best, sampler.tokens, sampler.blocks, sheet, floats, ends, said,
         said.view(torch.float32), vocabulary, parts, len(sampler.blocks), stride, said.shape[1] // 2, heat, keys,
-        len(ends), triton.next_power_of_2(parts), BLOCK, BLOCKS,
+        len(ends), triton.next_power_of_2(parts), BLOCK, BLOCKS, **early(logits),
     )  # fmt: skip
