@@ -23,7 +23,8 @@ from transformers import (
 
 from coterie.chat import StopText
 from coterie.engines.asked import must_be_readable
-from coterie.engines.native.sampler import Sampler, draw_key, keep_likely
+from coterie.engines.native.narrow import keep_likely
+from coterie.engines.native.sampler import Sampler, draw_key
 from coterie.models.base import Base
 from coterie.types import Sample, Sampling, Stop
 

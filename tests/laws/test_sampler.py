@@ -10,7 +10,8 @@ from torch import Tensor
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 
 from coterie.engines.native import sampler as module
-from coterie.engines.native.sampler import BLOCK, Sampler, draw_key, draw_keys, keep_likely, largest, waits
+from coterie.engines.native.narrow import FIRST, keep_likely
+from coterie.engines.native.sampler import BLOCK, Sampler, draw_key, draw_keys, largest, waits
 from coterie.seeds import stable_hash
 from coterie.types import Sampling
 from tests.oracle import distribution
@@ -115,6 +116,22 @@ def test_both_cuts_together_mean_what_they_mean_in_transformers() -> None:
     assert torch.equal(ours.isinf(), theirs.isinf())
     alone = TopPLogitsWarper(0.8)(ids, tempered)
     assert not torch.equal(alone.isinf(), theirs.isinf())  # so the order matters here
+
+
+@pytest.mark.parametrize("top_k", [0, 7, FIRST + 5])
+def test_a_vocabulary_in_which_many_are_likely_is_cut_where_the_definition_cuts_it(top_k: int) -> None:
+    """Far more tokens than are put in order at first."""
+    logits, how = 0.1 * random_logits(3, 3 * FIRST), Sampling(top_p=0.9, top_k=top_k)
+    kept = keep_likely(logits, torch.full((3,), 0.9), torch.full((3,), top_k), torch.ones(3))
+    expected = torch.stack([distribution(row, how) for row in logits])
+    assert (kept.isfinite().sum(dim=1) - (expected > 0).sum(dim=1)).abs().max() <= 1  # sums are rounded
+    torch.testing.assert_close(kept.softmax(-1), expected, atol=1e-3, rtol=0)
+
+
+def test_tokens_as_likely_as_the_last_one_kept_are_kept() -> None:
+    logits = torch.tensor([[0.0, 2.0, 1.0, 1.0, 1.0, -1.0]]).expand(3, -1)
+    kept = keep_likely(logits, torch.tensor([1.0, 0.6, 1.0]), torch.tensor([2, 0, 0]), torch.ones(3))
+    assert kept.isfinite().tolist() == [[False, True, True, True, True, False]] * 2 + [[True] * 6]
 
 
 @pytest.mark.parametrize("chunk", [1, 3 * BLOCK, 20 * BLOCK])

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from coterie.engines.native import kernels
+from coterie.engines.native import kernels, narrow_kernels
 from coterie.engines.native.cache import Flash, SlotCache
 from coterie.engines.native.fused import Fused
-from coterie.engines.native.sampler import Sampler, draw_keys, keep_likely
+from coterie.engines.native.sampler import Sampler, draw_keys
 from coterie.engines.native.seats import Row
 from coterie.engines.native.steps import Eager, Said, segments, stream
 from coterie.models.base import Base
@@ -136,8 +136,7 @@ class Graphs:
         hidden = self.fused.step(sheet[:, TOKEN], sheet, sheet[:, ADAPTER] if adapted else None)
         logits = self.base.logits(hidden)
         if narrow:
-            floats = sheet.view(torch.float32)
-            logits = keep_likely(logits, floats[:, TOP_P], sheet[:, TOP_K], floats[:, HEAT])
+            narrow_kernels.narrow(logits, sheet, TOP_P, TOP_K, HEAT)
         kernels.draw(logits, self.sampler, sheet, self.ends, self.said[:size], HEAT, KEYS)
 
 

@@ -125,18 +125,3 @@ class Sampler:
         tokens = _tokens(block, logits.shape[1])
         mass = ((logits.gather(1, tokens) - top) / heat).exp_()
         return tokens.gather(1, (mass / waits(self.tokens[tokens], keys)).argmax(dim=1, keepdim=True))[:, 0]
-
-
-def keep_likely(logits: Tensor, top_p: Tensor, top_k: Tensor, temperature: Tensor) -> Tensor:
-    """Minus infinity for tokens outside the k likeliest (0: all) or, of these, outside the smallest set of mass p.
-
-    Temperature 0 is taken as 1, as in the log-probs.
-    """
-    ordered, order = logits.float().sort(dim=1, descending=True)
-    most = torch.where(top_k > 0, top_k, logits.shape[1])
-    out = torch.arange(logits.shape[1], device=logits.device) >= most[:, None]
-    scaled = ordered / torch.where(temperature == 0, 1.0, temperature)[:, None]
-    mass = scaled.masked_fill_(out, -torch.inf).softmax(dim=1)
-    out |= mass.cumsum(dim=1) - mass >= top_p[:, None]
-    out[:, 0] = False
-    return logits.masked_fill(out.scatter(1, order, out), -torch.inf)

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from coterie.engines.native.cache import Decode, Prefill, SlotCache
-from coterie.engines.native.sampler import Sampler, draw_key, keep_likely
+from coterie.engines.native.narrow import keep_likely
+from coterie.engines.native.sampler import Sampler, draw_key
 from coterie.engines.native.seats import Row
 from coterie.models.base import Base
 from coterie.models.products import THIN

@@ -1,0 +1,37 @@
+"""A law of the cut inside of a captured step: it cuts where the one for any machine does."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+import torch
+
+from coterie.engines.native.narrow import keep_likely
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
+CUTS = list(product([0.0, 0.7, 1.0], [1.0, 0.95, 0.3, 1e-6], [0, 1, 50, 3000]))  # temperature, top_p, top_k
+
+
+@pytest.mark.parametrize("vocabulary", [700, 49152, 151936])
+@pytest.mark.parametrize("scale", [0.1, 3.0])
+def test_the_kernel_keeps_the_tokens_that_are_to_be_kept(vocabulary: int, scale: float) -> None:
+    from coterie.engines.native.narrow_kernels import narrow
+
+    heat, top_p, top_k = (torch.tensor(column, device="cuda") for column in zip(*CUTS, strict=True))
+    logits = scale * torch.randn(
+        len(CUTS), vocabulary, device="cuda", generator=torch.Generator("cuda").manual_seed(vocabulary)
+    )
+    logits[::3] = logits[::3].round(decimals=1)  # many as likely as others
+    sheet = torch.zeros(len(CUTS), 8, dtype=torch.int32, device="cuda")
+    floats = sheet.view(torch.float32)
+    floats[:, 4], floats[:, 5], sheet[:, 6] = heat, top_p, top_k.int()
+    sheet[1, 1] = -1  # at rest
+    want, got = keep_likely(logits, top_p, top_k, heat), logits.clone()
+    want[1] = logits[1]
+    narrow(got, sheet, 5, 6, 4)
+    parted = want.isinf() != got.isinf()
+    # Sums are rounded: one level of likelihood at the border may be seen either way.
+    border = torch.where(parted, logits, torch.nan)
+    assert all(len(row[~row.isnan()].unique()) <= 1 for row in border)
+    assert torch.equal(got[~parted], want[~parted])
