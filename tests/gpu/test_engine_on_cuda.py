@@ -50,6 +50,25 @@ def test_a_gpu_says_what_a_cpu_says(kind: str, rows: int, tmp_path: Path) -> Non
     assert_same(ask(engine, requests(40)), theirs)  # again, by graphs that are there
 
 
+def test_while_steps_run_prompts_are_read_and_the_host_waits_for_nothing(tmp_path: Path) -> None:
+    engine = NativeEngine(team("llama", tmp_path, "cuda", torch.bfloat16), POLICIES, rows=16)
+    read_ahead, ready = engine._read_ahead, []
+
+    def without_waiting() -> None:
+        torch.cuda.set_sync_debug_mode("error")
+        read_ahead()
+        torch.cuda.set_sync_debug_mode("default")
+        ready.append(sum(row.slot >= 0 for row in engine.waiting))
+
+    ask(engine, requests(40))  # makes the kernels
+    engine._read_ahead = without_waiting  # type: ignore[method-assign]
+    try:
+        ask(engine, [(policy, prompt[::-1], seed, how) for policy, prompt, seed, how in requests(40)])
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert max(ready) == engine.few
+
+
 @pytest.mark.parametrize("kind", list(SHAPES))
 def test_greedy_is_what_hugging_face_generates(kind: str, tmp_path: Path) -> None:
     base = team(kind, tmp_path, "cuda")

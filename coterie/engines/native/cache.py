@@ -94,15 +94,16 @@ class SlotCache:
         values[slots, :, positions] = v.transpose(0, 1)
         return keys, values
 
-    def most(self, capacity: int) -> int | None:
-        """How many slots of that many tokens a GPU has room for; None on a CPU, which says so itself."""
-        if self.device.type != "cuda":
-            return None
-        layer = self.layers[0]
-        slot = len(self.layers) * 2 * layer.shape[2] * self._rounded(capacity) * layer.shape[4] * layer.element_size()
+    def most(self, slots: int, capacity: int) -> int:
+        """How many of so many slots, of that many tokens each, a GPU has room for; a CPU says itself if it has none."""
+        there = slots <= self.slots and capacity <= self.capacity
+        if there or self.device.type != "cuda":  # to ask a GPU takes half a millisecond
+            return slots
+        layer, length = self.layers[0], max(self._rounded(capacity), self.capacity)
+        slot = len(self.layers) * 2 * layer.shape[2] * length * layer.shape[4] * layer.element_size()
         free = torch.cuda.mem_get_info(self.device)[0] + torch.cuda.memory_reserved(self.device)
         free += self.size - torch.cuda.memory_allocated(self.device)
-        return max(1, int(PART * free / slot))
+        return min(slots, max(1, int(PART * free / slot)))
 
     def _rounded(self, capacity: int) -> int:
         stride = FAR if self.device.type == "cuda" else STRIDE
@@ -184,13 +185,15 @@ class Decode:
 class Flash:
     """As `Prefill`, by a kernel that knows rows of any length: on CUDA, in half precision."""
 
-    def __init__(self, cache: SlotCache, slots: Sequence[int], starts: Sequence[int], counts: Sequence[int]) -> None:
+    def __init__(
+        self, cache: SlotCache, slots: Sequence[int], starts: Sequence[int], counts: Sequence[int], tokens: np.ndarray
+    ) -> None:
         row, first, many = np.array(slots), np.array(starts), np.array(counts)
         at = np.concatenate([np.arange(a, a + n) for a, n in zip(first, many, strict=True)])
         known = np.concatenate([np.arange(a + n) for a, n in zip(first, many, strict=True)])
-        numbers = (row.repeat(many), at, row.repeat(first + many), known, _ends(many), _ends(first + many))
-        on_device = [torch.from_numpy(x.astype(np.int32)).to(cache.device) for x in numbers]
-        self.rows, self.positions, self.key_rows, self.key_at, queries, keys = on_device
+        numbers = (tokens, row.repeat(many), at, row.repeat(first + many), known, _ends(many), _ends(first + many))
+        on_device = sent(numbers, cache.device)
+        self.tokens, self.rows, self.positions, self.key_rows, self.key_at, queries, keys = on_device
         self.ragged = Ragged(queries, keys, int(many.max()), int((first + many).max()), None)
         self.fresh = not first.any()
 
@@ -199,6 +202,20 @@ class Flash:
         if not self.fresh:
             k, v = (x[self.key_rows, :, self.key_at] for x in cache)
         return flash(q, k, v, self.ragged, scale, window)
+
+
+def pinned(array: np.ndarray, device: torch.device) -> Tensor:
+    """In memory from which a GPU fetches it when its turn comes, without the host waiting for that."""
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory() if device.type == "cuda" else tensor
+
+
+def sent(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
+    """Whole numbers, all in one go. Each begins at 16 bytes: a kernel is made anew for what begins elsewhere."""
+    room = [-(-len(array) // 4) * 4 for array in arrays]
+    together = [np.pad(array, (0, more - len(array))) for array, more in zip(arrays, room, strict=True)]
+    there = pinned(np.concatenate(together).astype(np.int32), device).to(device, non_blocking=True)
+    return [piece[: len(array)] for array, piece in zip(arrays, there.split(room), strict=True)]
 
 
 def _ends(counts: np.ndarray) -> np.ndarray:

@@ -1,7 +1,8 @@
 """The default engine: samples in this process, on the learner's own weights.
 
 Requests enter and leave between steps; no row pads another. A prompt is computed up to its last
-token, and that token is the row's first step: all log-probs come out of steps.
+token, and that token is the row's first step: all log-probs come out of steps. Where steps run while
+the host waits, the prompts of those who enter next are read behind them.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import sys
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 
 from coterie.chat import StopText
 from coterie.engines.asked import must_be_readable
@@ -32,6 +34,7 @@ class NativeEngine:
         assert base.kept is not None, f"{base.folder}: only the hf engine can drive this model"
         dtype = next(base.model.parameters()).dtype
         self.base, self.policies, self.rows = base, dict(policies), rows
+        self.few = max(1, rows // 4)  # rows that may be missing for a while, and rows that are read ahead
         self.context = min(context or base.context, base.context)
         cache = SlotCache(*base.kept, dtype, base.device)
         self.cache = cache
@@ -75,8 +78,8 @@ class NativeEngine:
         while self.waiting or self.seats.speaking:
             for _ in range(SETTLE if finished else 1):
                 await asyncio.sleep(0)
-            for row in self.seats.active():
-                if row.answered.done():  # cancelled: nobody waits for it any more
+            for row in [*self.seats.active(), *self.waiting]:
+                if row.answered.done() and row.slot >= 0:  # cancelled: nobody waits for it any more
                     self.seats.leave(row)
             self._admit()
             finished = not self.seats.speaking or self._step()
@@ -97,18 +100,47 @@ class NativeEngine:
                 row.answered.set_exception(error)
 
     def _admit(self) -> None:
-        """Let waiting requests in and compute their prompts, all but the last token."""
+        """Let waiting requests in: at once those that have been read, the others as soon as enough of them fit."""
         self.waiting = [row for row in self.waiting if not row.answered.done()]
-        room = self._room()
-        if self.seats.speaking and room < min(self.steps.together, self.rows // 4, len(self.waiting)):
-            return  # more of them will fit soon
-        entering = self.waiting[:room]
-        if not entering:
+        room = min(self.rows, self._slots()) - self.seats.speaking if self.waiting else 0
+        if room <= 0:
             return
-        later = self.seats.enter(entering)
-        self.waiting = self.waiting[len(entering) :]  # not before they sit: who is in neither place would wait for ever
+        ready = [row for row in self.waiting if row.slot >= 0][:room]
+        for row in ready:
+            self.seats.join(row)
+        room -= len(ready)
+        unread = [row for row in self.waiting if row.slot < 0]
+        entering = unread[:room]
+        if self.seats.speaking and room < min(self.steps.together, self.few, len(unread)):
+            entering = []  # more of them will fit soon
+        self._read(entering, ahead=False)
+        gone = {*ready, *entering}
+        self.waiting = [row for row in self.waiting if row not in gone]  # not before: who is nowhere waits for ever
+
+    @torch.inference_mode(False)  # steps are taken in it, and a cache that grows in it could not be changed outside
+    def _read_ahead(self) -> None:
+        """While others speak, read prompts of some that wait: then these need only join."""
+        unread = [row for row in self.waiting if row.slot < 0]
+        if not unread:
+            return
+        ready = len(self.waiting) - len(unread)
+        missing = min(self.few, self._slots() - self.seats.speaking) - ready
+        if missing >= min(self.steps.together, self.few, len(unread)):
+            self._read(unread[:missing], ahead=True)
+
+    def _slots(self) -> int:
+        """How many rows may sit: twice as many as may speak, or as a GPU's memory allows."""
+        return self.cache.most(self.seats.limit, max(len(row.ids) for row in self.waiting))
+
+    # Forwards
+
+    def _read(self, rows: list[Row], ahead: bool) -> None:
+        """Seat rows and compute their prompts, all but the last token."""
+        if not rows:
+            return
+        later = self.seats.enter(rows, ahead)
         behind = {row for row, _, _ in later}
-        self._prefill([row for row in entering if row not in behind])
+        self._prefill([row for row in rows if row not in behind])
         while later:
             ready = [(row, source, shared) for row, source, shared in later if source.computed >= shared]
             for row, source, shared in ready:
@@ -116,13 +148,6 @@ class NativeEngine:
                 row.computed = shared
             self._prefill([row for row, _, _ in ready])
             later = [entry for entry in later if entry not in ready]
-
-    def _room(self) -> int:
-        """How many more rows may speak: as many as were asked for, or as a GPU's memory allows."""
-        most = self.cache.most(max((len(row.ids) for row in self.waiting), default=1)) if self.waiting else None
-        return max(0, (self.rows if most is None else min(self.rows, most)) - self.seats.speaking)
-
-    # Forwards
 
     def _prefill(self, rows: list[Row]) -> None:
         todo = [row for row in rows if row.computed < row.length - 1]
@@ -148,7 +173,7 @@ class NativeEngine:
     def _step(self) -> bool:
         """One token or some for every speaking row; says whether any of them finished."""
         rows = self.seats.active()
-        for row, (ids, logprobs) in zip(rows, self.steps.advance(rows), strict=True):
+        for row, (ids, logprobs) in zip(rows, self.steps.advance(rows, self._read_ahead), strict=True):
             self._say(row, ids, logprobs)
         finished = [row for row in rows if row.stop is not None]
         for row in finished:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from coterie.engines.native import kernels, narrow_kernels
-from coterie.engines.native.cache import Flash, SlotCache
+from coterie.engines.native.cache import Flash, SlotCache, pinned
 from coterie.engines.native.fused import Fused
 from coterie.engines.native.sampler import Sampler, draw_keys
 from coterie.engines.native.seats import Row
@@ -39,7 +39,7 @@ class Graphs:
     """Captured steps, one for each number of rows; they share one memory."""
 
     chunk = 16384
-    together = 8  # to read one prompt takes the host as long as to read many
+    together = 4  # to read one prompt takes the host as long as to read many
 
     def __init__(self, base: Base, cache: SlotCache, sampler: Sampler, adapters: Sequence[str]) -> None:
         assert base.forward is not None
@@ -69,30 +69,35 @@ class Graphs:
 
     def _read(self, rows: Sequence[Row], counts: Sequence[int]) -> None:
         self.fused.refresh()
-        layout = Flash(self.cache, [row.slot for row in rows], [row.computed for row in rows], counts)
-        ids = stream(rows, counts).to(self.base.device)
-        self.fused.read(ids, layout, segments([row.adapter for row in rows], counts))
+        slots, starts = [row.slot for row in rows], [row.computed for row in rows]
+        layout = Flash(self.cache, slots, starts, counts, stream(rows, counts))
+        self.fused.read(layout.tokens, layout, segments([row.adapter for row in rows], counts))
 
     @torch.inference_mode()
-    def advance(self, rows: Sequence[Row]) -> list[Said]:
+    def advance(self, rows: Sequence[Row], meanwhile: Callable[[], None]) -> list[Said]:
         """Up to EVERY tokens for each row, fewer for one that has finished."""
         with self._on_device():
-            return self._advance(rows)
+            self._launch(rows)
+            said = self.said[: len(rows)].to("cpu", non_blocking=True)  # PyTorch pins what it copies to in this way
+            arrived = torch.cuda.current_stream().record_event() if self.said.is_cuda else None
+            meanwhile()
+            if arrived is not None:
+                arrived.synchronize()
+            return read(said.numpy())
 
     def _on_device(self) -> AbstractContextManager[None]:
         """Kernels and graphs go to the current GPU, which need not be the model's."""
         return torch.cuda.device(self.base.device) if self.base.device.type == "cuda" else nullcontext()
 
-    def _advance(self, rows: Sequence[Row]) -> list[Said]:
+    def _launch(self, rows: Sequence[Row]) -> None:
         size = size_for(len(rows))
         self._make_room(size)
         self.fused.refresh()
         step = self._step(size, any(row.adapter for row in rows), any(row.narrow for row in rows))
-        self.sheet[:size].copy_(torch.from_numpy(self._written(rows, size)), non_blocking=True)
+        self.sheet[:size].copy_(pinned(self._written(rows, size), self.base.device), non_blocking=True)
         self.said[:size].fill_(-1)
         for _ in range(min(EVERY, max(len(row.ids) - row.length for row in rows))):
             step()
-        return read(self.said[: len(rows)].cpu().numpy())
 
     def _written(self, rows: Sequence[Row], size: int) -> np.ndarray:
         """The sheet as it stands before the next steps; rows that fill up the graph are at rest."""

@@ -1,8 +1,9 @@
 """Who sits in which slot of the cache.
 
 The first slots belong to the rows that speak, without gaps, so that a step reads one piece of the
-cache. Behind them lie rows that have finished, kept while there is room: a conversation may go on
-from them. A new row takes over the row it continues, or copies the beginning it shares with any.
+cache. Behind them lie, in any order, rows that are read and will speak next, and rows that have
+finished, kept while there is room: a conversation may go on from them. A new row takes over the
+finished row it continues, or copies the beginning it shares with any.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Row:
     length: int  # tokens known
     computed: int = 0  # tokens whose keys and values are in the cache
     slot: int = -1
-    finished: int = 0  # a clock: the smallest was finished first
+    finished: int = 0  # a clock: the smallest was finished first; 0 is not yet
     logprobs: list[float] = field(default_factory=list)
     stop: Stop | None = None
 
@@ -45,6 +46,10 @@ class Row:
     def narrow(self) -> bool:
         """Whether only some tokens may be drawn."""
         return self.sampling.top_p < 1 or self.sampling.top_k > 0
+
+    def unread(self) -> None:
+        """Nothing of it is in the cache any more."""
+        self.slot, self.computed = -1, 0
 
     @property
     def key(self) -> Key:
@@ -67,13 +72,16 @@ class Seats:
         return [row for row in self.rows[: self.speaking] if row is not None]
 
     def forget(self, adapter: str | None) -> None:
-        """Finished rows of this adapter are of no use any more: its weights have moved."""
-        for slot in range(self.speaking, len(self.rows)):
-            row = self.rows[slot]
+        """What this adapter has read is of no use any more: its weights have moved."""
+        for row in self.rows[self.speaking :]:
             if row is not None and row.adapter == adapter:
-                self._put(slot, None)
+                self._put(row.slot, None)
+                row.unread()
 
     def clear(self) -> None:
+        for row in self.rows:
+            if row is not None:
+                row.unread()
         self.rows, self.speaking = [], 0
         self.known, self.beginnings = {}, Beginnings()
         self.cache.clear()
@@ -88,24 +96,33 @@ class Seats:
             self.beginnings.add(row.key, row)
 
     def leave(self, row: Row) -> None:
-        """The row has finished: behind the speaking ones with it."""
-        self.speaking -= 1
-        self._swap(row.slot, self.speaking)
+        """The row has finished, or nobody waits for it: behind the speaking ones with it."""
+        if row.slot < self.speaking:
+            self.speaking -= 1
+            self._swap(row.slot, self.speaking)
         self._put(row.slot, None)
         self._put(row.slot, row)  # with all that it said
         row.finished = next(self.clock)
 
-    def enter(self, rows: list[Row]) -> list[tuple[Row, Row, int]]:
-        """Seat new rows. Returns the copies still to make, (row, source, tokens), where the source is a row
-        of the same call whose own prompt has to be computed first."""
+    def join(self, row: Row) -> None:
+        """The row speaks from now on: after the last speaking one with it."""
+        self._swap(row.slot, self.speaking)
+        self.speaking += 1
+
+    def enter(self, rows: list[Row], ahead: bool) -> list[tuple[Row, Row, int]]:
+        """Seat new rows, who join at once or, `ahead` of their time, stay behind: then no other row moves.
+
+        Returns the copies still to make, (row, source, tokens), where the source is a row of the same call whose
+        own prompt has to be computed first.
+        """
         self._make_room(rows)
         later: list[tuple[Row, Row, int]] = []
         for row in rows:
             source, shared = self._sooner(*self._longest_beginning(row), later)
-            taken = source is not None and self._sit(row, source, shared)
+            taken = source is not None and self._sit(row, source, shared, ahead)
             if source is None or taken:
                 if not taken:
-                    self._sit(row, None, 0)
+                    self._sit(row, None, 0, ahead)
             elif source.computed >= shared:
                 self.cache.copy(source.slot, row.slot, shared)
                 row.computed = shared
@@ -120,35 +137,35 @@ class Seats:
                 return first, min(less, shared)
         return source, shared
 
-    def _sit(self, row: Row, source: Row | None, shared: int) -> bool:
-        """Seat one row after the last speaking one; True if it took over the source's slot."""
-        here = self.speaking
+    def _sit(self, row: Row, source: Row | None, shared: int, ahead: bool) -> bool:
+        """Seat one row; True if it took over the source's slot."""
         slot = source.slot if source is not None and self._ends(source, shared) else self._spare()
         taken = source is not None and slot == source.slot
-        self._swap(slot, here)
-        self._put(here, row)
-        row.slot, row.computed = here, shared if taken else 0
-        self.speaking += 1
+        self._put(slot, row)
+        row.slot, row.computed = slot, shared if taken else 0
+        if not ahead:
+            self.join(row)
         return taken
 
     def _ends(self, source: Row, shared: int) -> bool:
         """Whether a finished row lives on as a whole in one that shares so much with it."""
-        return source.slot >= self.speaking and shared == source.computed
+        return source.finished > 0 and shared == source.computed
 
     def _spare(self) -> int:
         """A free slot, or that of the row which finished longest ago."""
-        behind = range(self.speaking, len(self.rows))
+        behind = [slot for slot, row in enumerate(self.rows) if row is None or row.finished]
         return min(behind, key=lambda slot: row.finished if (row := self.rows[slot]) is not None else 0)
 
     def _make_room(self, rows: list[Row]) -> None:
-        kept = sum(row is not None for row in self.rows[self.speaking :])
+        sitting = [row for row in self.rows if row is not None]
         beginnings = [self._longest_beginning(row) for row in rows]
         going_on = {source for source, shared in beginnings if source is not None and self._ends(source, shared)}
-        wanted = self.speaking + len(rows) + kept - len(going_on)
+        wanted, needed = len(sitting) - len(going_on), sum(not row.finished for row in sitting)
         longest = max(len(row.ids) for row in rows)
+        limit = self.cache.most(self.limit, longest)
         # On a GPU at once all that there is room for: captured steps do not survive a move.
-        limit = self.limit if (most := self.cache.most(longest)) is None else min(self.limit, most)
-        slots = max(len(self.rows), limit if most else min(limit, wanted), self.speaking + len(rows))
+        most = limit if self.cache.device.type == "cuda" else min(limit, wanted + len(rows))
+        slots = max(len(self.rows), most, needed + len(rows))
         self.cache.reserve(slots, longest)
         self.rows += [None] * (slots - len(self.rows))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -30,8 +30,11 @@ class Steps(Protocol):
     def read(self, rows: Sequence[Row], counts: Sequence[int]) -> None:
         """The next so many tokens of each row, which are known, into the cache."""
 
-    def advance(self, rows: Sequence[Row]) -> list[Said]:
-        """At least one token for each row, which sits in the slot of its place in the list."""
+    def advance(self, rows: Sequence[Row], meanwhile: Callable[[], None]) -> list[Said]:
+        """At least one token for each row, which sits in the slot of its place in the list.
+
+        Where steps run while the host waits, `meanwhile` is called before it does; what it launches comes after them.
+        """
 
 
 class Eager:
@@ -49,11 +52,11 @@ class Eager:
     @torch.inference_mode()
     def read(self, rows: Sequence[Row], counts: Sequence[int]) -> None:
         layout = Prefill(self.cache, [row.slot for row in rows], [row.computed for row in rows], counts)
-        ids = stream(rows, counts).to(self.base.device)
+        ids = torch.from_numpy(stream(rows, counts)).to(self.base.device)
         self.base.sampled(ids, layout.positions, layout, segments([row.adapter for row in rows], counts))
 
     @torch.inference_mode()
-    def advance(self, rows: Sequence[Row]) -> list[Said]:
+    def advance(self, rows: Sequence[Row], meanwhile: Callable[[], None]) -> list[Said]:
         if len(rows) > THIN:  # so few go through all adapters at once, in any order
             rows = sorted(rows, key=lambda row: row.adapter or "")
         layout = Decode(self.cache, [row.slot for row in rows], [row.length - 1 for row in rows])
@@ -78,10 +81,10 @@ class Eager:
         return ids.tolist(), logprobs.tolist()
 
 
-def stream(rows: Sequence[Row], counts: Sequence[int]) -> Tensor:
+def stream(rows: Sequence[Row], counts: Sequence[int]) -> np.ndarray:
     """The tokens that are to be read, row after row."""
     ids = [row.ids[row.computed : row.computed + count] for row, count in zip(rows, counts, strict=True)]
-    return torch.from_numpy(np.concatenate(ids))
+    return np.concatenate(ids)
 
 
 def segments(adapters: Sequence[str | None], counts: Sequence[int]) -> list[Segment]:
