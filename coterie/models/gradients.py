@@ -16,6 +16,7 @@ from torch import Tensor
 
 from coterie.models.either import either
 from coterie.models.lora import Joined
+from coterie.models.products import add_product, in_full
 from coterie.models.routing import slices
 
 Given = tuple[Tensor | None, ...]
@@ -107,18 +108,19 @@ class _Product:
         bias = None if joined.bias is None else joined.bias.to(dtype)
         return _Product(joined.weight.to(dtype), bias, runs, downs, ups)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+    def forward(self, x: Tensor, full: bool) -> tuple[Tensor, list[Tensor]]:
         """What comes out, and what each run's adapter read."""
-        out, lows = F.linear(x, self.weight, self.bias), []
+        out, lows = (in_full if full else F.linear)(x, self.weight, self.bias), []
         for run, down, ups in zip(self.runs, self.downs, self.ups, strict=True):
             low = x[run.tokens] @ down.t()
             for columns, outs, up in zip(run.columns, run.outs, ups, strict=True):
-                out[run.tokens, outs].addmm_(low[:, columns], up.t())
+                add_product(out[run.tokens, outs], low[:, columns], up)
             lows.append(low)
         return out, lows
 
     def backward(self, slope: Tensor, x: Tensor, lows: Sequence[Tensor], wanted: bool) -> tuple[Tensor | None, Given]:
         """The gradient by x, where it is wanted, and by the parameters."""
+        slope = slope.to(x.dtype)
         by_x = slope @ self.weight if wanted else None
         found: list[Tensor] = []
         for run, down, ups, low in zip(self.runs, self.downs, self.ups, lows, strict=True):
@@ -140,10 +142,12 @@ class _Linear(torch.autograd.Function):
     """What lies between a gate and the product after it is computed again in the backward."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, gate: bool, joined: Joined, runs: Sequence[Run], *parameters: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, gate: bool, full: bool, joined: Joined, runs: Sequence[Run], *parameters: Tensor
+    ) -> Tensor:
         read = formulas(x).gated(x) if gate else x
         ctx.gate, ctx.product = gate, _Product.of(read, joined, runs, parameters)
-        out, lows = ctx.product.forward(read)
+        out, lows = ctx.product.forward(read, full)
         ctx.save_for_backward(x, *lows)
         return out
 
@@ -154,11 +158,11 @@ class _Linear(torch.autograd.Function):
         by_x, others = ctx.product.backward(slope, read, lows, ctx.needs_input_grad[0])
         if ctx.gate and by_x is not None:
             by_x = formulas(x).gated_back(by_x, x)
-        return by_x, None, None, None, *others
+        return by_x, None, None, None, None, *others
 
 
-def linear(x: Tensor, joined: Joined, gate: bool = False) -> Tensor:
+def linear(x: Tensor, joined: Joined, gate: bool = False, full: bool = False) -> Tensor:
     """[T, in] → [T, Σ out], each run of tokens with its adapter. Through a gate, x is twice as wide: SiLU of its first
-    half times its second is what the layers read."""
+    half times its second is what the layers read. In full precision, if asked for, whatever x has."""
     runs, parameters = runs_of(joined)
-    return _Linear.apply(x, gate, joined, runs, *parameters)
+    return _Linear.apply(x, gate, full, joined, runs, *parameters)

@@ -77,7 +77,7 @@ def _lifted(
         inside = column < columns
         belongs = tl.load(owner + column, mask=inside, other=-2)
         own = (belongs[None, :] == whose[:, None]) & here[:, None]
-        read = tl.load(line + outs + column[None, :], mask=own, other=0.0)
+        read = tl.load(line + outs + column[None, :], mask=own, other=0.0).to(up.dtype.element_ty)
         lifts = up + out[None, :].to(tl.int64) * columns + column[:, None]
         factor = tl.load(lifts, mask=inside[:, None] & real[None, :], other=0.0)
         total += tl.dot(read, factor, input_precision=EXACT)
@@ -112,7 +112,7 @@ def lift(wide: Tensor, up: Tensor, owner: Tensor, who: Tensor, gate: bool = Fals
     With a gate it is SiLU of the first half times the second: → [R, N / 2].
     """
     rows, (outs, columns) = len(wide), up.shape
-    out, exact = wide.new_empty(rows, outs // (1 + gate)), "ieee" if wide.dtype == torch.float32 else "tf32"
+    out, exact = wide.new_empty(rows, outs // (1 + gate)), "ieee" if up.dtype == torch.float32 else "tf32"
     grid = (triton.cdiv(rows, 32), triton.cdiv(out.shape[1], 64))
     _lift[grid](
         wide, up, owner, who, out, rows, outs, columns, who.stride(0), gate, 32, 64, 32, exact, **early(wide),

@@ -24,7 +24,7 @@ class Learned:
     def __call__(self, tokens: Tensor, positions: Tensor, layout: Layout, again: bool) -> Tensor:
         """[T], [T] → [T, hidden]; `again`: keep little, and run every block once more in the backward."""
         embedded = self.forward.embed(tokens)
-        # What every layer adds to stays in full precision; only the products have half.
+        # What every layer adds to, and what it adds, are in full precision; only the products' factors have half.
         x, dtype = embedded.to(torch.promote_types(embedded.dtype, torch.float32)), precision(embedded)
         cos, sin = (turn[0] for turn in self.forward.rotary(x, positions[None]))
         for i, block in enumerate(self.forward.blocks):
@@ -36,7 +36,8 @@ class Learned:
         self, i: int, block: Block, x: Tensor, cos: Tensor, sin: Tensor, layout: Layout, dtype: torch.dtype
     ) -> Tensor:
         x = x + self._attend(i, block, _norm(x, block.before, dtype), cos, sin, layout)
-        return x + linear(linear(_norm(x, block.between, dtype), block.gate_up), block.down, gate=True)
+        gates = linear(_norm(x, block.between, dtype), block.gate_up)
+        return x + linear(gates, block.down, gate=True, full=True)
 
     def _attend(self, i: int, block: Block, x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
         width = self.forward.width
@@ -47,7 +48,8 @@ class Learned:
             both = torch.cat([_norm(part, norm, x.dtype) for part, norm in parts], dim=1)
         q, k = Turn.apply(both, cos, sin).split((queries, keys), dim=1)
         q, k, v = (part.transpose(0, 1) for part in (q, k, v))
-        return linear(layout.attend(i, q, k, v, block.asked.scale, block.asked.window).flatten(1), block.out)
+        seen = layout.attend(i, q, k, v, block.asked.scale, block.asked.window).flatten(1)
+        return linear(seen, block.out, full=True)
 
 
 def _norm(x: Tensor, norm: torch.nn.Module, dtype: torch.dtype) -> Tensor:

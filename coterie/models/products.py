@@ -55,5 +55,22 @@ def logits_of(hidden: Tensor, head: Tensor, bias: Tensor | None = None) -> Tenso
         return F.linear(hidden, head, bias)
     if not hidden.is_cuda or hidden.dtype == torch.float32:
         return product(hidden, head, bias)
-    logits = torch.mm(hidden, head.t(), out_dtype=torch.float32)
-    return logits if bias is None else logits.add_(bias)
+    return in_full(hidden, head, bias)
+
+
+def in_full(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`F.linear` of x [T, in] without gradient, in full precision also where its factors have half: what is to be
+    added to many others, or is large."""
+    full = torch.promote_types(x.dtype, torch.float32)
+    if not x.is_cuda or x.dtype == full:
+        return F.linear(x, weight, bias).to(full)
+    out = torch.mm(x, weight.t(), out_dtype=full)
+    return out if bias is None else out.add_(bias)
+
+
+def add_product(out: Tensor, x: Tensor, weight: Tensor) -> None:
+    """out [T, N] += x·weightᵀ in place, in the precision of `out`."""
+    if out.dtype == x.dtype:
+        out.addmm_(x, weight.t())
+    else:
+        out += in_full(x, weight)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from coterie.models.kernels import gated, lift
 from coterie.models.lora import Joined
+from coterie.models.products import add_product, in_full
 from coterie.models.routing import Pair, Segment
 from coterie.models.thin import fits, gate_product, in_parts
 
@@ -52,31 +53,36 @@ class Stacked:
             yield self.up[start : start + len(pair.up), column:end], pair.up.detach(), pair.scale
 
     def plain(self, x: Tensor, then: Then = None) -> Tensor:
-        """[T, in] → [T, Σ out] without adapters; through a gate half as wide; before a sum perhaps in parts."""
+        """[T, in] → [T, Σ out] without adapters; through a gate half as wide; before a sum in full precision, and
+        perhaps in parts."""
         if then == "gate" and fits(x, self.weight):
             return gate_product(x, self.weight, self.bias)
         if then == "sum" and self.bias is None and fits(x, self.weight):
             return in_parts(x, self.weight)
-        return _gated_if(then, F.linear(x, self.weight, self.bias))
+        return _gated_if(then, _product(then)(x, self.weight, self.bias))
 
     def by_row(self, x: Tensor, who: Tensor, then: Then = None) -> Tensor:
         """Each row with the adapter whose number it has in `who` [R]; −1 is none."""
         if not self.parts:
             return self.plain(x, then)
-        return lift(F.linear(x, self.wide, self.wide_bias), self.up, self.owner, who, then == "gate")
+        return lift(_product(then)(x, self.wide, self.wide_bias), self.up, self.owner, who, then == "gate")
 
     def by_run(self, x: Tensor, runs: Sequence[Segment], then: Then = None) -> Tensor:
         """Each run of tokens with its adapter."""
         if not self.parts or not any(adapter for _, _, adapter in runs):
             return self.plain(x, then)
-        wide = F.linear(x, self.wide, self.wide_bias)
+        wide = _product(then)(x, self.wide, self.wide_bias)
         out = wide[:, : self.outs]
         for start, end, adapter in runs:
             if adapter is not None:
                 first, last = self.columns[adapter]
-                read = wide[start:end, self.outs + first : self.outs + last]
-                out[start:end].addmm_(read, self.up[:, first:last].t())
+                read = wide[start:end, self.outs + first : self.outs + last].to(x.dtype)
+                add_product(out[start:end], read, self.up[:, first:last])
         return _gated_if(then, out.contiguous())
+
+
+def _product(then: Then) -> Callable[..., Tensor]:
+    return in_full if then == "sum" else F.linear
 
 
 def _gated_if(then: Then, both: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from coterie.models.routing import Segment
 from coterie.models.stacked import Stacked, Then, refresh
 
 Products = tuple[Stacked, Stacked, Stacked, Stacked]  # of queries, keys and values; out; gate and up; down
-Attention = Callable[[int, Tensor, Heads], Tensor]  # a layer's queries, keys and values → what it saw
+Attention = Callable[[int, Tensor, Heads], Tensor | None]  # a layer's queries, keys and values → what it saw
 Product = Callable[[Stacked, Tensor, Then], Tensor]  # what layers say of these tokens
 
 
@@ -59,14 +59,14 @@ class Fused:
 
     def read(self, tokens: Tensor, layout: Flash, runs: Sequence[Segment]) -> None:
         """Several tokens for some slots; only their keys and values are wanted."""
-        turns = self._turns()
+        turns, last = self._turns(), len(self.forward.blocks) - 1
 
-        def seen(i: int, qkv: Tensor, heads: Heads) -> Tensor:
+        def seen(i: int, qkv: Tensor, heads: Heads) -> Tensor | None:
             block = self.forward.blocks[i]
             scale, window = block.asked
             cache = self.cache.layers[i]
             q, k, v = place(qkv, turns, cache, layout.rows, layout.positions, heads, block.norms)
-            return layout.flash(cache, q, k, v, scale, window).flatten(1)
+            return None if i == last else layout.flash(cache, q, k, v, scale, window).flatten(1)
 
         self._run(tokens, seen, lambda layer, x, then: layer.by_run(x, runs, then))
 
@@ -75,7 +75,10 @@ class Fused:
         for i, (block, (qkv, out, gate_up, down)) in enumerate(zip(self.forward.blocks, self.products, strict=True)):
             queries, keys, _ = (size // width for size in block.qkv.sizes)
             joined = through(qkv, add_norm(x, y, block.before), None)
-            y = through(out, seen(i, joined, Heads(queries, keys, width)), "sum")
+            saw = seen(i, joined, Heads(queries, keys, width))
+            if saw is None:  # keys and values were all that was wanted
+                return x
+            y = through(out, saw, "sum")
             y = through(down, through(gate_up, add_norm(x, y, block.between), "gate"), "sum")
         return add_norm(x, y, self.forward.norm)
 
