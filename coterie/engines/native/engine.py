@@ -42,7 +42,7 @@ class NativeEngine:
         self.steps = steps(
             base, cache, self.sampler, list({name: None for name in policies.values() if name is not None})
         )
-        self.seats = Seats(cache, limit=2 * rows)
+        self.seats = Seats(cache, limit=2 * rows, gathered=self.steps.gathered)
         self.versions = dict.fromkeys(policies, 0)
         self.waiting: list[Row] = []
         self.driver: asyncio.Task[None] | None = None
@@ -78,7 +78,7 @@ class NativeEngine:
         while self.waiting or self.seats.speaking:
             for _ in range(SETTLE if finished else 1):
                 await asyncio.sleep(0)
-            for row in [*self.seats.active(), *self.waiting]:
+            for row in [*self.seats.active, *self.waiting]:
                 if row.answered.done() and row.slot >= 0:  # cancelled: nobody waits for it any more
                     self.seats.leave(row)
             self._admit()
@@ -89,7 +89,7 @@ class NativeEngine:
         error = None if driver.cancelled() else driver.exception()
         if error is None and not driver.cancelled():
             return  # it ran out of work; whoever asked since has started another
-        rows, self.waiting = self.waiting + self.seats.active(), []
+        rows, self.waiting = self.waiting + self.seats.active, []
         self.clear()
         for row in rows:
             if row.answered.done():
@@ -172,7 +172,7 @@ class NativeEngine:
 
     def _step(self) -> bool:
         """One token or some for every speaking row; says whether any of them finished."""
-        rows = self.seats.active()
+        rows = list(self.seats.active)
         for row, (ids, logprobs) in zip(rows, self.steps.advance(rows, self._read_ahead), strict=True):
             self._say(row, ids, logprobs)
         finished = [row for row in rows if row.stop is not None]

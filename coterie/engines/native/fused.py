@@ -44,14 +44,14 @@ class Fused:
             refresh([layer for block in self.products for layer in block])
             self.stale = False
 
-    def step(self, tokens: Tensor, sheet: Tensor, who: Tensor | None) -> Tensor:
-        """One token for each of the first slots, where the sheet says that it stands."""
+    def step(self, tokens: Tensor, sheet: Tensor, slots: Tensor, who: Tensor | None) -> Tensor:
+        """One token for each row of the sheet, in its slot, where the sheet says that it stands."""
         turns = self._turns()
 
         def seen(i: int, qkv: Tensor, heads: Heads) -> Tensor:
             block = self.forward.blocks[i]
             scale, window = block.asked
-            return attend(qkv, turns, self.cache.layers[i], sheet, heads, scale, window, block.norms)
+            return attend(qkv, turns, self.cache.layers[i], sheet, slots, heads, scale, window, block.norms)
 
         if who is None:
             return self._run(tokens, seen, Stacked.plain)

@@ -22,7 +22,7 @@ from coterie.engines.native.steps import Eager, Said, segments, stream
 from coterie.models.base import Base
 
 EVERY = 16  # steps between two looks at what was said
-TOKEN, POSITION, START, LIMIT, HEAT, TOP_P, TOP_K, ADAPTER, KEYS = range(9)  # columns of the sheet
+TOKEN, POSITION, START, LIMIT, HEAT, TOP_P, TOP_K, ADAPTER, SLOT, KEYS = range(10)  # columns of the sheet
 SMALLEST = 8  # rows of a graph
 
 
@@ -40,6 +40,7 @@ class Graphs:
 
     chunk = 16384
     together = 4  # to read one prompt takes the host as long as to read many
+    gathered = False  # the sheet says where a row sits
 
     def __init__(self, base: Base, cache: SlotCache, sampler: Sampler, adapters: Sequence[str]) -> None:
         assert base.forward is not None
@@ -112,6 +113,7 @@ class Graphs:
         floats[here, TOP_P] = [row.sampling.top_p for row in rows]
         sheet[here, TOP_K] = [row.sampling.top_k for row in rows]
         sheet[here, ADAPTER] = [self.adapters.index(row.adapter) if row.adapter else -1 for row in rows]
+        sheet[here, SLOT] = [row.slot for row in rows]
         seeds, firsts = [row.seed for row in rows], [row.length - row.prompt for row in rows]
         sheet[here, KEYS:] = draw_keys(seeds, firsts, EVERY)
         return sheet
@@ -136,9 +138,10 @@ class Graphs:
         return self.captured[key]
 
     def _run(self, size: int, adapted: bool, narrow: bool) -> None:
-        """One token for each of the first `size` slots."""
+        """One token for each of the first `size` rows of the sheet."""
         sheet = self.sheet[:size]
-        hidden = self.fused.step(sheet[:, TOKEN], sheet, sheet[:, ADAPTER] if adapted else None)
+        who = sheet[:, ADAPTER] if adapted else None
+        hidden = self.fused.step(sheet[:, TOKEN], sheet, sheet[:, SLOT], who)
         logits = self.base.logits(hidden)
         if narrow:
             narrow_kernels.narrow(logits, sheet, TOP_P, TOP_K, HEAT)

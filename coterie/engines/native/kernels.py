@@ -28,9 +28,9 @@ def _turned(x, partner, cos, sin):
 
 @triton.jit
 def _attend(
-    qkv, cos, sin, keys, values, sheet, out, sums, q_norm, k_norm, epsilon, scale, window, capacity, splits, stride,
-    HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr, PADDED: tl.constexpr,
-    BLOCK: tl.constexpr, NORM: tl.constexpr, WHOLE: tl.constexpr, EXACT: tl.constexpr,
+    qkv, cos, sin, keys, values, sheet, slots, out, sums, q_norm, k_norm, epsilon, scale, window, capacity, splits,
+    stride, HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr,
+    PADDED: tl.constexpr, BLOCK: tl.constexpr, NORM: tl.constexpr, WHOLE: tl.constexpr, EXACT: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
     begin(EARLY)
@@ -65,7 +65,7 @@ def _attend(
     share = tl.cdiv(tl.cdiv(tl.maximum(at - first, 0), splits), BLOCK) * BLOCK
     start = first + split * share
     end = tl.minimum(at, start + share)
-    slot = (row.to(tl.int64) * KEY_HEADS + head) * capacity * WIDTH
+    slot = (tl.load(slots + row * stride).to(tl.int64) * KEY_HEADS + head) * capacity * WIDTH
     most = tl.full([PADDED], -float("inf"), tl.float32)
     total = tl.zeros([PADDED], tl.float32)
     mean = tl.zeros([PADDED, WIDTH], tl.float32)
@@ -131,6 +131,7 @@ def attend(
     turns: tuple[Tensor, Tensor],
     cache: Tensor,
     sheet: Tensor,
+    slots: Tensor,
     heads: Heads,
     scale: float,
     window: int | None,
@@ -138,8 +139,8 @@ def attend(
 ) -> Tensor:
     """Turn the new queries and keys by their positions, store the keys and values, and attend to what is live.
 
-    qkv [R, (Hq + 2 Hkv)·D], turns by position [capacity, D], cache [2, slots, Hkv, capacity, D], whose first R slots
-    are the rows; a row at position −1 is left alone. → [R, Hq·D]
+    qkv [R, (Hq + 2 Hkv)·D], turns by position [capacity, D], cache [2, slots, Hkv, capacity, D], of which `slots` [R],
+    a column of the sheet, says whose is whose; a row at position −1 is left alone. → [R, Hq·D]
     """
     rows, group, capacity = len(qkv), heads.queries // heads.keys, cache.shape[3]
     splits = max(1, min(triton.cdiv(ENOUGH, rows * heads.keys), capacity // (4 * KEYS), 16))
@@ -150,7 +151,7 @@ def attend(
     q_norm, k_norm = (norm.weight for norm in norms) if norms else (qkv, qkv)
     epsilon = norms[0].variance_epsilon if norms else 0.0
     _attend[(rows, heads.keys, splits)](
-        qkv, *turns, cache[0], cache[1], sheet, parts, sums, q_norm, k_norm, epsilon, scale, window or 1 << 30,
+        qkv, *turns, cache[0], cache[1], sheet, slots, parts, sums, q_norm, k_norm, epsilon, scale, window or 1 << 30,
         capacity, splits, sheet.shape[1], heads.queries, heads.keys, heads.width, group,
         max(16, triton.next_power_of_2(group)), KEYS, norms is not None, whole,
         "ieee" if qkv.dtype == torch.float32 else "tf32",

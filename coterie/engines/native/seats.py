@@ -1,9 +1,9 @@
 """Who sits in which slot of the cache.
 
-The first slots belong to the rows that speak, without gaps, so that a step reads one piece of the
-cache. Behind them lie, in any order, rows that are read and will speak next, and rows that have
-finished, kept while there is room: a conversation may go on from them. A new row takes over the
-finished row it continues, or copies the beginning it shares with any.
+Some rows speak, some are read and will speak next, and some have finished and are kept while there is
+room: a conversation may go on from them. A new row takes over the finished row it continues, or copies
+the beginning it shares with any. Where a step reads one piece of the cache, the first slots belong to
+the rows that speak, without gaps; elsewhere nobody ever moves.
 """
 
 from __future__ import annotations
@@ -60,21 +60,24 @@ class Row:
 class Seats:
     """The slots of one cache and the rows in them."""
 
-    def __init__(self, cache: SlotCache, limit: int) -> None:
-        self.cache, self.limit = cache, limit
+    def __init__(self, cache: SlotCache, limit: int, gathered: bool) -> None:
+        """`gathered`: those who speak must have the first slots."""
+        self.cache, self.limit, self.gathered = cache, limit, gathered
         self.rows: list[Row | None] = []  # by slot
-        self.speaking = 0  # the first so many speak
+        self.active: list[Row] = []  # who speaks; by slot, where they are gathered
         self.clock = count(1)
         self.known: dict[Row, Key] = {}
         self.beginnings: Beginnings[Row] = Beginnings()
 
-    def active(self) -> list[Row]:
-        return [row for row in self.rows[: self.speaking] if row is not None]
+    @property
+    def speaking(self) -> int:
+        return len(self.active)
 
     def forget(self, adapter: str | None) -> None:
-        """What this adapter has read is of no use any more: its weights have moved."""
-        for row in self.rows[self.speaking :]:
-            if row is not None and row.adapter == adapter:
+        """What this adapter has read is of no use any more to those who do not speak yet: its weights have moved."""
+        speaking = set(self.active)
+        for row in self.rows:
+            if row is not None and row.adapter == adapter and row not in speaking:
                 self._put(row.slot, None)
                 row.unread()
 
@@ -82,7 +85,7 @@ class Seats:
         for row in self.rows:
             if row is not None:
                 row.unread()
-        self.rows, self.speaking = [], 0
+        self.rows, self.active = [], []
         self.known, self.beginnings = {}, Beginnings()
         self.cache.clear()
 
@@ -96,18 +99,24 @@ class Seats:
             self.beginnings.add(row.key, row)
 
     def leave(self, row: Row) -> None:
-        """The row has finished, or nobody waits for it: behind the speaking ones with it."""
-        if row.slot < self.speaking:
-            self.speaking -= 1
-            self._swap(row.slot, self.speaking)
+        """The row has finished, or nobody waits for it; if it spoke, the last one who speaks takes its place."""
+        if row in self.active:
+            place, last = self.active.index(row), self.active.pop()
+            if last is not row:
+                self.active[place] = last
+                self._gather(last, place)
         self._put(row.slot, None)
         self._put(row.slot, row)  # with all that it said
         row.finished = next(self.clock)
 
     def join(self, row: Row) -> None:
-        """The row speaks from now on: after the last speaking one with it."""
-        self._swap(row.slot, self.speaking)
-        self.speaking += 1
+        """The row speaks from now on."""
+        self._gather(row, self.speaking)
+        self.active.append(row)
+
+    def _gather(self, row: Row, place: int) -> None:
+        if self.gathered:
+            self._swap(row.slot, place)
 
     def enter(self, rows: list[Row], ahead: bool) -> list[tuple[Row, Row, int]]:
         """Seat new rows, who join at once or, `ahead` of their time, stay behind: then no other row moves.

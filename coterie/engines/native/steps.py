@@ -23,6 +23,7 @@ Said = tuple[Sequence[int], Sequence[float]]  # ids and their log-probs
 class Steps(Protocol):
     chunk: int  # tokens of prompts to read at once
     together: int  # rows that should enter together, where more wait than have room
+    gathered: bool  # whether rows must sit in the slots of their places in the list
 
     def moved(self) -> None:
         """Weights have changed in place."""
@@ -31,7 +32,7 @@ class Steps(Protocol):
         """The next so many tokens of each row, which are known, into the cache."""
 
     def advance(self, rows: Sequence[Row], meanwhile: Callable[[], None]) -> list[Said]:
-        """At least one token for each row, which sits in the slot of its place in the list.
+        """At least one token for each row.
 
         Where steps run while the host waits, `meanwhile` is called before it does; what it launches comes after them.
         """
@@ -42,6 +43,7 @@ class Eager:
 
     chunk = 2048
     together = 1
+    gathered = True  # a step reads one piece of the cache
 
     def __init__(self, base: Base, cache: SlotCache, sampler: Sampler) -> None:
         self.base, self.cache, self.sampler = base, cache, sampler
