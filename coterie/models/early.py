@@ -21,10 +21,10 @@ def begin(EARLY: tl.constexpr):
 
 def early(x: Tensor) -> dict[str, bool]:
     """How kernels on x are launched: `_kernel[grid](…, **early(x))`."""
-    can = x.is_cuda and _hopper(x.device)
+    can = x.is_cuda and _knows_how(x.device)
     return {"EARLY": can, "launch_pdl": can}
 
 
 @cache
-def _hopper(device: torch.device) -> bool:
+def _knows_how(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) >= (9, 0)

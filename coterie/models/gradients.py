@@ -163,6 +163,6 @@ class _Linear(torch.autograd.Function):
 
 def linear(x: Tensor, joined: Joined, gate: bool = False, full: bool = False) -> Tensor:
     """[T, in] → [T, Σ out], each run of tokens with its adapter. Through a gate, x is twice as wide: SiLU of its first
-    half times its second is what the layers read. In full precision, if asked for, whatever x has."""
+    half times its second is what the layers read. `full` as of `in_full`."""
     runs, parameters = runs_of(joined)
     return _Linear.apply(x, gate, full, joined, runs, *parameters)

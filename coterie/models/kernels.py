@@ -14,7 +14,7 @@ from coterie.models.early import begin, early
 
 @triton.jit
 def _add_norm(
-    x, y, weight, out, epsilon, width, all, PARTS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
+    x, y, weight, out, epsilon, width, part_size, PARTS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     begin(EARLY)
     row = tl.program_id(0).to(tl.int64) * width
@@ -23,7 +23,7 @@ def _add_norm(
     h = tl.load(x + row + at, mask=real, other=0.0)
     if PARTS:
         for part in tl.static_range(PARTS):
-            h += tl.load(y + part * all + row + at, mask=real, other=0.0).to(tl.float32)
+            h += tl.load(y + part * part_size + row + at, mask=real, other=0.0).to(tl.float32)
         tl.store(x + row + at, h, mask=real)
     size = tl.rsqrt(tl.sum(h * h, axis=0) / width + epsilon)
     factor = tl.load(weight + at, mask=real, other=0.0).to(tl.float32)

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from coterie.engines.native import steps as step_module
-from coterie.engines.native.cache import Flash, SlotCache
+from coterie.engines.native.cache import Flash, Prefill, SlotCache
 from coterie.engines.native.engine import NativeEngine
 from coterie.engines.native.seats import Row
-from coterie.engines.native.steps import Eager, Said
+from coterie.engines.native.steps import Eager, Said, segments
 from coterie.models.base import Base
 from coterie.types import Sample, Sampling
 from tests.oracle import POLICIES, Request, assert_same, pairs, random_adapter, random_ids
@@ -49,13 +49,35 @@ class Ahead(Eager):
         super().read(rows, counts)
 
 
+class Scattered(Ahead):
+    """Takes its steps wherever rows sit, as steps on a GPU do."""
+
+    gathered = False
+
+    @torch.inference_mode()
+    def advance(self, rows: Sequence[Row], meanwhile: Callable[[], None]) -> list[Said]:
+        order = sorted(rows, key=lambda row: row.adapter or "")
+        starts, ones = [row.length - 1 for row in order], [1] * len(order)
+        layout = Prefill(self.cache, [row.slot for row in order], starts, ones)
+        tokens = torch.tensor([row.ids[row.length - 1] for row in order])
+        runs = segments([row.adapter for row in order], ones)
+        ids, logprobs = self._draw(order, self.base.logits(self.base.sampled(tokens, layout.positions, layout, runs)))
+        said = {row: ([token], [logprob]) for row, token, logprob in zip(order, ids, logprobs, strict=True)}
+        self.busy = True
+        meanwhile()
+        self.busy = False
+        self.spoke.append(len(rows))
+        return [said[row] for row in rows]
+
+
 def ready(engine: NativeEngine) -> list[Row]:
     return [row for row in engine.waiting if row.slot >= 0]
 
 
-def reader(base: Base, rows: int) -> tuple[NativeEngine, Ahead]:
+def reader(base: Base, rows: int, kind: type[Ahead] = Ahead) -> tuple[NativeEngine, Ahead]:
     engine = NativeEngine(base, POLICIES, rows=rows)
-    steps = engine.steps = Ahead(engine)
+    steps = engine.steps = kind(engine)
+    engine.seats.gathered = steps.gathered
     return engine, steps
 
 
@@ -117,6 +139,44 @@ def test_what_is_read_ahead_is_read_once_and_the_same_is_said(
     assert at_rest(engine) and engine.cache.slots <= 2 * rows
 
 
+def test_where_steps_find_rows_anywhere_nobody_moves_and_the_same_is_said(
+    team_base: Callable[[str], Base], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, requests = team_base("llama"), [*ragged(30), *groups(30)]
+    expected = ask(NativeEngine(base, POLICIES, rows=8), requests)
+    monkeypatch.delattr(SlotCache, "swap")
+    engine, steps = reader(base, 8, Scattered)
+    assert_same(ask(engine, requests), expected)
+    assert len(steps.early) > 2 and max(steps.spoke) == 8 and at_rest(engine)
+
+
+@pytest.mark.parametrize("kind", [Ahead, Scattered])
+def test_a_row_so_long_that_fewer_fit_waits_until_they_do(
+    team_base: Callable[[str], Base], kind: type[Ahead], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, whose memory has so much room for keys and values."""
+    base, tokens = team_base("llama"), 640
+    talker, long = ("b", random_ids(5, seed=2), 2, Sampling(40)), ("a", random_ids(250, seed=1), 1, Sampling(9))
+    requests = [*ragged(12), talker, long, *ragged(12)]
+    expected = ask(NativeEngine(base, POLICIES), requests)
+
+    def most(cache: SlotCache, slots: int, capacity: int) -> int:
+        return min(slots, max(1, tokens // cache._rounded(max(capacity, cache.capacity))))
+
+    monkeypatch.setattr(SlotCache, "most", most)
+    engine, steps = reader(base, 8, kind)
+    taken: list[int] = []
+    reserve = SlotCache.reserve
+
+    def watched(cache: SlotCache, slots: int, capacity: int) -> None:
+        reserve(cache, slots, capacity)
+        taken.append(cache.slots * cache.capacity)
+
+    monkeypatch.setattr(SlotCache, "reserve", watched)
+    assert_same(ask(engine, requests), expected)
+    assert max(taken) <= tokens and max(steps.spoke) == 8 and at_rest(engine)
+
+
 @pytest.mark.parametrize("together", [1, 8])
 def test_conversations_go_on_from_what_they_said_while_others_are_read_ahead(base: Base, together: int) -> None:
     requests = ragged(20)
@@ -169,6 +229,7 @@ def test_steps_that_are_taken_on_the_spot_read_nobody_ahead(team_base: Callable[
         while not asking.done():
             assert not ready(engine)
             await asyncio.sleep(0)
+        await asking
 
     asyncio.run(watch())
 
@@ -211,8 +272,11 @@ def test_after_load_one_who_was_read_with_the_old_weights_is_read_anew(
 ) -> None:
     base = movable(model_folder)
     engine, _ = reader(base, rows=8)
-    speakers: list[Request] = [("c", random_ids(20, seed=n), n, Sampling(12)) for n in range(8)]
-    waiting: list[Request] = [(policy, random_ids(40, seed=9), 1, Sampling(6)) for policy in "ab"]
+    """Though one who speaks began as it does, with the old weights."""
+    prompt = random_ids(40, seed=9)
+    speakers: list[Request] = [("c", random_ids(20, seed=n), n, Sampling(12)) for n in range(7)]
+    speakers.append(("a", prompt, 7, Sampling(12)))
+    waiting: list[Request] = [(policy, prompt, 1, Sampling(6)) for policy in "ab"]
 
     async def load_meanwhile() -> list[Sample]:
         asking = [asyncio.create_task(asked(engine, requests)) for requests in (speakers, waiting)]
@@ -229,6 +293,7 @@ def test_after_load_one_who_was_read_with_the_old_weights_is_read_anew(
     assert sum(prefilled) == 39  # of the one whose weights have moved
     assert_same(after, ask(NativeEngine(base, POLICIES), waiting))
     assert after[0].ids != before[0].ids and after[1].ids == before[1].ids
+    assert [sample.version for sample in after] == [1, 0]
 
 
 def test_clearing_an_engine_loses_nobody_who_was_read(team_base: Callable[[str], Base]) -> None:

@@ -48,7 +48,7 @@ class SlotCache:
     def reserve(self, slots: int, capacity: int) -> None:
         """Make room for so many rows of so many tokens; what is stored stays.
 
-        Layer by layer, so that two copies of the whole never exist. Zeros, for a masked key still takes part:
+        On a CPU layer by layer, so that two copies of the whole never exist. Zeros, for a masked key still takes part:
         with weight 0, and 0 × NaN is NaN.
         """
         capacity = self._rounded(capacity)
@@ -116,8 +116,10 @@ class SlotCache:
 
     def clear(self) -> None:
         """Give the memory back, or keep it, where it has been seen that there is enough for the learner as well."""
-        if self.whole is not None and self._affordable():
-            return
+        if self.whole is None or not self._affordable():
+            self.drop()
+
+    def drop(self) -> None:
         self.layers = [layer[:, :0, :, :0].clone() for layer in self.layers]
         self.pairs = [pair(layer) for layer in self.layers]
         self.whole = None

@@ -48,9 +48,13 @@ class NativeEngine:
         self.driver: asyncio.Task[None] | None = None
 
     def load(self, policy: str, version: int) -> None:
-        """The weights moved in place; rows computed with the old ones are of no use."""
-        self.versions[policy] = version
-        self.seats.forget(self.policies[policy])
+        """The weights moved in place: what was computed with the old ones is of no use, and who waits will speak with
+        the new."""
+        adapter, self.versions[policy] = self.policies[policy], version
+        self.seats.forget(adapter)
+        for row in self.waiting:
+            if row.adapter == adapter:
+                row.version = version
         self.steps.moved()
 
     def clear(self) -> None:
@@ -102,16 +106,12 @@ class NativeEngine:
     def _admit(self) -> None:
         """Let waiting requests in: at once those that have been read, the others as soon as enough of them fit."""
         self.waiting = [row for row in self.waiting if not row.answered.done()]
-        room = min(self.rows, self._slots()) - self.seats.speaking if self.waiting else 0
-        if room <= 0:
-            return
-        ready = [row for row in self.waiting if row.slot >= 0][:room]
+        ready = [row for row in self.waiting if row.slot >= 0][: self.rows - self.seats.speaking]
         for row in ready:
             self.seats.join(row)
-        room -= len(ready)
         unread = [row for row in self.waiting if row.slot < 0]
-        entering = unread[:room]
-        if self.seats.speaking and room < min(self.steps.together, self.few, len(unread)):
+        entering = self.seats.room_for(unread[: self.rows - self.seats.speaking])
+        if self.seats.speaking and len(entering) < min(self.steps.together, self.few, len(unread)):
             entering = []  # more of them will fit soon
         self._read(entering, ahead=False)
         gone = {*ready, *entering}
@@ -121,16 +121,10 @@ class NativeEngine:
     def _read_ahead(self) -> None:
         """While others speak, read prompts of some that wait: then these need only join."""
         unread = [row for row in self.waiting if row.slot < 0]
-        if not unread:
-            return
         ready = len(self.waiting) - len(unread)
-        missing = min(self.few, self._slots() - self.seats.speaking) - ready
-        if missing >= min(self.steps.together, self.few, len(unread)):
-            self._read(unread[:missing], ahead=True)
-
-    def _slots(self) -> int:
-        """How many rows may sit: twice as many as may speak, or as a GPU's memory allows."""
-        return self.cache.most(self.seats.limit, max(len(row.ids) for row in self.waiting))
+        next_ones = self.seats.room_for(unread[: max(0, self.few - ready)])
+        if len(next_ones) >= min(self.steps.together, self.few, len(unread)):
+            self._read(next_ones, ahead=True)
 
     # Forwards
 

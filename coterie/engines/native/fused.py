@@ -46,7 +46,7 @@ class Fused:
 
     def step(self, tokens: Tensor, sheet: Tensor, slots: Tensor, who: Tensor | None) -> Tensor:
         """One token for each row of the sheet, in its slot, where the sheet says that it stands."""
-        turns = self._turns()
+        turns = self.turns()
 
         def seen(i: int, qkv: Tensor, heads: Heads) -> Tensor:
             block = self.forward.blocks[i]
@@ -59,7 +59,7 @@ class Fused:
 
     def read(self, tokens: Tensor, layout: Flash, runs: Sequence[Segment]) -> None:
         """Several tokens for some slots; only their keys and values are wanted."""
-        turns, last = self._turns(), len(self.forward.blocks) - 1
+        turns, last = self.turns(), len(self.forward.blocks) - 1
 
         def seen(i: int, qkv: Tensor, heads: Heads) -> Tensor | None:
             block = self.forward.blocks[i]
@@ -82,7 +82,7 @@ class Fused:
             y = through(down, through(gate_up, add_norm(x, y, block.between), "gate"), "sum")
         return add_norm(x, y, self.forward.norm)
 
-    def _turns(self) -> tuple[Tensor, Tensor]:
+    def turns(self) -> tuple[Tensor, Tensor]:
         """Cosine and sine of every position a slot has, in full precision: [capacity, width]."""
         if self.turned is None or len(self.turned[0]) < self.cache.capacity:
             positions = torch.arange(self.cache.capacity, device=self.cache.device)

@@ -49,7 +49,7 @@ class Graphs:
         self.eager = Eager(base, cache, sampler)
         self.pool: Any = None
         self.captured: dict[tuple[int, bool, bool], Callable[[], None]] = {}
-        self.built_on: tuple[int, torch.Size] | None = None  # where the cache was, and how large
+        self.built_on: tuple[int, torch.Size, int] | None = None  # where the cache was and how large; where the turns
         ends = sorted(base.chat.end_ids)
         most = 1 << (len(ends) - 1).bit_length()
         self.ends = torch.tensor(ends + ends[:1] * (most - len(ends)), dtype=torch.int32, device=base.device)
@@ -119,12 +119,13 @@ class Graphs:
         return sheet
 
     def _make_room(self, size: int) -> None:
-        """Graphs know addresses and sizes: when the cache or the sheet has others, they are of no use."""
+        """Graphs know addresses and sizes: when the cache, the turns or the sheet have others, they are of no use."""
         if len(self.sheet) < size:
             self.sheet = self.sheet.new_zeros(size, KEYS + EVERY)
             self.said = self.said.new_zeros(size, 2 * EVERY)
             self.built_on = None
-        here = self.cache.layers[0].data_ptr(), self.cache.layers[0].shape
+        layer, turns = self.cache.layers[0], self.fused.turns()[0]
+        here = layer.data_ptr(), layer.shape, turns.data_ptr()
         if self.built_on != here:
             self.captured.clear()
             self.pool = torch.cuda.graph_pool_handle() if self.base.device.type == "cuda" else None

@@ -15,7 +15,7 @@ BLOCK = 8192  # tokens read at once
 @triton.jit
 def _ranked(logit):
     """A whole number for each: the larger the logit, the larger."""
-    bits = logit.to(tl.int32, bitcast=True)
+    bits = (logit + 0.0).to(tl.int32, bitcast=True)  # there is a zero below zero
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 

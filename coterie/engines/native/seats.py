@@ -9,6 +9,7 @@ the rows that speak, without gaps; elsewhere nobody ever moves.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -82,12 +83,15 @@ class Seats:
                 row.unread()
 
     def clear(self) -> None:
+        self._empty()
+        self.cache.clear()
+
+    def _empty(self) -> None:
         for row in self.rows:
             if row is not None:
                 row.unread()
         self.rows, self.active = [], []
         self.known, self.beginnings = {}, Beginnings()
-        self.cache.clear()
 
     def _put(self, slot: int, row: Row | None) -> None:
         """Whoever sat there before is forgotten."""
@@ -128,11 +132,9 @@ class Seats:
         later: list[tuple[Row, Row, int]] = []
         for row in rows:
             source, shared = self._sooner(*self._longest_beginning(row), later)
-            taken = source is not None and self._sit(row, source, shared, ahead)
-            if source is None or taken:
-                if not taken:
-                    self._sit(row, None, 0, ahead)
-            elif source.computed >= shared:
+            if self._sit(row, source, shared, ahead) or source is None:
+                continue
+            if source.computed >= shared:
                 self.cache.copy(source.slot, row.slot, shared)
                 row.computed = shared
             else:
@@ -165,18 +167,41 @@ class Seats:
         behind = [slot for slot, row in enumerate(self.rows) if row is None or row.finished]
         return min(behind, key=lambda slot: row.finished if (row := self.rows[slot]) is not None else 0)
 
+    def room_for(self, rows: Sequence[Row]) -> list[Row]:
+        """As many of the first of these as find room beside all who speak or will speak."""
+        needed, longest, allowed = self._needed(), 0, 0
+        found: list[Row] = []
+        for row in rows:
+            if len(row.ids) > longest:
+                longest = len(row.ids)
+                allowed = self.cache.most(self.limit, longest)
+                if needed and longest > self.cache.capacity and allowed < self.cache.slots:
+                    break  # so long that there will be fewer slots: it waits until nobody needs one
+            if needed + len(found) >= allowed:
+                break
+            found.append(row)
+        return found
+
+    def _needed(self) -> int:
+        return sum(row is not None and not row.finished for row in self.rows)
+
     def _make_room(self, rows: list[Row]) -> None:
-        sitting = [row for row in self.rows if row is not None]
-        beginnings = [self._longest_beginning(row) for row in rows]
-        going_on = {source for source, shared in beginnings if source is not None and self._ends(source, shared)}
-        wanted, needed = len(sitting) - len(going_on), sum(not row.finished for row in sitting)
         longest = max(len(row.ids) for row in rows)
-        limit = self.cache.most(self.limit, longest)
+        limit, needed = self.cache.most(self.limit, longest), self._needed()
+        if limit < len(self.rows) and not needed:
+            self._empty()
+            self.cache.drop()
         # On a GPU at once all that there is room for: captured steps do not survive a move.
-        most = limit if self.cache.device.type == "cuda" else min(limit, wanted + len(rows))
+        most = limit if self.cache.device.type == "cuda" else min(limit, self._wanted(rows))
         slots = max(len(self.rows), most, needed + len(rows))
         self.cache.reserve(slots, longest)
         self.rows += [None] * (slots - len(self.rows))
+
+    def _wanted(self, rows: list[Row]) -> int:
+        """Slots with which nobody who has finished would have to go."""
+        beginnings = [self._longest_beginning(row) for row in rows]
+        going_on = {source for source, shared in beginnings if source is not None and self._ends(source, shared)}
+        return sum(row is not None for row in self.rows) - len(going_on) + len(rows)
 
     def _longest_beginning(self, row: Row) -> tuple[Row | None, int]:
         source, shared = self.beginnings.longest(key_of(row.adapter, row.version, row.ids[: row.prompt - 1]))
