@@ -28,16 +28,26 @@ def family(first: int) -> list[int]:
     return found
 
 
-def group(leader: int) -> list[int]:
-    """All processes of a group, whoever their parent is now."""
-    found = []
+def group(leader: int, most: int) -> list[int]:
+    """The processes of a group, whoever their parent is now.
+
+    No more than one over `most`: a bomb leaves no time to count.
+    """
+    found: list[int] = []
     if sys.platform == "linux":
-        for entry in PROC.iterdir():
-            if entry.name.isdigit():
-                with suppress(OSError):
-                    if (entry / "stat").read_text().rpartition(")")[2].split()[2] == str(leader):
-                        found.append(int(entry.name))
+        with os.scandir(PROC) as entries:
+            for entry in entries:
+                if entry.name.isdigit() and _group_of(entry.name) == leader:
+                    found.append(int(entry.name))
+                if len(found) > most:
+                    break
     return found
+
+
+def _group_of(pid: str) -> int | None:
+    with suppress(OSError):  # gone meanwhile
+        return int((PROC / pid / "stat").read_text().rpartition(")")[2].split()[2])
+    return None
 
 
 def uses_more(pids: Iterable[int], most: int) -> bool:

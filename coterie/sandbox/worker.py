@@ -107,7 +107,7 @@ class Worker:
         """What its processes use together: the limits that the kernel keeps are for each, and count none of root's.
 
         With namespaces of its own a job cannot leave its family; without them it can, but stays in its group."""
-        pids = group(self.process.pid) if self.folder else family(self.process.pid)
+        pids = group(self.process.pid, limits.processes) if self.folder else family(self.process.pid)
         if self.folder and len(pids) > limits.processes:
             return "processes"
         return "memory" if uses_more(pids, limits.memory) else None
