@@ -186,19 +186,21 @@ class Seats:
         return sum(row is not None and not row.finished for row in self.rows)
 
     def _make_room(self, rows: list[Row]) -> None:
-        longest = max(len(row.ids) for row in rows)
-        limit, needed = self.cache.most(self.limit, longest), self._needed()
-        if limit < len(self.rows) and not needed:
+        longest, needed = max(len(row.ids) for row in rows), self._needed() + len(rows)
+        limit = self.cache.most(self.limit, longest)
+        if longest > self.cache.capacity and limit < len(self.rows) and needed == len(rows):
             self._empty()
             self.cache.drop()
-        # On a GPU at once all that there is room for: captured steps do not survive a move.
-        most = limit if self.cache.device.type == "cuda" else min(limit, self._wanted(rows))
-        slots = max(len(self.rows), most, needed + len(rows))
+        enough = longest <= self.cache.capacity and needed <= len(self.rows)
+        slots = max(len(self.rows), needed, min(limit, self._wanted(rows, enough)))
         self.cache.reserve(slots, longest)
         self.rows += [None] * (slots - len(self.rows))
 
-    def _wanted(self, rows: list[Row]) -> int:
-        """Slots with which nobody who has finished would have to go."""
+    def _wanted(self, rows: list[Row], enough: bool) -> int:
+        """Slots with which nobody who has finished would have to go. On a GPU, where captured steps do not survive a
+        move, at once as many as may be, and no more while there are enough."""
+        if self.cache.device.type == "cuda":
+            return 0 if enough else self.limit
         beginnings = [self._longest_beginning(row) for row in rows]
         going_on = {source for source, shared in beginnings if source is not None and self._ends(source, shared)}
         return sum(row is not None for row in self.rows) - len(going_on) + len(rows)
