@@ -175,11 +175,13 @@ def test_every_math500_reference_is_right_in_its_box() -> None:
 
 
 def test_math_runs_in_a_process_without_torch(own: Path) -> None:
-    assert grade("math", r"\boxed{\frac{2}{4}}", "0.5") == 1.0
     own.write_text("import sys\ndef heavy(answer, truth): return float('torch' in sys.modules)")
-    code = "import coterie.rewards.math, coterie.rewards.child, sys; print('torch' in sys.modules)"
-    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"
-    assert grade(f"{own}:heavy", "", "") == 0.0
+    fresh = worker.Worker()  # not one that has been asked for something else before
+    try:
+        assert fresh.call("coterie.rewards.math:math", (r"\boxed{\frac{2}{4}}", "0.5"), {}, 20.0) == 1.0
+        assert fresh.call(f"{own}:heavy", ("", ""), {}, 20.0) == 0.0
+    finally:
+        fresh.kill()
 
 
 def test_a_users_function_is_called_with_its_options(own: Path) -> None:
