@@ -1,13 +1,13 @@
 """The parts of a forward to learn with, each with its gradient by formula: little is kept, little is launched.
 
-Weights are frozen here; only adapters have gradients.
+Weights are frozen here. Only adapters learn, and their gradients are added where they belong as soon as they are known:
+autograd, which would hand each of them on by itself, sees only what the layers say.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -15,9 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from coterie.models.either import either
+from coterie.models.formulas import Lift, add_lifts
 from coterie.models.lora import Joined
-from coterie.models.products import add_product, in_full
-from coterie.models.routing import slices
+from coterie.models.part import Part
+from coterie.models.products import in_full
 
 Given = tuple[Tensor | None, ...]
 
@@ -41,6 +42,24 @@ class Norm(torch.autograd.Function):
         return formulas(slope).norm_back(slope, *ctx.saved_tensors), None, None, None
 
 
+class AddNorm(torch.autograd.Function):
+    """x + y, and its norm."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, y: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        total, out, size = formulas(x).add_norm(x, y, weight, epsilon, dtype)
+        ctx.save_for_backward(total, weight, size)
+        ctx.set_materialize_grads(False)
+        return total, out
+
+    @staticmethod
+    def backward(ctx: Any, by_total: Tensor | None, slope: Tensor) -> Given:
+        by_both = formulas(slope).norm_back(slope, *ctx.saved_tensors, by_total)
+        return by_both, by_both, None, None, None
+
+
 class Turn(torch.autograd.Function):
     """Rotary positions: x [T, H, D], cos and sin [T, D]."""
 
@@ -56,113 +75,98 @@ class Turn(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class Run:
-    """A run of tokens on one adapter, which has a part in some of the layers of a product."""
+    """A run of tokens on one adapter, and its part in a product."""
 
     tokens: slice
-    outs: tuple[slice, ...]  # the outputs of each of these layers
-    ranks: tuple[int, ...]
-    scale: float
-
-    @cached_property
-    def columns(self) -> list[slice]:
-        """Of each layer in what they read."""
-        return slices(self.ranks)
+    part: Part
 
 
-def runs_of(joined: Joined) -> tuple[list[Run], list[Tensor]]:
-    """Who speaks through these layers now, and the `down` and `up` of their pairs, run by run."""
-    runs, parameters = list[Run](), list[Tensor]()
-    places = slices(joined.sizes)
-    for start, end, name in joined.shares.routing.segments:
-        found = [(i, layer.pairs[name]) for i, layer in enumerate(joined.layers) if name in layer.pairs]
-        if found:
-            outs = tuple(places[i] for i, _ in found)
-            ranks = tuple(len(pair.down) for _, pair in found)
-            runs.append(Run(slice(start, end), outs, ranks, found[0][1].scale))
-            parameters += [pair.down for _, pair in found]
-            parameters += [pair.up for _, pair in found]
-    return runs, parameters
+def runs_of(joined: Joined, dtype: torch.dtype) -> list[Run]:
+    """Who speaks through these layers now."""
+    parts = ((start, end, joined.part(name, dtype)) for start, end, name in joined.shares.routing.segments)
+    return [Run(slice(start, end), part) for start, end, part in parts if part is not None]
 
 
-@dataclass
 class _Product:
-    """x·Wᵀ + b, and each run's own x·(scale·down)ᵀ·upᵀ."""
+    """x·Wᵀ + b, and each run's own x·downᵀ·(scale·up)ᵀ, all as precise as x."""
 
-    weight: Tensor
-    bias: Tensor | None
-    runs: Sequence[Run]
-    downs: list[Tensor]  # of each run: [Σ ranks, in], scaled
-    ups: list[list[Tensor]]  # of each run and layer: [out, rank]
-
-    @staticmethod
-    def of(x: Tensor, joined: Joined, runs: Sequence[Run], parameters: Sequence[Tensor]) -> _Product:
-        """All as precise as x."""
-        dtype, left = x.dtype, list(parameters)
-        downs, ups = list[Tensor](), list[list[Tensor]]()
-        for run in runs:
-            count = len(run.ranks)
-            down = torch.cat(left[:count]) if count > 1 else left[0]
-            downs.append((down * run.scale).to(dtype))
-            ups.append([up.to(dtype) for up in left[count : 2 * count]])
-            left = left[2 * count :]
-        bias = None if joined.bias is None else joined.bias.to(dtype)
-        return _Product(joined.weight.to(dtype), bias, runs, downs, ups)
+    def __init__(self, x: Tensor, joined: Joined) -> None:
+        self.weight, self.runs = joined.weight.to(x.dtype), runs_of(joined, x.dtype)
+        self.bias = None if joined.bias is None else joined.bias.to(x.dtype)
 
     def forward(self, x: Tensor, full: bool) -> tuple[Tensor, list[Tensor]]:
         """What comes out, and what each run's adapter read."""
-        out, lows = (in_full if full else F.linear)(x, self.weight, self.bias), []
-        for run, down, ups in zip(self.runs, self.downs, self.ups, strict=True):
-            low = x[run.tokens] @ down.t()
-            for columns, outs, up in zip(run.columns, run.outs, ups, strict=True):
-                add_product(out[run.tokens, outs], low[:, columns], up)
-            lows.append(low)
+        out, (lifts, lows) = self.plain(x, full), self.lifts(x)
+        add_lifts(out, lifts)
         return out, lows
 
-    def backward(self, slope: Tensor, x: Tensor, lows: Sequence[Tensor], wanted: bool) -> tuple[Tensor | None, Given]:
-        """The gradient by x, where it is wanted, and by the parameters."""
+    def plain(self, x: Tensor, full: bool) -> Tensor:
+        return (in_full if full else F.linear)(x, self.weight, self.bias)
+
+    def lifts(self, x: Tensor) -> tuple[list[Lift], list[Tensor]]:
+        """What adapters add, and what each run's adapter read."""
+        found, lows = list[Lift](), list[Tensor]()
+        for run in self.runs:
+            low = x[run.tokens] @ run.part.down.t()
+            found += [Lift(run.tokens, outs, low[:, columns], up) for outs, columns, up in run.part.ups]
+            lows.append(low)
+        return found, lows
+
+    def backward(self, slope: Tensor, x: Tensor, lows: Sequence[Tensor]) -> Tensor:
+        """The gradient by x; those of the adapters are added to what they have."""
         slope = slope.to(x.dtype)
-        by_x = slope @ self.weight if wanted else None
-        found: list[Tensor] = []
-        for run, down, ups, low in zip(self.runs, self.downs, self.ups, lows, strict=True):
+        by_x = slope @ self.weight
+        for run, low in zip(self.runs, lows, strict=True):
             here, by_low = slope[run.tokens], torch.empty_like(low)
-            for columns, outs, up in zip(run.columns, run.outs, ups, strict=True):
+            for outs, columns, up in run.part.ups:
                 torch.mm(here[:, outs], up, out=by_low[:, columns])
-            if by_x is not None:
-                by_x[run.tokens].addmm_(by_low, down)
-            by_down = (by_low.t() @ x[run.tokens]).float().mul_(run.scale)
-            found += by_down.split(run.ranks)
-            found += [
-                (here[:, outs].t() @ low[:, columns]).float()
-                for columns, outs in zip(run.columns, run.outs, strict=True)
-            ]
-        return by_x, tuple(found)
+            by_x[run.tokens].addmm_(by_low, run.part.down)
+            run.part.blame(x[run.tokens], low, by_low, here)
+        return by_x
 
 
 class _Linear(torch.autograd.Function):
-    """What lies between a gate and the product after it is computed again in the backward."""
-
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, gate: bool, full: bool, joined: Joined, runs: Sequence[Run], *parameters: Tensor
-    ) -> Tensor:
-        read = formulas(x).gated(x) if gate else x
-        ctx.gate, ctx.product = gate, _Product.of(read, joined, runs, parameters)
-        out, lows = ctx.product.forward(read, full)
+    def forward(ctx: Any, x: Tensor, joined: Joined, full: bool) -> Tensor:
+        ctx.product = _Product(x, joined)
+        out, lows = ctx.product.forward(x, full)
         ctx.save_for_backward(x, *lows)
         return out
 
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> Given:
         x, *lows = ctx.saved_tensors
-        read = formulas(x).gated(x) if ctx.gate else x
-        by_x, others = ctx.product.backward(slope, read, lows, ctx.needs_input_grad[0])
-        if ctx.gate and by_x is not None:
-            by_x = formulas(x).gated_back(by_x, x)
-        return by_x, None, None, None, None, *others
+        return ctx.product.backward(slope, x, lows), None, None
 
 
-def linear(x: Tensor, joined: Joined, gate: bool = False, full: bool = False) -> Tensor:
-    """[T, in] → [T, Σ out], each run of tokens with its adapter. Through a gate, x is twice as wide: SiLU of its first
-    half times its second is what the layers read. `full` as of `in_full`."""
-    runs, parameters = runs_of(joined)
-    return _Linear.apply(x, gate, full, joined, runs, *parameters)
+def linear(x: Tensor, joined: Joined, full: bool = False) -> Tensor:
+    """[T, in] → [T, Σ out], each run of tokens with its adapter. `full` as of `in_full`."""
+    return _Linear.apply(x, joined, full)
+
+
+class _Gated(torch.autograd.Function):
+    """What lies between the gate and the product after it is computed again in the backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, first: Joined, second: Joined) -> Tensor:
+        before = _Product(x, first)
+        lifts, lows = before.lifts(x)
+        read, both = formulas(x).gated(before.plain(x, full=True), lifts, x.dtype)
+        after = _Product(read, second)
+        out, more = after.forward(read, full=True)
+        ctx.before, ctx.after, ctx.count = before, after, len(lows)
+        ctx.save_for_backward(x, both, *lows, *more)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> Given:
+        x, both, *lows = ctx.saved_tensors
+        read, _ = formulas(x).gated(both, (), x.dtype)
+        by_read = ctx.after.backward(slope, read, lows[ctx.count :])
+        return ctx.before.backward(formulas(x).gated_back(by_read, both), x, lows[: ctx.count]), None, None
+
+
+def gated(x: Tensor, first: Joined, second: Joined) -> Tensor:
+    """[T, in] → [T, out] in full precision: SiLU of the first half of what the first layers say, times its second half,
+    through the second. Both halves are rounded for the backward only."""
+    return _Gated.apply(x, first, second)

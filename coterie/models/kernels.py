@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -10,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from coterie.models.early import begin, early
+from coterie.models.formulas import Lift
 
 
 @triton.jit
@@ -46,23 +49,77 @@ def add_norm(x: Tensor, y: Tensor | None, norm: Any) -> Tensor:
 
 
 @triton.jit
-def _gated(both, out, width, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+def _low_product(
+    low, up, row, out, here, real, low_step, up_step, rank, COLUMNS: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """What an adapter adds to these outputs of these rows."""
+    total = tl.zeros([row.shape[0], out.shape[0]], tl.float32)
+    for first in range(0, rank, COLUMNS):
+        column = first + tl.arange(0, COLUMNS)
+        inside = column < rank
+        read = tl.load(low + row[:, None] * low_step + column[None, :], mask=here[:, None] & inside[None, :], other=0.0)
+        lifts = up + out[None, :].to(tl.int64) * up_step + column[:, None]
+        factor = tl.load(lifts, mask=inside[:, None] & real[None, :], other=0.0)
+        total += tl.dot(read.to(up.dtype.element_ty), factor, input_precision=EXACT)
+    return total
+
+
+@triton.jit
+def _gated(
+    both, g_low, g_up, u_low, u_up, out, kept, rows, width, step, g_low_step, g_up_step, g_rank, u_low_step, u_up_step,
+    u_rank, LIFT: tl.constexpr, KEEP: tl.constexpr, ROWS: tl.constexpr, OUTS: tl.constexpr, COLUMNS: tl.constexpr,
+    EXACT: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
     begin(EARLY)
-    row = tl.program_id(0).to(tl.int64)
-    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    real = at < width
-    gate = tl.load(both + row * 2 * width + at, mask=real, other=0.0)
-    up = tl.load(both + row * 2 * width + width + at, mask=real, other=0.0)
-    wide = gate.to(tl.float32)
-    tl.store(out + row * width + at, (wide * tl.sigmoid(wide)).to(gate.dtype) * up, mask=real)
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    at = tl.program_id(1) * OUTS + tl.arange(0, OUTS)
+    here, real = row < rows, at < width
+    mask, place = here[:, None] & real[None, :], row[:, None] * step + at[None, :]
+    gate = tl.load(both + place, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(both + place + width, mask=mask, other=0.0).to(tl.float32)
+    if LIFT:
+        gate += _low_product(g_low, g_up, row, at, here, real, g_low_step, g_up_step, g_rank, COLUMNS, EXACT)
+        up += _low_product(u_low, u_up, row, at, here, real, u_low_step, u_up_step, u_rank, COLUMNS, EXACT)
+    if KEEP:
+        tl.store(kept + row[:, None] * 2 * width + at[None, :], gate.to(kept.dtype.element_ty), mask=mask)
+        tl.store(kept + row[:, None] * 2 * width + width + at[None, :], up.to(kept.dtype.element_ty), mask=mask)
+    result = (gate * tl.sigmoid(gate) * up).to(out.dtype.element_ty)
+    tl.store(out + row[:, None] * width + at[None, :], result, mask=mask)
 
 
-def gated(both: Tensor) -> Tensor:
-    """SiLU of the first half times the second: [T, 2N] → [T, N]."""
-    rows, width = len(both), both.shape[1] // 2
-    out, block = both.new_empty(rows, width), 1024
-    _gated[(rows, triton.cdiv(width, block))](both, out, width, block, **early(both))
+def gated(both: Tensor, lifts: Sequence[Lift], dtype: torch.dtype, kept: Tensor | None = None) -> Tensor:
+    """As `formulas.gated`, in one launch for each run of tokens; both halves are left as they are, and go to `kept`."""
+    count, width = len(both), both.shape[1] // 2
+    out = both.new_empty(count, width, dtype=dtype)
+    for tokens, found in _runs(lifts, count):
+        here, (rows, outs) = both[tokens], (16, 256) if found else (1, 1024)
+        (*gate, gate_steps), (*up, up_steps) = (_side(found, half, here) for half in (0, width))
+        exact = "ieee" if gate[1].dtype == torch.float32 else "tf32"
+        _gated[(triton.cdiv(len(here), rows), triton.cdiv(width, outs))](
+            here, *gate, *up, out[tokens], None if kept is None else kept[tokens], len(here), width, both.stride(0),
+            *gate_steps, *up_steps, bool(found), kept is not None, rows, outs, 16, exact, **early(both),
+        )  # fmt: skip
     return out
+
+
+def _runs(lifts: Sequence[Lift], rows: int) -> Iterator[tuple[slice, list[Lift]]]:
+    """Every token once, with what is added to it."""
+    at = 0
+    for tokens, found in groupby(lifts, key=lambda lift: lift.tokens):
+        if at < tokens.start:
+            yield slice(at, tokens.start), []
+        yield tokens, list(found)
+        at = tokens.stop
+    if at < rows:
+        yield slice(at, rows), []
+
+
+def _side(lifts: Sequence[Lift], start: int, both: Tensor) -> tuple[Tensor, Tensor, tuple[int, int, int]]:
+    """Of the lift of outputs that start there: its factors, their steps from row to row, and its rank; 0 for none."""
+    for _, outs, low, up in lifts:
+        if outs.start == start:
+            return low, up, (low.stride(0), up.stride(0), low.shape[1])
+    return both, both, (0, 0, 0)
 
 
 @triton.jit
@@ -96,23 +153,21 @@ def _lift(
     here, size = row < rows, outs // (1 + GATE)
     line = wide + row[:, None].to(tl.int64) * (outs + columns)
     whose = tl.load(who + row * stride, mask=here, other=-1)
-    kind: tl.constexpr = out.dtype.element_ty
-    result = _lifted(line, up, owner, whose, at, here, outs, columns, COLUMNS, EXACT).to(kind)
+    result = _lifted(line, up, owner, whose, at, here, outs, columns, COLUMNS, EXACT)
     if GATE:
-        gate = result.to(tl.float32)
-        second = _lifted(line, up, owner, whose, size + at, here, outs, columns, COLUMNS, EXACT).to(kind)
-        result = (gate * tl.sigmoid(gate)).to(kind) * second
+        second = _lifted(line, up, owner, whose, size + at, here, outs, columns, COLUMNS, EXACT)
+        result = result * tl.sigmoid(result) * second
     place = out + row[:, None].to(tl.int64) * size + at[None, :]
-    tl.store(place, result, mask=here[:, None] & (at < size)[None, :])
+    tl.store(place, result.to(out.dtype.element_ty), mask=here[:, None] & (at < size)[None, :])
 
 
 def lift(wide: Tensor, up: Tensor, owner: Tensor, who: Tensor, gate: bool = False) -> Tensor:
     """Add each row's own adapter: wide [R, N + C], up [N, C], the owner of each column [C], who [R] → [R, N].
 
-    With a gate it is SiLU of the first half times the second: → [R, N / 2].
+    With a gate it is SiLU of the first half times the second, as precise as the adapters: → [R, N / 2].
     """
-    rows, (outs, columns) = len(wide), up.shape
-    out, exact = wide.new_empty(rows, outs // (1 + gate)), "ieee" if up.dtype == torch.float32 else "tf32"
+    rows, (outs, columns), dtype = len(wide), up.shape, up.dtype if gate else wide.dtype
+    out, exact = wide.new_empty(rows, outs // (1 + gate), dtype=dtype), "ieee" if up.dtype == torch.float32 else "tf32"
     grid = (triton.cdiv(rows, 32), triton.cdiv(out.shape[1], 64))
     _lift[grid](
         wide, up, owner, who, out, rows, outs, columns, who.stride(0), gate, 32, 64, 32, exact, **early(wide),

@@ -6,12 +6,12 @@ It computes what the model's own modules compute, in fewer launches, and keeps l
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from coterie.models.attention import Layout
 from coterie.models.forward import Block, Forward
-from coterie.models.gradients import Norm, Turn, linear
+from coterie.models.gradients import AddNorm, Norm, Turn, gated, linear
 from coterie.models.varlen import precision
 
 
@@ -27,17 +27,22 @@ class Learned:
         # What every layer adds to, and what it adds, are in full precision; only the products' factors have half.
         x, dtype = embedded.to(torch.promote_types(embedded.dtype, torch.float32)), precision(embedded)
         cos, sin = (turn[0] for turn in self.forward.rotary(x, positions[None]))
+        if torch.is_grad_enabled():
+            x.requires_grad_()  # so that all layers hear of what they are to be blamed for
+        y: Tensor | None = None
         for i, block in enumerate(self.forward.blocks):
-            given = i, block, x, cos, sin, layout, dtype
-            x = checkpoint(self._through, *given, use_reentrant=False) if again else self._through(*given)
-        return _norm(x, self.forward.norm, x.dtype)
+            given = i, block, x, y, cos, sin, layout, dtype
+            x, y = checkpoint(self._through, *given, use_reentrant=False) if again else self._through(*given)
+        return _add_norm(x, y, self.forward.norm, x.dtype)[1]
 
     def _through(
-        self, i: int, block: Block, x: Tensor, cos: Tensor, sin: Tensor, layout: Layout, dtype: torch.dtype
-    ) -> Tensor:
-        x = x + self._attend(i, block, _norm(x, block.before, dtype), cos, sin, layout)
-        gates = linear(_norm(x, block.between, dtype), block.gate_up)
-        return x + linear(gates, block.down, gate=True, full=True)
+        self, i: int, block: Block, x: Tensor, y: Tensor | None, cos: Tensor, sin: Tensor, layout: Layout,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """x + y is what came out of the block before."""
+        x, read = _add_norm(x, y, block.before, dtype)
+        x, read = _add_norm(x, self._attend(i, block, read, cos, sin, layout), block.between, dtype)
+        return x, gated(read, block.gate_up, block.down)
 
     def _attend(self, i: int, block: Block, x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
         width = self.forward.width
@@ -52,5 +57,10 @@ class Learned:
         return linear(seen, block.out, full=True)
 
 
-def _norm(x: Tensor, norm: torch.nn.Module, dtype: torch.dtype) -> Tensor:
+def _add_norm(x: Tensor, y: Tensor | None, norm: nn.Module, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """x + y, and its norm."""
+    return (x, _norm(x, norm, dtype)) if y is None else AddNorm.apply(x, y, norm.weight, norm.variance_epsilon, dtype)
+
+
+def _norm(x: Tensor, norm: nn.Module, dtype: torch.dtype) -> Tensor:
     return Norm.apply(x, norm.weight, norm.variance_epsilon, dtype)

@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from coterie.models.part import Part
 from coterie.models.products import linear, product
-from coterie.models.routing import Pair, Routing, Shares
+from coterie.models.routing import Pair, Routing, Shares, slices
 
 
 class RoutedLinear(nn.Module):
@@ -56,6 +57,19 @@ class Joined:
         self.weight = self.wide = _join(layers, "weight")
         self.bias = _join(layers, "bias") if layers[0].bias is not None else None
         self.shares = Shares(layers, layers[0].routing)
+        self.parts: dict[tuple[str, torch.dtype], Part] = {}
+
+    def part(self, adapter: str | None, dtype: torch.dtype) -> Part | None:
+        """The adapter's, as it is now, to learn with; None if it has none in these layers."""
+        if adapter is None:
+            return None
+        outs = zip(slices(self.sizes), self.layers, strict=True)
+        found = [(here, layer.pairs[adapter]) for here, layer in outs if adapter in layer.pairs]
+        pairs = [pair for _, pair in found]
+        key = adapter, dtype
+        if pairs and (key not in self.parts or not self.parts[key].serves(pairs)):
+            self.parts[key] = Part(pairs, [here for here, _ in found], dtype)
+        return self.parts[key] if pairs else None
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, in] → [T, Σ out], without gradient."""

@@ -68,9 +68,11 @@ def in_full(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return out if bias is None else out.add_(bias)
 
 
-def add_product(out: Tensor, x: Tensor, weight: Tensor) -> None:
-    """out [T, N] += x·weightᵀ in place, in the precision of `out`."""
+def add_product(out: Tensor, x: Tensor, weight: Tensor, scale: float = 1.0) -> None:
+    """out [T, N] += scale·x·weightᵀ in place, in the precision of `out`."""
     if out.dtype == x.dtype:
-        out.addmm_(x, weight.t())
+        out.addmm_(x, weight.t(), alpha=scale)
+    elif x.is_cuda:
+        torch.ops.aten.addmm.dtype_out(out, x, weight.t(), out.dtype, alpha=scale, out=out)
     else:
-        out += in_full(x, weight)
+        out.add_(in_full(x, weight), alpha=scale)

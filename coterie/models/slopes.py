@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from coterie.models.kernels import gated
-
-__all__ = ["gated", "gated_back", "norm", "norm_back", "turned"]
+from coterie.models import kernels
+from coterie.models.formulas import Lift
 
 
 @triton.jit
-def _norm(x, weight, out, sizes, epsilon, width, BLOCK: tl.constexpr):
+def _norm(x, y, weight, total, out, sizes, epsilon, width, ADD: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     real = at < width
     h = tl.load(x + row * width + at, mask=real, other=0.0).to(tl.float32)
+    if ADD:
+        h += tl.load(y + row * width + at, mask=real, other=0.0).to(tl.float32)
+        tl.store(total + row * width + at, h, mask=real)
     size = tl.rsqrt(tl.sum(h * h, axis=0) / width + epsilon)
     factor = tl.load(weight + at, mask=real, other=0.0).to(tl.float32)
     tl.store(sizes + row, size)
@@ -25,7 +29,7 @@ def _norm(x, weight, out, sizes, epsilon, width, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _norm_back(slope, x, weight, sizes, out, width, BLOCK: tl.constexpr):
+def _norm_back(slope, x, weight, sizes, more, out, width, ADD: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     real = at < width
@@ -34,26 +38,50 @@ def _norm_back(slope, x, weight, sizes, out, width, BLOCK: tl.constexpr):
     by_direction = tl.load(slope + row * width + at, mask=real, other=0.0).to(tl.float32) * factor
     size = tl.load(sizes + row)
     along = tl.sum(by_direction * h, axis=0) / width * size * size
-    tl.store(out + row * width + at, ((by_direction - h * along) * size).to(out.dtype.element_ty), mask=real)
+    result = (by_direction - h * along) * size
+    if ADD:
+        result += tl.load(more + row * width + at, mask=real, other=0.0).to(tl.float32)
+    tl.store(out + row * width + at, result.to(out.dtype.element_ty), mask=real)
 
 
 def norm(x: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    x, width = x.contiguous(), x.shape[-1]
+    return _normed(x.contiguous(), None, weight, epsilon, dtype)[1:]
+
+
+def add_norm(x: Tensor, y: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    return _normed(x.contiguous(), y.contiguous(), weight, epsilon, dtype)
+
+
+def _normed(
+    x: Tensor, y: Tensor | None, weight: Tensor, epsilon: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    width, total = x.shape[-1], x if y is None else torch.empty_like(x)
     out, size = torch.empty_like(x, dtype=dtype), x.new_empty(*x.shape[:-1], 1, dtype=torch.float32)
     block = triton.next_power_of_2(width)
-    _norm[(x.numel() // width,)](x, weight, out, size, epsilon, width, block, num_warps=_warps(block))
-    return out, size
+    _norm[(x.numel() // width,)](
+        x, y, weight, total, out, size, epsilon, width, y is not None, block, num_warps=_warps(block)
+    )
+    return total, out, size
 
 
-def norm_back(slope: Tensor, x: Tensor, weight: Tensor, size: Tensor) -> Tensor:
+def norm_back(slope: Tensor, x: Tensor, weight: Tensor, size: Tensor, more: Tensor | None = None) -> Tensor:
     slope, x, width = slope.contiguous(), x.contiguous(), x.shape[-1]
+    more = None if more is None else more.contiguous()
     out, block = torch.empty_like(x), triton.next_power_of_2(width)
-    _norm_back[(x.numel() // width,)](slope, x, weight, size, out, width, block, num_warps=_warps(block))
+    _norm_back[(x.numel() // width,)](
+        slope, x, weight, size, more, out, width, more is not None, block, num_warps=_warps(block)
+    )
     return out
 
 
 def _warps(block: int) -> int:
     return max(1, min(8, block // 256))
+
+
+def gated(both: Tensor, lifts: Sequence[Lift], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    rounded = both.dtype == dtype
+    kept = both if rounded else torch.empty_like(both, dtype=dtype)
+    return kernels.gated(both, lifts, dtype, kept if lifts or not rounded else None), kept
 
 
 @triton.jit

@@ -34,10 +34,8 @@ def _gate_product(
     if BIAS:
         gate += tl.load(bias + at, mask=at < outs, other=0.0).to(tl.float32)[:, None]
         up += tl.load(bias + outs + at, mask=at < outs, other=0.0).to(tl.float32)[:, None]
-    kind: tl.constexpr = out.dtype.element_ty
-    wide = gate.to(kind).to(tl.float32)
     place, real = row[None, :] * outs + at[:, None], (at < outs)[:, None] & (row < rows)[None, :]
-    tl.store(out + place, (wide * tl.sigmoid(wide)).to(kind) * up.to(kind), mask=real)
+    tl.store(out + place, (gate * tl.sigmoid(gate) * up).to(out.dtype.element_ty), mask=real)
 
 
 @triton.jit

@@ -17,6 +17,34 @@ def near(ours: Tensor, theirs: Tensor) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("runs", [[], [(3, 37, (0, 1))], [(0, 5, (0,)), (5, 20, (1, 0)), (30, 33, (1,))]])
+def test_a_gate_is_rounded_once_after_all_that_adapters_add(
+    runs: list[tuple[int, int, tuple[int, ...]]], dtype: torch.dtype
+) -> None:
+    from coterie.models import slopes
+
+    draw = torch.Generator("cuda").manual_seed(0)
+    width, rank = 700, 20
+    both = torch.randn(37, 2 * width, generator=draw, device="cuda")
+    lifts = []
+    for start, end, halves in runs:
+        low = torch.randn(end - start, 2 * rank, generator=draw, device="cuda").to(dtype)
+        for half in halves:
+            up = torch.randn(width, rank, generator=draw, device="cuda").to(dtype)
+            outs, columns = (slice(half * size, (half + 1) * size) for size in (width, rank))
+            lifts.append(formulas.Lift(slice(start, end), outs, low[:, columns], up))
+    wide = both.double()
+    for tokens, outs, low, up in lifts:
+        wide[tokens, outs] += low.double() @ up.double().t()
+    gate, up = wide.chunk(2, dim=1)
+    got, kept = slopes.gated(both, lifts, dtype)
+    assert got.dtype == kept.dtype == dtype
+    off = max(torch.finfo(dtype).eps / 2, 1e-5)
+    torch.testing.assert_close(got.double(), torch.nn.functional.silu(gate) * up, rtol=off, atol=1e-4)
+    torch.testing.assert_close(kept.double(), wide, rtol=off, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_kernels_are_their_formulas(dtype: torch.dtype) -> None:
     from coterie.models import slopes
 
@@ -32,8 +60,12 @@ def test_kernels_are_their_formulas(dtype: torch.dtype) -> None:
         (ours, size), (theirs, same) = (how.norm(x, weight, 1e-5, dtype) for how in (slopes, formulas))
         near(ours, theirs)
         near(slopes.norm_back(slope, x, weight, size), formulas.norm_back(slope, x, weight, same))
+        y = random(*x.shape, kind=x.dtype)
+        (total, *ours), (sum_of_both, *theirs) = (how.add_norm(x, y, weight, 1e-5, dtype) for how in (slopes, formulas))
+        near(total, sum_of_both)
+        near(ours[0], theirs[0])
+        near(slopes.norm_back(slope, x, weight, size, y), formulas.norm_back(slope, x, weight, same, y))
     both, slope = random(37, 2 * 1500), random(37, 1500)
-    near(slopes.gated(both), formulas.gated(both))
     near(slopes.gated_back(slope, both), formulas.gated_back(slope, both))
     x, cos, sin = random(37, 12, 64)[:, :9], random(37, 64, kind=torch.float32), random(37, 64, kind=torch.float32)
     for back in (False, True):

@@ -13,9 +13,7 @@ HALF = torch.bfloat16
 
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize(("rows", "outs", "width"), SHAPES)
-def test_a_product_with_a_gate_is_the_gate_of_the_rounded_product(
-    rows: int, outs: int, width: int, with_bias: bool
-) -> None:
+def test_a_product_with_a_gate_is_rounded_once(rows: int, outs: int, width: int, with_bias: bool) -> None:
     from coterie.models.thin import gate_product
 
     draw = torch.Generator("cuda").manual_seed(rows)
@@ -23,10 +21,9 @@ def test_a_product_with_a_gate_is_the_gate_of_the_rounded_product(
     w = (torch.randn(2 * outs, width, device="cuda", generator=draw) * width**-0.5).to(HALF)
     bias = torch.randn(2 * outs, device="cuda", generator=draw).to(HALF) if with_bias else None
     exact = F.linear(x.double(), w.double(), None if bias is None else bias.double())
-    gate, up = exact.to(HALF).split(outs, dim=1)
+    gate, up = exact.split(outs, dim=1)
     got = gate_product(x, w, bias)
-    # Either factor may have been rounded the other way.
-    torch.testing.assert_close(got.float(), (F.silu(gate) * up).float(), rtol=2**-6, atol=2e-3)
+    torch.testing.assert_close(got.double(), F.silu(gate) * up, rtol=2**-8, atol=1e-4)
     assert torch.equal(got, gate_product(x, w, bias))
 
 

@@ -78,7 +78,7 @@ def test_an_adapter_that_peft_made_gives_the_same_logits_here(
     adapter = load_adapter("theirs", tmp_path / "theirs", fresh.layers)
     with torch.no_grad():
         expected = made(IDS[None]).logits[0]
-    torch.testing.assert_close(logits(fresh, [(0, len(IDS), "theirs")]), expected, atol=1e-4, rtol=1e-5)
+    torch.testing.assert_close(logits(fresh, [(0, len(IDS), "theirs")]), expected, atol=2e-4, rtol=1e-5)
     assert not torch.allclose(expected, logits(fresh, []), atol=1e-2)
     save_adapter(adapter, tmp_path / "ours", str(fresh.folder))
     torch.testing.assert_close(peft_logits(fresh, tmp_path / "ours"), expected, atol=1e-4, rtol=1e-5)
@@ -155,7 +155,10 @@ def test_a_fresh_adapter_changes_nothing_and_can_learn(fresh: Base) -> None:
 def gradients(base: Base, outputs: Tensor, weights: Tensor) -> list[Tensor]:
     """Of Σ weights · hidden states, for every parameter of every adapter."""
     parameters = [p for layer in base.layers.values() for pair in layer.pairs.values() for p in (pair.down, pair.up)]
-    return list(torch.autograd.grad((outputs * weights).sum(), parameters))
+    for parameter in parameters:
+        parameter.grad = None
+    (outputs * weights).sum().backward()
+    return [parameter.grad for parameter in parameters]  # type: ignore[misc]
 
 
 def test_packed_rows_on_their_own_adapters_learn_as_each_row_alone(fresh: Base) -> None:
