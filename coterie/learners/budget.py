@@ -28,7 +28,9 @@ def token_budget(base: Base, learning: Learning) -> int:
 
 def bytes_per_token(config: PreTrainedConfig, wide: int, checkpointing: bool, gates: int) -> int:
     """What a backward needs of a token: in every layer about ten vectors as wide as the model and some, `gates`, as
-    wide as its MLP; with checkpointing one, and all of one layer."""
-    layer = 10 * config.hidden_size + gates * getattr(config, "intermediate_size", 4 * config.hidden_size)
-    layers = config.num_hidden_layers
-    return wide * (layers * config.hidden_size + layer if checkpointing else layers * layer)
+    wide as its MLP; with checkpointing one in full precision, and all of one layer. While a layer runs, both halves of
+    its MLP are there in full precision."""
+    hidden, layers = config.hidden_size, config.num_hidden_layers
+    mlp = getattr(config, "intermediate_size", 4 * hidden)
+    layer = wide * (10 * hidden + gates * mlp)
+    return (layers * 4 * hidden + layer if checkpointing else layers * layer) + 4 * 2 * mlp

@@ -1,6 +1,6 @@
 """What a Llama-shaped model does between its products, and what its inputs are to be blamed for.
 
-On CUDA `slopes` does the same, each in one launch.
+On CUDA `slopes` does the same in few launches.
 """
 
 from __future__ import annotations

@@ -28,6 +28,18 @@ def formulas(x: Tensor) -> Any:
     return either(x.device.type, "coterie.models.formulas", "coterie.models.slopes")
 
 
+class Heard(torch.autograd.Function):
+    """x as it is; what is computed from it is heard in the backward, x itself is not."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, anchor: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> Given:
+        return None, None
+
+
 class Norm(torch.autograd.Function):
     """x [..., N] → its RMS norm as `dtype`."""
 

@@ -1,4 +1,4 @@
-"""Fused kernels for sampling on CUDA: what a model does between its products, one launch each."""
+"""Fused kernels on CUDA: what a model does between its products."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _gated(
 
 
 def gated(both: Tensor, lifts: Sequence[Lift], dtype: torch.dtype, kept: Tensor | None = None) -> Tensor:
-    """As `formulas.gated`, in one launch for each run of tokens; both halves are left as they are, and go to `kept`."""
+    """The first of what `formulas.gated` gives, in one launch for each run of tokens; the second goes to `kept`."""
     count, width = len(both), both.shape[1] // 2
     out = both.new_empty(count, width, dtype=dtype)
     for tokens, found in _runs(lifts, count):

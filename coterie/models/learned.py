@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from coterie.models.attention import Layout
 from coterie.models.forward import Block, Forward
-from coterie.models.gradients import AddNorm, Norm, Turn, gated, linear
+from coterie.models.gradients import AddNorm, Heard, Norm, Turn, gated, linear
 from coterie.models.varlen import precision
 
 
@@ -27,12 +27,15 @@ class Learned:
         # What every layer adds to, and what it adds, are in full precision; only the products' factors have half.
         x, dtype = embedded.to(torch.promote_types(embedded.dtype, torch.float32)), precision(embedded)
         cos, sin = (turn[0] for turn in self.forward.rotary(x, positions[None]))
-        if torch.is_grad_enabled():
-            x.requires_grad_()  # so that all layers hear of what they are to be blamed for
         y: Tensor | None = None
         for i, block in enumerate(self.forward.blocks):
+            if torch.is_grad_enabled() and not x.requires_grad and _learns(block):
+                x = Heard.apply(x, x.new_empty(0, requires_grad=True))
             given = i, block, x, y, cos, sin, layout, dtype
-            x, y = checkpoint(self._through, *given, use_reentrant=False) if again else self._through(*given)
+            if again:  # what is kept of a block is one tensor
+                x, y = checkpoint(lambda *those: torch.add(*self._through(*those)), *given, use_reentrant=False), None
+            else:
+                x, y = self._through(*given)
         return _add_norm(x, y, self.forward.norm, x.dtype)[1]
 
     def _through(
@@ -55,6 +58,12 @@ class Learned:
         q, k, v = (part.transpose(0, 1) for part in (q, k, v))
         seen = layout.attend(i, q, k, v, block.asked.scale, block.asked.window).flatten(1)
         return linear(seen, block.out, full=True)
+
+
+def _learns(block: Block) -> bool:
+    """Whether an adapter that speaks now has a part in it."""
+    layers = [layer for joined in (block.qkv, block.out, block.gate_up, block.down) for layer in joined.layers]
+    return any(name in layer.pairs for layer in layers for name in layer.routing.names)
 
 
 def _add_norm(x: Tensor, y: Tensor | None, norm: nn.Module, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -52,5 +52,5 @@ def _gradient(parameter: Tensor) -> Tensor:
     return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
 
 
-def _versions(pairs: Sequence[Pair]) -> list[int]:
-    return [pair.down._version + pair.up._version for pair in pairs]
+def _versions(pairs: Sequence[Pair]) -> list[tuple[int, int, float]]:
+    return [(pair.down._version, pair.up._version, pair.scale) for pair in pairs]

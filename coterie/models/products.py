@@ -60,7 +60,7 @@ def logits_of(hidden: Tensor, head: Tensor, bias: Tensor | None = None) -> Tenso
 
 def in_full(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`F.linear` of x [T, in] without gradient as full precision; on CUDA nothing is rounded to half before: what is to
-    be added to many others, or is large."""
+    be added to many others, goes through a gate, or is large."""
     full = torch.promote_types(x.dtype, torch.float32)
     if not x.is_cuda or x.dtype == full:
         return F.linear(x, weight, bias).to(full)

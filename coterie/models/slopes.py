@@ -1,4 +1,4 @@
-"""`formulas` on CUDA: one launch each."""
+"""`formulas` on CUDA: one launch each, or one for each adapter."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class Stacked:
 
     def by_run(self, x: Tensor, runs: Sequence[Segment], then: Then = None) -> Tensor:
         """Each run of tokens with its adapter. For prompts, of which only keys and values are wanted: what goes through
-        a gate is rounded before it too, which takes a seventh less time and is lost in what many tokens say."""
+        a gate is rounded before it too, which is faster and changes an answer's log-probs by a hundredth of the gap."""
         weights = (self.wide, self.wide_bias) if any(adapter for _, _, adapter in runs) else (self.weight, self.bias)
         said = (in_full if then == "sum" else F.linear)(x, *weights)
         out, lifts = said[:, : self.outs], list[Lift]()
@@ -92,9 +92,8 @@ def _product(then: Then) -> Callable[..., Tensor]:
 
 
 def refresh(layers: Sequence[Stacked]) -> None:
-    """Copy the adapters as they are now."""
+    """Copy the adapters as they are now; as the learner does, rounded when their scale is in them."""
     copies = [copy for layer in layers for copy in layer.copies()]
     if copies:
-        places = [place for place, _, _ in copies]
-        torch._foreach_copy_(places, [pair for _, pair, _ in copies])
-        torch._foreach_mul_(places, [scale for _, _, scale in copies])
+        scaled = torch._foreach_mul([pair for _, pair, _ in copies], [scale for _, _, scale in copies])
+        torch._foreach_copy_([place for place, _, _ in copies], scaled)

@@ -346,4 +346,5 @@ def test_the_token_budget_is_the_config_s_or_what_the_machine_allows(model_folde
     assert token_budget(base, Learning(microbatch_tokens=77)) == 77
     assert token_budget(base, Learning()) == 4096
     whole, thrifty = (bytes_per_token(base.model.config, 2, checkpointing, gates=2) for checkpointing in (False, True))
-    assert whole == 2 * 3 * (10 * 64 + 2 * 96) and thrifty < whole
+    layer, running = 2 * (10 * 64 + 2 * 96), 4 * 2 * 96
+    assert (whole, thrifty) == (3 * layer + running, 3 * 4 * 64 + layer + running)
