@@ -100,7 +100,7 @@ def runs_of(joined: Joined, dtype: torch.dtype) -> list[Run]:
 
 
 class _Product:
-    """x·Wᵀ + b, and each run's own x·downᵀ·(scale·up)ᵀ, all as precise as x."""
+    """x·Wᵀ + b, and each run's own x·(scale·down)ᵀ·upᵀ, all as precise as x."""
 
     def __init__(self, x: Tensor, joined: Joined) -> None:
         self.weight, self.runs = joined.weight.to(x.dtype), runs_of(joined, x.dtype)

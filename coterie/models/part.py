@@ -17,12 +17,11 @@ class Part:
     def __init__(self, pairs: Sequence[Pair], outs: Sequence[slice], dtype: torch.dtype) -> None:
         """`outs`: the outputs of each pair's layer."""
         self.pairs, self.versions = pairs, _versions(pairs)
-        ranks = [len(pair.down) for pair in pairs]
-        self.columns = slices(ranks)
-        downs = [pair.down.detach() for pair in pairs]
-        self.down = (torch.cat(downs) if len(downs) > 1 else downs[0]).to(dtype)  # [Σ ranks, in]
-        copies = [(pair.up.detach() * pair.scale).to(dtype) for pair in pairs]
-        self.ups = list(zip(outs, self.columns, copies, strict=True))  # outputs, columns, [out, rank] with its scale
+        self.scale = pairs[0].scale  # that of the adapter
+        self.columns = slices([len(pair.down) for pair in pairs])
+        self.down = (torch.cat([pair.down.detach() for pair in pairs]) * self.scale).to(dtype)  # [Σ ranks, in]
+        copies = [pair.up.detach().to(dtype) for pair in pairs]
+        self.ups = list(zip(outs, self.columns, copies, strict=True))  # outputs, columns, [out, rank]
         self.by_downs: list[Tensor] = []  # parts of one tensor
         self.by_down = torch.empty(0)
 
@@ -33,10 +32,10 @@ class Part:
     def blame(self, x: Tensor, low: Tensor, by_low: Tensor, slope: Tensor) -> None:
         """Add the gradients of a run of tokens, which read x [T, in] and low [T, Σ ranks] and whose outputs have this
         slope, to what the parameters have."""
-        add_product(self._by_down(), by_low.t(), x.t())
+        add_product(self._by_down(), by_low.t(), x.t(), self.scale)
         for pair, (outs, columns, _) in zip(self.pairs, self.ups, strict=True):
             pair.up.grad = _gradient(pair.up)
-            add_product(pair.up.grad, slope[:, outs].t(), low[:, columns].t(), pair.scale)
+            add_product(pair.up.grad, slope[:, outs].t(), low[:, columns].t())
 
     def _by_down(self) -> Tensor:
         """The gradients of all `down` lie in one tensor, so that one product serves them all: [Σ ranks, in]."""

@@ -50,8 +50,8 @@ class Stacked:
         """Where the adapters belong here, what they are, and by how much they count."""
         for start, column, pair in self.parts:
             end = column + len(pair.down)
-            yield self.wide[self.outs + column : self.outs + end], pair.down.detach(), 1.0
-            yield self.up[start : start + len(pair.up), column:end], pair.up.detach(), pair.scale
+            yield self.wide[self.outs + column : self.outs + end], pair.down.detach(), pair.scale
+            yield self.up[start : start + len(pair.up), column:end], pair.up.detach(), 1.0
 
     def plain(self, x: Tensor, then: Then = None) -> Tensor:
         """[T, in] → [T, Σ out] without adapters; through a gate half as wide; before a sum in full precision, and

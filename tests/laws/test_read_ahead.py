@@ -270,9 +270,9 @@ def movable(model_folder: Callable[[str], Path]) -> Base:
 def test_after_load_one_who_was_read_with_the_old_weights_is_read_anew(
     model_folder: Callable[[str], Path], prefilled: list[int]
 ) -> None:
+    """Though one who speaks began as it does, with the old weights."""
     base = movable(model_folder)
     engine, _ = reader(base, rows=8)
-    """Though one who speaks began as it does, with the old weights."""
     prompt = random_ids(40, seed=9)
     speakers: list[Request] = [("c", random_ids(20, seed=n), n, Sampling(12)) for n in range(7)]
     speakers.append(("a", prompt, 7, Sampling(12)))

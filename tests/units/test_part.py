@@ -108,8 +108,8 @@ def test_what_has_moved_is_copied_again() -> None:
     for move in (
         lambda: first.up.mul_(2),
         lambda: first.down.copy_(torch.ones_like(first.down)),
-        lambda: setattr(first, "scale", 3.0),
-        lambda: joined.layers[0].pairs.update(a=pair(OUTS[0], 3, torch.Generator().manual_seed(1), 1.0)),
+        lambda: [setattr(layer.pairs["a"], "scale", 3.0) for layer in joined.layers],
+        lambda: joined.layers[0].pairs.update(a=pair(OUTS[0], 3, torch.Generator().manual_seed(1), 3.0)),
     ):
         with torch.no_grad():
             move()
