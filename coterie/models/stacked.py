@@ -14,7 +14,7 @@ from coterie.models.kernels import gated, lift
 from coterie.models.lora import Joined
 from coterie.models.products import in_full
 from coterie.models.routing import Pair, Segment, slices
-from coterie.models.thin import fits, gate_product, in_parts
+from coterie.models.thin import GATE_ROWS, SUM_ROWS, fits, gate_product, in_parts
 
 Then = Literal["gate", "sum"] | None  # what comes after a product: SiLU of its first half times its second; a sum
 
@@ -56,9 +56,9 @@ class Stacked:
     def plain(self, x: Tensor, then: Then = None) -> Tensor:
         """[T, in] → [T, Σ out] without adapters; through a gate half as wide; before a sum in full precision, and
         perhaps in parts. What goes through a gate is rounded after it."""
-        if then == "gate" and fits(x, self.weight):
+        if then == "gate" and fits(x, self.weight, GATE_ROWS):
             return gate_product(x, self.weight, self.bias)
-        if then == "sum" and self.bias is None and fits(x, self.weight):
+        if then == "sum" and self.bias is None and fits(x, self.weight, SUM_ROWS):
             return in_parts(x, self.weight)
         said = _product(then)(x, self.weight, self.bias)
         return gated(said, (), x.dtype) if then == "gate" else said

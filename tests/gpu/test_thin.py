@@ -27,7 +27,7 @@ def test_a_product_with_a_gate_is_rounded_once(rows: int, outs: int, width: int,
     assert torch.equal(got, gate_product(x, w, bias))
 
 
-@pytest.mark.parametrize(("rows", "outs", "width"), SHAPES)
+@pytest.mark.parametrize(("rows", "outs", "width"), [*SHAPES, (70, 500, 4104), (129, 640, 1376), (256, 8250, 328)])
 def test_the_parts_of_a_product_add_up_to_it(rows: int, outs: int, width: int) -> None:
     from coterie.models.thin import in_parts
 
