@@ -14,6 +14,8 @@ from torch import Tensor
 from coterie.models.early import begin, early
 from coterie.models.formulas import Lift
 
+LIFTED = 16  # rows to which a program adds their adapters
+
 
 @triton.jit
 def _add_norm(
@@ -123,53 +125,70 @@ def _side(lifts: Sequence[Lift], start: int, both: Tensor) -> tuple[Tensor, Tens
 
 
 @triton.jit
+def _summed(place, mask, part_size, PARTS: tl.constexpr):
+    total = tl.load(place, mask=mask, other=0.0).to(tl.float32)
+    for part in tl.static_range(1, PARTS):
+        total += tl.load(place + part * part_size, mask=mask, other=0.0).to(tl.float32)
+    return total
+
+
+@triton.jit
 def _lifted(
-    line, up, owner, whose, out, here, outs, columns, COLUMNS: tl.constexpr, EXACT: tl.constexpr,
+    line, up, first, last, start, end, out, here, outs, columns, part_size, PARTS: tl.constexpr,
+    COLUMNS: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     """What the layers say at these outputs, and each row's own adapter."""
     real = out < outs
-    total = tl.load(line + out[None, :], mask=here[:, None] & real[None, :], other=0.0).to(tl.float32)
-    for first in range(0, columns, COLUMNS):
-        column = first + tl.arange(0, COLUMNS)
-        inside = column < columns
-        belongs = tl.load(owner + column, mask=inside, other=-2)
-        own = (belongs[None, :] == whose[:, None]) & here[:, None]
-        read = tl.load(line + outs + column[None, :], mask=own, other=0.0).to(up.dtype.element_ty)
+    total = _summed(line + out[None, :], here[:, None] & real[None, :], part_size, PARTS)
+    for at in range(start, end, COLUMNS):
+        column = at + tl.arange(0, COLUMNS)
+        own = (column[None, :] >= first[:, None]) & (column[None, :] < last[:, None])
+        read = _summed(line + outs + column[None, :], own, part_size, PARTS).to(up.dtype.element_ty)
         lifts = up + out[None, :].to(tl.int64) * columns + column[:, None]
-        factor = tl.load(lifts, mask=inside[:, None] & real[None, :], other=0.0)
+        factor = tl.load(lifts, mask=(column < end)[:, None] & real[None, :], other=0.0)
         total += tl.dot(read, factor, input_precision=EXACT)
     return total
 
 
 @triton.jit
 def _lift(
-    wide, up, owner, who, out, rows, outs, columns, stride, GATE: tl.constexpr,
-    ROWS: tl.constexpr, OUTS: tl.constexpr, COLUMNS: tl.constexpr, EXACT: tl.constexpr,
-    EARLY: tl.constexpr,
+    wide, up, spans, who, out, rows, outs, columns, stride, PARTS: tl.constexpr, GATE: tl.constexpr,
+    ROWS: tl.constexpr, OUTS: tl.constexpr, COLUMNS: tl.constexpr, EXACT: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     begin(EARLY)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     at = tl.program_id(1) * OUTS + tl.arange(0, OUTS)
-    here, size = row < rows, outs // (1 + GATE)
+    here, size, part_size = row < rows, outs // (1 + GATE), rows * (outs + columns)
     line = wide + row[:, None].to(tl.int64) * (outs + columns)
     whose = tl.load(who + row * stride, mask=here, other=-1)
-    result = _lifted(line, up, owner, whose, at, here, outs, columns, COLUMNS, EXACT)
+    first = tl.load(spans + whose * 2, mask=whose >= 0, other=columns)
+    last = tl.load(spans + whose * 2 + 1, mask=whose >= 0, other=0)
+    start, end = tl.min(first, axis=0), tl.max(last, axis=0)
+    result = _lifted(
+        line, up, first, last, start, end, at, here, outs, columns, part_size, PARTS, COLUMNS, EXACT,
+    )  # fmt: skip
     if GATE:
-        second = _lifted(line, up, owner, whose, size + at, here, outs, columns, COLUMNS, EXACT)
+        second = _lifted(
+            line, up, first, last, start, end, size + at, here, outs, columns, part_size, PARTS, COLUMNS, EXACT,
+        )  # fmt: skip
         result = result * tl.sigmoid(result) * second
     place = out + row[:, None].to(tl.int64) * size + at[None, :]
     tl.store(place, result.to(out.dtype.element_ty), mask=here[:, None] & (at < size)[None, :])
 
 
-def lift(wide: Tensor, up: Tensor, owner: Tensor, who: Tensor, gate: bool = False) -> Tensor:
-    """Add each row's own adapter: wide [R, N + C], up [N, C], the owner of each column [C], who [R] → [R, N].
+def lift(wide: Tensor, up: Tensor, spans: Tensor, who: Tensor, gate: bool = False) -> Tensor:
+    """Add each row's own adapter: wide [R, N + C], up [N, C], who [R], and the first column of each adapter and the
+    first that is not its own, spans [adapters, 2] → [R, N]. It is fastest where the rows of an adapter lie together.
 
+    What is wide may come in parts: [parts, R, N + C].
     With a gate it is SiLU of the first half times the second, as precise as the adapters: → [R, N / 2].
     """
-    rows, (outs, columns), dtype = len(wide), up.shape, up.dtype if gate else wide.dtype
+    rows, (outs, columns), dtype = wide.shape[-2], up.shape, up.dtype if gate else wide.dtype
+    parts = wide.numel() // (rows * (outs + columns))
     out, exact = wide.new_empty(rows, outs // (1 + gate), dtype=dtype), "ieee" if up.dtype == torch.float32 else "tf32"
-    grid = (triton.cdiv(rows, 32), triton.cdiv(out.shape[1], 64))
+    grid = (triton.cdiv(rows, LIFTED), triton.cdiv(out.shape[1], 64))
     _lift[grid](
-        wide, up, owner, who, out, rows, outs, columns, who.stride(0), gate, 32, 64, 32, exact, **early(wide),
+        wide, up, spans, who, out, rows, outs, columns, who.stride(0), parts, gate, LIFTED, 64, 32, exact,
+        **early(wide),
     )  # fmt: skip
     return out

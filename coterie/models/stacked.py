@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import torch
@@ -30,21 +30,21 @@ class Stacked:
         starts = [sum(joined.sizes[:i]) for i in range(len(layers))]
         self.parts: list[tuple[int, int, Pair]] = []  # first output, first column
         self.columns: dict[str, tuple[int, int]] = {}
-        owners: list[int] = []
-        for i, name in enumerate(names):
-            first = len(owners)
+        columns = 0
+        for name in names:
+            first = columns
             for start, layer in zip(starts, layers, strict=True):
                 if name in layer.pairs:
-                    self.parts.append((start, len(owners), layer.pairs[name]))
-                    owners += [i] * len(layer.pairs[name].down)
-            self.columns[name] = first, len(owners)
-        if owners:
-            joined.make_room(len(owners))
+                    self.parts.append((start, columns, layer.pairs[name]))
+                    columns += len(layer.pairs[name].down)
+            self.columns[name] = first, columns
+        if columns:
+            joined.make_room(columns)
         self.weight, self.bias = joined.weight, joined.bias
         self.wide = joined.wide
-        self.wide_bias = None if self.bias is None else torch.cat([self.bias, self.bias.new_zeros(len(owners))])
-        self.up = self.weight.new_zeros(self.outs, len(owners))
-        self.owner = torch.tensor(owners, dtype=torch.int32, device=self.weight.device)
+        self.wide_bias = None if self.bias is None else torch.cat([self.bias, self.bias.new_zeros(columns)])
+        self.up = self.weight.new_zeros(self.outs, columns)
+        self.spans = torch.tensor(list(self.columns.values()), dtype=torch.int32, device=self.weight.device)
 
     def copies(self) -> Iterator[tuple[Tensor, Tensor, float]]:
         """Where the adapters belong here, what they are, and by how much they count."""
@@ -58,16 +58,14 @@ class Stacked:
         perhaps in parts. What goes through a gate is rounded after it."""
         if then == "gate" and fits(x, self.weight, GATE_ROWS):
             return gate_product(x, self.weight, self.bias)
-        if then == "sum" and self.bias is None and fits(x, self.weight, SUM_ROWS):
-            return in_parts(x, self.weight)
-        said = _product(then)(x, self.weight, self.bias)
+        said = _product(x, self.weight, self.bias, then)
         return gated(said, (), x.dtype) if then == "gate" else said
 
     def by_row(self, x: Tensor, who: Tensor, then: Then = None) -> Tensor:
         """Each row with the adapter whose number it has in `who` [R]; −1 is none."""
         if not self.parts:
             return self.plain(x, then)
-        return lift(_product(then)(x, self.wide, self.wide_bias), self.up, self.owner, who, then == "gate")
+        return lift(_product(x, self.wide, self.wide_bias, then), self.up, self.spans, who, then == "gate")
 
     def by_run(self, x: Tensor, runs: Sequence[Segment], then: Then = None) -> Tensor:
         """Each run of tokens with its adapter. For prompts, of which only keys and values are wanted: what goes through
@@ -87,8 +85,11 @@ class Stacked:
         return out.contiguous()
 
 
-def _product(then: Then) -> Callable[..., Tensor]:
-    return in_full if then else F.linear
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None, then: Then) -> Tensor:
+    """`F.linear`, if something comes after it in full precision; before a sum perhaps in parts."""
+    if then == "sum" and bias is None and fits(x, weight, SUM_ROWS):
+        return in_parts(x, weight)
+    return (in_full if then else F.linear)(x, weight, bias)
 
 
 def refresh(layers: Sequence[Stacked]) -> None:

@@ -13,7 +13,7 @@ from coterie.models.early import begin, early
 GATE_ROWS, SUM_ROWS = 64, 256  # beyond them, and for smaller layers, cuBLAS is as fast
 LARGE = 1 << 22  # weights
 OUTS, HIGHEST = 64, 128  # outputs and rows of one program, at most
-ENOUGH = 128  # programs that keep a GPU busy
+ENOUGH = 132  # programs: one for each processor of the GPU
 
 
 @triton.jit

@@ -61,3 +61,16 @@ def test_each_row_and_each_run_has_its_own_adapter(dtype: torch.dtype, then: str
     off = 1e-4 if dtype == torch.float32 else 0.05 * float(want.abs().mean())
     for got in (by_row, by_run):
         torch.testing.assert_close(got.double(), want, rtol=off, atol=off)
+
+
+@pytest.mark.parametrize("gate", [False, True])
+def test_what_an_adapter_is_added_to_may_come_in_parts(gate: bool) -> None:
+    from coterie.models.kernels import lift
+
+    draw = torch.Generator("cuda").manual_seed(0)
+    wide = torch.randn(3, len(WHO), 2 * HALF + 24, generator=draw, device="cuda")
+    up = torch.randn(2 * HALF, 24, generator=draw, device="cuda")
+    spans = torch.tensor([[0, 8], [8, 12], [12, 24]], dtype=torch.int32, device="cuda")
+    who = torch.tensor(WHO, dtype=torch.int32, device="cuda")
+    got = lift(wide, up, spans, who, gate)
+    torch.testing.assert_close(got, lift(wide.sum(dim=0), up, spans, who, gate), rtol=1e-4, atol=1e-4)

@@ -77,14 +77,17 @@ class Graphs:
     @torch.inference_mode()
     def advance(self, rows: Sequence[Row], meanwhile: Callable[[], None]) -> list[Said]:
         """Up to EVERY tokens for each row, fewer for one that has finished."""
+        # The rows of an adapter lie together: what adds one to them looks at no other.
+        order = sorted(range(len(rows)), key=lambda i: self._number(rows[i]))
         with self._on_device():
-            self._launch(rows)
+            self._launch([rows[i] for i in order])
             said = self.said[: len(rows)].to("cpu", non_blocking=True)  # PyTorch pins what it copies to in this way
             arrived = torch.cuda.current_stream().record_event() if self.said.is_cuda else None
             meanwhile()
             if arrived is not None:
                 arrived.synchronize()
-            return read(said.numpy())
+            found = dict(zip(order, read(said.numpy()), strict=True))
+            return [found[i] for i in range(len(rows))]
 
     def _on_device(self) -> AbstractContextManager[None]:
         """Kernels and graphs go to the current GPU, which need not be the model's."""
@@ -112,11 +115,14 @@ class Graphs:
         floats[here, HEAT] = [row.sampling.temperature for row in rows]
         floats[here, TOP_P] = [row.sampling.top_p for row in rows]
         sheet[here, TOP_K] = [row.sampling.top_k for row in rows]
-        sheet[here, ADAPTER] = [self.adapters.index(row.adapter) if row.adapter else -1 for row in rows]
+        sheet[here, ADAPTER] = [self._number(row) for row in rows]
         sheet[here, SLOT] = [row.slot for row in rows]
         seeds, firsts = [row.seed for row in rows], [row.length - row.prompt for row in rows]
         sheet[here, KEYS:] = draw_keys(seeds, firsts, EVERY)
         return sheet
+
+    def _number(self, row: Row) -> int:
+        return self.adapters.index(row.adapter) if row.adapter else -1
 
     def _make_room(self, size: int) -> None:
         """Graphs know addresses and sizes: when the cache, the turns or the sheet have others, they are of no use."""
