@@ -77,17 +77,16 @@ class Graphs:
     @torch.inference_mode()
     def advance(self, rows: Sequence[Row], meanwhile: Callable[[], None]) -> list[Said]:
         """Up to EVERY tokens for each row, fewer for one that has finished."""
-        # The rows of an adapter lie together: what adds one to them looks at no other.
-        order = sorted(range(len(rows)), key=lambda i: self._number(rows[i]))
+        together = sorted(rows, key=self._number)  # so that what adds an adapter to its rows looks at few others
         with self._on_device():
-            self._launch([rows[i] for i in order])
+            self._launch(together)
             said = self.said[: len(rows)].to("cpu", non_blocking=True)  # PyTorch pins what it copies to in this way
             arrived = torch.cuda.current_stream().record_event() if self.said.is_cuda else None
             meanwhile()
             if arrived is not None:
                 arrived.synchronize()
-            found = dict(zip(order, read(said.numpy()), strict=True))
-            return [found[i] for i in range(len(rows))]
+            found = {row.slot: one for row, one in zip(together, read(said.numpy()), strict=True)}
+            return [found[row.slot] for row in rows]
 
     def _on_device(self) -> AbstractContextManager[None]:
         """Kernels and graphs go to the current GPU, which need not be the model's."""
