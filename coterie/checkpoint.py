@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 import torch
 
+from coterie.errors import UserError
 from coterie.files import atomic_folder, remove_folder, write_atomic
 from coterie.models.errors import ModelError
 from coterie.models.store import read_tensors
@@ -19,11 +20,11 @@ if TYPE_CHECKING:
 CRITIC = "critic"
 
 
-class NoCheckpoint(FileNotFoundError):
+class NoCheckpoint(UserError, FileNotFoundError):
     """A run's folder without the checkpoint that was asked for."""
 
 
-class BadCheckpoint(ValueError):
+class BadCheckpoint(UserError, ValueError):
     """A checkpoint that cannot be read."""
 
 

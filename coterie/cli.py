@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 from coterie import __version__
+from coterie.errors import UserError
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -37,10 +38,9 @@ def main() -> None:
 @contextmanager
 def _plainly() -> Iterator[ModuleType]:
     """The commands; a mistake of the user's ends them with its text and exit code 2."""
-    commands = import_module("coterie.commands")
     try:
-        yield commands
-    except commands.USER_ERRORS as error:
+        yield import_module("coterie.commands")
+    except (UserError, FileExistsError) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from error
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from numbers import Real
 
+from coterie.errors import UserError
 from coterie.types import Episode
 
 OURS = frozenset(("step", "time", "reward", "failed", "tokens_per_second"))  # what a step itself logs
 
 
-class NotFinite(RuntimeError):
+class NotFinite(UserError, RuntimeError):
     """A gradient with which nothing can be learned."""
 
 

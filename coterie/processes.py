@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from coterie.errors import UserError
 from coterie.types import Batch
 
 PATIENCE = timedelta(minutes=30)  # with a process that plays long episodes, or has hung
@@ -27,7 +28,7 @@ BUCKET = 1 << 24  # numbers that travel together: one message per tensor would b
 T = TypeVar("T")
 
 
-class LostProcess(RuntimeError):
+class LostProcess(UserError, RuntimeError):
     """Another process of the run is gone, or does not answer."""
 
 

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from coterie.chat import Chat
+from coterie.errors import UserError
 from coterie.finite import must_be_numbers
 from coterie.processes import ALONE, Processes
 from coterie.rewards import TIMEOUTS
@@ -23,7 +24,7 @@ CLOSING = 10.0  # seconds that a world may take to close
 SAMPLED = [f.name for f in fields(Turn) if f.default is MISSING]  # what a turn is, before anyone judges it
 
 
-class TooManyFailures(RuntimeError):
+class TooManyFailures(UserError, RuntimeError):
     """So many episodes of a step failed that going on would waste the rest."""
 
 

@@ -7,11 +7,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 
+from coterie.errors import UserError
+
 Path = tuple[str, ...]
 OVERRIDE = "override "  # begins the place of a key that the command line has set
 
 
-class ConfigError(ValueError):
+class ConfigError(UserError, ValueError):
     """The config cannot run as it stands; one line per problem."""
 
 

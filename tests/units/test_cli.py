@@ -74,6 +74,17 @@ def test_asking_for_help_does_not_wait_for_torch() -> None:
     assert done.stdout.endswith("False\n"), done.stdout + done.stderr
 
 
+def test_a_mistake_in_a_config_is_told_before_the_models_library_is_imported(tmp_path: Path) -> None:
+    (tmp_path / "wrong.yaml").write_text("stps: 3\n")
+    code = (
+        "import sys; from pathlib import Path; from coterie.commands import start\n"
+        "try: start(Path('wrong.yaml'), [], Path('runs'), 0)\n"
+        "except ValueError as error: print('transformers' in sys.modules, error)"
+    )
+    said = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert said.startswith("False stps: unknown key")
+
+
 def test_the_version_is_the_package_s() -> None:
     assert well("--version") == f"coterie {__version__}\n"
 
