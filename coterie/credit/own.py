@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from coterie.credit.base import Credit, last_turns, own
+from coterie.credit.base import Credit, flows_back, last_turns, own
 from coterie.types import Episode, Metrics
 
 
@@ -14,6 +15,12 @@ class Own(Credit):
     """What turns were given themselves; a role that was given nothing earns nothing, or shares the team's reward."""
 
     share_reward: bool = False
+
+    def problems(self, config: Any) -> Iterator[tuple[str, str]]:
+        yield from super().problems(config)
+        if getattr(config.workflow.made, "judges_turns", False) and flows_back(config.algorithm.made):
+            worth = f"{config.workflow.name} gives each turn all that it was worth"
+            yield "algorithm.gamma_turn", f"must be 0: {worth}, and what came later would count once more"
 
     def earn(self, episodes: Sequence[Episode], otherwise: Mapping[str, Episode], once: bool) -> Metrics:
         for episode in episodes:

@@ -27,7 +27,7 @@ class Mbpp(Known):
         return [source.name for source in (MBPP, HUMANEVAL, DEEPCODER)]
 
     def open(self, task: Task) -> Bench:
-        """A workflow may try programs on the tests before it answers."""
+        """A workflow may try programs before it answers, and see half of the tests."""
         return Bench(task.meta["tests"])
 
     def reference(self, task: Task) -> Any:

@@ -62,6 +62,12 @@ class Verdict:
     def fraction(self) -> float:
         return self.passed / self.total
 
+    def first(self, count: int) -> Verdict:
+        """Of the first so many tests alone."""
+        failures = tuple(failure for failure in self.failures if failure.test < count)
+        total = max(min(self.total, count), len(failures))
+        return Verdict(total - len(failures), total, failures)
+
     def __str__(self) -> str:
         """A report for whoever repairs the program."""
         said = [f"{self.passed} of {self.total} tests passed."]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from coterie.tools import Conversation, Tool, converse, describe
 from coterie.tools.bm25 import Document
@@ -66,6 +66,8 @@ class DeepResearch(Library):
     half for seeing one that helps and half for a finding that has the answer, or that was cited; the synthesizer earns
     the grade, and a part for citing sources that exist.
     """
+
+    judges_turns: ClassVar[bool] = True
 
     max_parts: int = 2
     max_turns: int = 3  # of a gatherer, its finding included

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
-from coterie.envs.bench import Bench
-from coterie.rewards.code import Verdict, code_in
+from coterie.envs.bench import Bench, Tried
+from coterie.rewards.code import code_in
 from coterie.types import Metrics, Outcome, Task, Team, Turn
 from coterie.workflows.template import check, fill
 
@@ -22,11 +22,14 @@ REFINE = (
 
 @dataclass(frozen=True)
 class DeepCoder:
-    """Generator → test runner → refiner, until all tests pass or `max_refinement_iterations` are over.
+    """Generator → test runner → refiner, until all tests that may be seen pass or `max_refinement_iterations` are over.
 
-    Generator and refiner earn the share of tests that their own program passes. The test runner sees the failing
-    tests; it earns by how much the share rose with the refinement that followed, or fell. The best program counts.
+    Generator and refiner earn the share of all tests that their own program passes. The test runner sees those that
+    fail, of the first half; it earns by how much the share of all rose with the refinement that followed, or fell. The
+    program that passes most of the first half counts.
     """
+
+    judges_turns: ClassVar[bool] = True
 
     max_refinement_iterations: int = 2
     failures: int = 3  # failing tests that are shown
@@ -51,40 +54,47 @@ class DeepCoder:
         tries = [await tested(await team.generator.say(fill(self.prompt, {"question": task.prompt})), world)]
         gains: list[float] = []
         best = tries[0]
-        while not passes(best) and len(gains) < self.max_refinement_iterations:
+        while best.tried.shown.failures and len(gains) < self.max_refinement_iterations:
             shown = self._shown(task, best)
             analysis = await team.test_runner.say(fill(self.analyze, shown))
             refined = await team.refiner.say(fill(self.refine, shown | {"analysis": analysis.text}))
             tries.append(await tested(refined, world))
-            analysis.reward = tries[-1][1].fraction - best[1].fraction
+            analysis.reward = tries[-1].tried.worth - best.tried.worth
             gains.append(analysis.reward)
-            best = max(best, tries[-1], key=lambda each: each[1].fraction)
-        return Outcome(best[0].text, metrics(tries, gains))
+            best = max(best, tries[-1], key=lambda each: each.tried.shown.fraction)
+        return Outcome(best.turn.text, metrics(tries, best, gains))
 
-    def _shown(self, task: Task, tried: tuple[Turn, Verdict]) -> dict[str, str]:
-        turn, verdict = tried
-        failures = str(replace(verdict, failures=verdict.failures[: self.failures]))
-        return {"question": task.prompt, "program": (code_in(turn.text) or turn.text).strip(), "failures": failures}
-
-
-async def tested(turn: Turn, bench: Bench) -> tuple[Turn, Verdict]:
-    verdict = await bench.test(turn.text)
-    turn.reward = verdict.fraction
-    return turn, verdict
+    def _shown(self, task: Task, program: Program) -> dict[str, str]:
+        text, shown = program.turn.text, program.tried.shown
+        failures = str(replace(shown, failures=shown.failures[: self.failures]))
+        return {"question": task.prompt, "program": (code_in(text) or text).strip(), "failures": failures}
 
 
-def passes(tried: tuple[Turn, Verdict]) -> bool:
-    return tried[1].passed == tried[1].total
+class Program(NamedTuple):
+    """A turn with a program, and what came of it."""
+
+    turn: Turn
+    tried: Tried
+
+    @property
+    def right(self) -> bool:
+        return self.tried.worth == 1
 
 
-def metrics(tries: list[tuple[Turn, Verdict]], gains: list[float]) -> Metrics:
+async def tested(turn: Turn, bench: Bench) -> Program:
+    tried = await bench.test(turn.text)
+    turn.reward = tried.worth
+    return Program(turn, tried)
+
+
+def metrics(tries: list[Program], best: Program, gains: list[float]) -> Metrics:
     """A role that had nothing to do in an episode has no rate there."""
     said = {
-        "generator_success": float(passes(tries[0])),
+        "generator_success": float(tries[0].right),
         "total_iterations": float(len(gains)),
-        "final_success": float(any(map(passes, tries))),
+        "final_success": float(best.right),
     }
     if gains:
-        said["refiner_success_rate"] = sum(map(passes, tries[1:])) / len(gains)
+        said["refiner_success_rate"] = sum(each.right for each in tries[1:]) / len(gains)
         said["test_runner_success_rate"] = sum(gain > 0 for gain in gains) / len(gains)
     return said

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
@@ -47,6 +47,8 @@ class MathTool:
     Only the verifier's word ends it, in training and evaluation alike. When all is said, an attempt is graded: analyzer
     and executor earn what their attempt is worth, the verifier earns 1 if its verdict was true.
     """
+
+    judges_turns: ClassVar[bool] = True
 
     max_iterations: int = 2
     seconds: Annotated[float, Field(gt=0)] = 5.0  # for one program

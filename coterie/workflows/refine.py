@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from coterie.types import Grade, Message, Metrics, Outcome, Task, Team, Turn, is_right
 from coterie.workflows.conversation import opening
@@ -23,6 +23,8 @@ class Refine:
 
     Every answer is graded as its turn's own reward; the evaluator earns 1 whenever its verdict was true.
     """
+
+    judges_turns: ClassVar[bool] = True
 
     max_rounds: int = 3  # answers
     prompt: str = "{question}"

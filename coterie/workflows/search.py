@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from coterie.rewards.qa import words
 from coterie.tools.bm25 import Document
@@ -53,6 +53,8 @@ class Search(Library):
     a retriever earns up to 1 for keeping what helps, or 1 for NOTHING where nothing does; the extractor earns the
     grade.
     """
+
+    judges_turns: ClassVar[bool] = True
 
     max_queries: int = 2
     max_rounds: int = 2

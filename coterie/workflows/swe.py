@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from coterie.envs.checkout import Checkout
 from coterie.types import Grade, Metrics, Outcome, Task, Team, Turn
@@ -40,6 +40,8 @@ class Swe:
     being right. Analyzer and writer earn the share of tests that pass, and a tenth for naming a file that exists and
     for a change that can be made.
     """
+
+    judges_turns: ClassVar[bool] = True
 
     max_rounds: int = 2
     max_files: int = 3  # that the writer sees

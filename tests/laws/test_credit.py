@@ -427,6 +427,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "all turns": ({"credit": {"name": "team", "turns": "all"}}, "algorithm.gamma_turn: must be 0: credit team already"),
     "accumulated": ({"credit": {"name": "aggregate", "when": "accumulative"}}, "algorithm.gamma_turn: must be 0"),
     "maporl": ({"credit": "maporl"}, "algorithm.gamma_turn: must be 0: credit maporl"),
+    "judged turns": (
+        {"credit": "own", "workflow": "refine", "roles": {"optimizer": "policy", "evaluator": "policy"}},
+        "algorithm.gamma_turn: must be 0: refine gives each turn all that it was worth",
+    ),
     "gamma": (
         {"credit": {"name": "maporl", "horizon": "last", "gamma": 0.5}},
         "credit.gamma: has no effect with horizon: last",

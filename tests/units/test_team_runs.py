@@ -55,7 +55,7 @@ def config(name: str, chosen: dict[str, Any], model: Path) -> dict[str, Any]:
         "episodes_per_task": 2,
         "policies": {"all": {"model": str(model), "lr": 1e-2, "lora": {"rank": 2}}},
         "roles": dict.fromkeys(find("workflow", name)(**options).roles, "all"),
-        "algorithm": "grpo",
+        "algorithm": {"name": "grpo", "gamma_turn": 0},
         "sampling": {"max_tokens": 5},
         "eval": {"tasks": 1},
         "rollout": {"max_failed": 0.0},

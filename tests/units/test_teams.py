@@ -81,7 +81,7 @@ SLOW = "```python\nwhile True: pass\n```"
 
 @pytest.fixture
 def code(tmp_path: Path) -> Env:
-    row = {"text": "Add.", "code": RIGHT, "test_list": ["assert add(2, 2) == 4", "assert add(1, 2) == 3"]}
+    row = {"text": "Add.", "code": RIGHT, "test_list": ["assert add(1, 2) == 3", "assert add(2, 2) == 4"]}
     return graded(Mbpp(train=rows(tmp_path / "code.jsonl", row)), "code", {}, 10)
 
 
@@ -98,10 +98,22 @@ def test_the_test_runner_sees_the_failing_test_and_earns_what_the_refiner_gains(
     episode, team = play(DeepCoder(), code, lines)
     assert rewards(episode) == {"generator": [0.5], "test_runner": [0.5], "refiner": [1.0]}
     asked = team.test_runner.heard[0][0]["content"]
-    assert "assert add(1, 2) == 3" in asked and "assert add(2, 2) == 4" not in asked.partition("tests passed")[2]
+    assert "assert add(1, 2) == 3" in asked.partition("tests passed")[2]
     assert "Use +." in team.refiner.heard[0][0]["content"]
     told = {"refiner_success_rate": 1.0, "test_runner_success_rate": 1.0, "total_iterations": 1.0, "final_success": 1.0}
     assert told.items() <= episode.metrics.items() and episode.metrics["generator_success"] == 0
+
+
+def test_half_of_the_tests_is_for_the_grader_alone(tmp_path: Path) -> None:
+    tests = [f"assert add({n}, {n}) == {2 * n}" for n in (2, 0, 1, 3)]
+    env = Mbpp(train=rows(tmp_path / "code.jsonl", {"text": "Add.", "code": RIGHT, "test_list": tests}))
+    lines = {"generator": [WRONG], "test_runner": ["Use *."], "refiner": [HALF]}
+    episode, team = play(DeepCoder(), graded(env, "code", {}, 10), lines)
+    asked = team.test_runner.heard[0][0]["content"].partition("0 of 2 tests passed")[2]
+    assert [test in asked for test in tests] == [True, True, False, False]
+    # The refinement passes all that was shown, so nobody goes on; it is worth what it is by all tests.
+    assert rewards(episode) == {"generator": [0.0], "test_runner": [0.5], "refiner": [0.5]}
+    assert episode.reward == episode.metrics["final_success"] == 0
 
 
 def test_a_refinement_that_makes_it_worse_costs_the_test_runner_and_the_best_program_counts(code: Env) -> None:
