@@ -38,7 +38,7 @@ class Timing:
 
 @dataclass
 class Row:
-    """One piece of work, done in our way and in a peer's; `peer` None: it is not installed."""
+    """One piece of work, done in our way and in a peer's; `theirs` None: it is not installed."""
 
     work: str
     ours: str

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
-from coterie.bench.shapes import SHAPES
+from coterie.bench.shapes import SHAPES, scratch
 
 Ids = tuple[int, ...]
 
@@ -54,7 +52,7 @@ class Vllm:
     def __init__(self, shape: str) -> None:
         from vllm import LLM
 
-        folder = Path(tempfile.mkdtemp(prefix="coterie-bench-"))
+        folder = scratch()
         config = SHAPES[shape].to_dict() | {"torch_dtype": "bfloat16", "architectures": [architecture(shape)]}
         (folder / "config.json").write_text(json.dumps(config))
         self.engine = LLM(str(folder), load_format="dummy", skip_tokenizer_init=True, gpu_memory_utilization=0.4)

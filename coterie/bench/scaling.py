@@ -39,8 +39,8 @@ def scaling(
         at_once, prompt, max_tokens, steps, repeats = 16, 8, 4, 3, 1
     found = waits(shape, here, at_once, waiting, (prompt, max_tokens), repeats)
     taken = memory(shape, here, prompt // 4, max_tokens // 4, steps)
-    settled = taken[min(SETTLED, steps // 2)]
-    found[0].notes |= {f"MB after {min(SETTLED, steps // 2)} steps": settled, f"after {steps}": taken[-1]}
+    settled = min(SETTLED, steps // 2)
+    found[0].notes |= {f"MB after {settled} steps": taken[settled - 1], f"after {steps}": taken[-1]}
     title = f"scaling: {shape}, rows of {prompt} + {max_tokens} tokens, {at_once} at once, on {here.type}"
     show(title, found, out, memory=taken)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import shutil
 import tempfile
 from copy import deepcopy
 from pathlib import Path
@@ -47,11 +49,18 @@ def shaped(shape: str, device: torch.device, dtype: torch.dtype) -> PreTrainedMo
 
 def base_of(shape: str, device: torch.device, dtype: torch.dtype) -> Base:
     """Such a model as a base for adapters. It has no end of turn: every answer is as long as it may be."""
-    folder = Path(tempfile.mkdtemp(prefix="coterie-bench-"))
+    folder = scratch()
     letters().save_pretrained(folder)
     base = Base(folder, device, dtype, shaped(shape, device, dtype))
     base.chat.end_ids = frozenset({base.vocabulary})
     return base
+
+
+def scratch() -> Path:
+    """A folder until the process ends."""
+    folder = Path(tempfile.mkdtemp(prefix="coterie-bench-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def adapters_on(base: Base, count: int) -> list[Adapter]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Sequence
+from math import gcd
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from transformers import TrainerCallback
 from coterie.bench.loop import SAMPLES, evenness, texts
 from coterie.bench.measure import Timing, peak_of
 from coterie.bench.options import half
-from coterie.bench.shapes import shaped
+from coterie.bench.shapes import scratch, shaped
 from coterie.config.settings import LINEARS
 from coterie.games.model import letters
 
@@ -45,10 +45,10 @@ def steps(shape: str, device: torch.device, asked: int, prompt: int, most: int, 
     from trl import GRPOConfig, GRPOTrainer
 
     rows = asked * SAMPLES
-    at_once = min(AT_ONCE, rows)
+    at_once = gcd(AT_ONCE, rows)  # else TRL leaves out the rest
     clock = _Clock(device, rows * most)
     config = GRPOConfig(
-        output_dir=tempfile.mkdtemp(prefix="coterie-bench-"),
+        output_dir=str(scratch()),
         per_device_train_batch_size=at_once,
         gradient_accumulation_steps=rows // at_once,
         num_generations=SAMPLES,

@@ -58,7 +58,8 @@ def update(
             repeats,
             here,
         )
-        found.append(Row(name, "TorchLearner.fit", "plain", mine, theirs, mfu(mine, operations, here)))
+        computed = sum(len(stream.tokens) for stream in learner.streams(batch))  # a prompt that rows share once
+        found.append(Row(name, "TorchLearner.fit", "plain", mine, theirs, mfu(mine, operations * computed, here)))
     what = "all weights" if whole else "LoRA 16"
     weights_mb = sum(p.numel() * p.element_size() for p in base.model.parameters()) / 1e6
     show(
@@ -74,12 +75,12 @@ def _fit(learner: TorchLearner, batch: Batch, weights: torch.Tensor) -> int:
 
 
 def mfu(timings: list[Timing], operations: int, device: torch.device) -> dict[str, float]:
-    """The share of the machine's peak that went into the model; nothing where the peak is not known."""
+    """The share of the machine's peak that went into so many operations; nothing where the peak is not known."""
     if device.type != "cuda":
         return {}
     name = torch.cuda.get_device_name(device)
     peaks = [peak for known_name, peak in PEAKS.items() if known_name in name]
-    return {"mfu": median([t.speed for t in timings]) * operations / peaks[0]} if peaks else {}
+    return {"mfu": operations / median([t.seconds for t in timings]) / peaks[0]} if peaks else {}
 
 
 def ragged(rows: int, longest: int, vocabulary: int) -> Batch:

@@ -24,5 +24,5 @@ class Router:
         self.engines[policy].load(policy, version)
 
     def clear(self) -> None:
-        for engine in self.engines.values():
+        for engine in {id(engine): engine for engine in self.engines.values()}.values():
             engine.clear()

@@ -107,12 +107,11 @@ class VllmEngine:
         error = None if driver.cancelled() else driver.exception()
         if error is None and not driver.cancelled():
             return  # it ran out of work; whoever asked since has started another
-        rows = list(self.waiting.values())
-        self._leave(list(self.waiting))
-        for row in rows:
+        for row in self.waiting.values():
             if row.answered.done():
                 continue
             if error is None:
                 row.answered.cancel()
             else:
                 row.answered.set_exception(error)
+        self._leave(list(self.waiting))

@@ -135,8 +135,9 @@ class Server:
     def _cache_bytes(self) -> int:
         """Enough for all rows, but no more than half of what is free: the learner needs its share."""
         shape, cuda = self.base.model.config.get_text_config(), self.base.device.type == "cuda"
-        width = self.base.kept.width if self.base.kept else shape.hidden_size // shape.num_attention_heads
-        token = 2 * (2 if cuda else 4) * shape.num_hidden_layers * shape.num_key_value_heads * width
+        own = shape.hidden_size // shape.num_attention_heads
+        layers, heads, width = self.base.kept or (shape.num_hidden_layers, shape.num_attention_heads, own)
+        token = 2 * (2 if cuda else 4) * layers * heads * width
         host = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         return min(token * self.rows * self.context, (torch.cuda.mem_get_info()[0] if cuda else host) // 2)
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from coterie.batch import hand_back, make_batches
 from coterie.learners.torch import TorchLearner
+from coterie.models.errors import ModelError
 from coterie.models.store import read_tensors
 from coterie.types import Batch, Episode, Loss, Metrics, Turn
 
@@ -53,7 +54,13 @@ class Judge:
         ids = turn.prompt_ids
         if self.sees == "joint":
             ids = self.learner.base.chat.prompt([{"role": "user", "content": joint_context(episode, turn)}])
-        room = self.learner.base.context - len(turn.response_ids)
+        context, answer = self.learner.base.context, len(turn.response_ids)
+        room = context - answer
+        if room < 1:
+            raise ModelError(
+                f"critic {self.learner.policy}: its model reads {context} tokens, and {turn.role} said {answer}: give "
+                "the critic a model with a longer context, or the role fewer max_tokens"
+            )
         self.cut += len(ids) > room
         return ids[max(0, len(ids) - room) :]
 

@@ -28,7 +28,7 @@ class Chosen:
         """Log-prob of each token at its temperature and the entropy there: [N, width] → [N], [N]."""
         weight, bias, dtype = self.base.head.weight, self.base.head.bias, precision(hidden)
         # The formulas say where they are exact; autocast would not know.
-        with torch.autocast(hidden.device.type, enabled=False):
+        with self.base.on_device(), torch.autocast(hidden.device.type, enabled=False):
             if not torch.is_grad_enabled():
                 logprobs, entropy, _ = self.read(hidden.to(dtype), weight, bias, tokens, heat, ahead=False)
                 return logprobs, entropy
@@ -116,8 +116,3 @@ class _Chosen(torch.autograd.Function):
             if by_bias is not None:
                 by_bias += slope.sum(dim=0)
         return by_hidden, by_weight, by_bias, None, None, None
-
-
-def chosen_logprobs(base: Base, hidden: Tensor, tokens: Tensor, heat: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-prob of each chosen token and the entropy beside it: [N, width] → [N], [N]."""
-    return Chosen(base)(hidden, tokens, heat)

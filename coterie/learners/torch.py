@@ -21,6 +21,7 @@ from coterie.models.attention import moved
 from coterie.models.base import Base
 from coterie.models.lora import Adapter
 from coterie.models.peft import fill, save_adapter, weights_of
+from coterie.models.quiet import quiet
 from coterie.models.store import load_model
 from coterie.processes import ALONE, Processes
 from coterie.types import Batch, Loss, Metrics, Scores
@@ -127,7 +128,8 @@ class TorchLearner:
             self.optimizer.zero_grad(set_to_none=True)
             raise NotFinite(
                 f"policy {self.policy}: its gradient is {float(norm)}, so its weights were left as they were. A lower "
-                f"policies.{self.policy}.lr may help; `coterie train --resume` goes on from the latest checkpoint."
+                f"policies.{self.policy}.lr in the run's config.yaml may help; `coterie train --resume` then goes on "
+                "from the latest checkpoint."
             )
         self.optimizer.step()
         torch.autograd.graph.increment_version(trained)  # the fused optimiser does not, and the engine keeps copies
@@ -146,7 +148,10 @@ class TorchLearner:
     def restore(self, state: dict[str, Any]) -> None:
         self.version = state["version"]
         if self.optimizer is not None and state["optimizer"] is not None:
+            told = [(group["peak"], group["weight_decay"]) for group in self.optimizer.param_groups]
             self.optimizer.load_state_dict(state["optimizer"])
+            for group, (peak, decay) in zip(self.optimizer.param_groups, told, strict=True):
+                group["peak"], group["weight_decay"] = peak, decay  # as the config says now
         if self.head is not None and state["value_head"] is not None:
             self.head.load_state_dict(state["value_head"])
 
@@ -155,7 +160,8 @@ class TorchLearner:
         if self.adapter is not None:
             save_adapter(self.adapter, folder, str(self.base.folder))
         elif not self.frozen:
-            self.base.model.save_pretrained(folder)
+            with quiet():
+                self.base.model.save_pretrained(folder)
             self.base.tokenizer.save_pretrained(folder)
 
     @torch.no_grad()

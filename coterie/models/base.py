@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -67,23 +67,32 @@ class Base:
 
     @contextmanager
     def as_it_came(self) -> Iterator[None]:
-        """The model's own attention inside the block, for its own `generate`."""
+        """The model's own attention inside the block, for its own `generate`; and no training, or a model that learns
+        with checkpoints would forget all keys."""
         self.model.set_attn_implementation(self.own_attention)
+        training = self.model.training
+        self.model.eval()
         try:
             yield
         finally:
+            self.model.train(training)
             if self.native:
                 self.model.set_attn_implementation(NAME)
 
+    def on_device(self) -> AbstractContextManager[None]:
+        """Kernels of our own go to the current GPU, which need not be the model's."""
+        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
+
     def hidden(self, tokens: Tensor, positions: Tensor, layout: Layout, segments: Sequence[Segment] = ()) -> Tensor:
         """Last hidden states of a flat stream of tokens: [T] → [T, width]."""
-        if not self.native:
-            return self._row_by_row(tokens, layout, segments)
-        if self.learned is None or self.whole:
-            return self._together(tokens, positions, layout, segments)
-        again = self.model.is_gradient_checkpointing and torch.is_grad_enabled()
-        with self.routing.on(segments):
-            return self.learned(tokens, positions, layout, again)
+        with self.on_device():
+            if not self.native:
+                return self._row_by_row(tokens, layout, segments)
+            if self.learned is None or self.whole:
+                return self._together(tokens, positions, layout, segments)
+            again = self.model.is_gradient_checkpointing and torch.is_grad_enabled()
+            with self.routing.on(segments):
+                return self.learned(tokens, positions, layout, again)
 
     @torch.inference_mode()
     def sampled(self, tokens: Tensor, positions: Tensor, layout: Layout, segments: Sequence[Segment] = ()) -> Tensor:
@@ -121,6 +130,8 @@ class Base:
     @torch.no_grad()
     def _try_ours(self, rows: list[Tensor], theirs: Tensor) -> tuple[Kept | None, list[Asked]]:
         """Turns our attention on and says what it keeps; None, and off again, if it differs from the model's own."""
+        if any("longrope" in str(getattr(module, "rope_type", "")) for module in self.model.modules()):
+            return None, []  # how it turns a row depends on the longest that is read with it
         layout, positions = Noting(rows), _positions(rows)
         try:
             self.model.set_attn_implementation(NAME)

@@ -14,11 +14,13 @@ from torch import Tensor
 
 from coterie.batch import make_batches
 from coterie.config import ConfigError
-from coterie.learners.critics import Critics, joint_context
+from coterie.learners.critics import Critics, Judge, joint_context
 from coterie.learners.torch import TorchLearner
 from coterie.log import read_episodes
+from coterie.models.errors import ModelError
 from coterie.train import Run, judge, play, train
-from coterie.types import Task, Team
+from coterie.types import Episode, Task, Team, Turn
+from tests.learners import learner
 from tests.models import tiny_model, tiny_tokenizer
 from tests.runs import naming_config, resumed, started, trained
 
@@ -340,3 +342,16 @@ def test_a_policy_that_is_called_like_a_critic_is_refused(model_folder: Folder, 
 def test_values_that_fit_the_rest_are_accepted(model_folder: Folder, tmp_path: Path) -> None:
     for algorithm in ({"name": "ppo", "epochs": 2, "value_clip": 0.2}, {"name": "mappo", "value_fits": 2, "warmup": 1}):
         started(naming_config(model_folder("llama"), **SMALL, algorithm=algorithm), tmp_path / algorithm["name"])
+
+
+def test_a_critic_whose_context_an_answer_fills_is_refused_by_name(model_folder: Folder) -> None:
+    """With nothing before the answer its first value would be read off its end."""
+    made = learner(model_folder("llama"), head=True)
+    said = Turn("left", "policy", 0, 0, (5, 6, 7), (8,) * 12, (-1.0,) * 12, 1.0, "", "length")
+    judges = Judge(made, frozenset({"left"}), frozenset({"policy"}), "own")
+    episode = Episode("0", Task("0", "", ""), 0, [said])
+    made.base.context = 13
+    assert judges.context(episode, said) == (7,) and judges.cut == 1
+    made.base.context = 12
+    with pytest.raises(ModelError, match=r"critic policy: its model reads 12 tokens, and left said 12"):
+        judges.context(episode, said)

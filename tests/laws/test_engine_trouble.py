@@ -7,7 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
+from coterie.engines import vllm
 from coterie.engines.native import steps as step_module
 from coterie.engines.native.cache import Decode, SlotCache
 from coterie.engines.native.engine import NativeEngine
@@ -79,3 +81,60 @@ def test_a_failure_reaches_every_caller_and_the_engine_goes_on_after_it(
         broken.setattr(*places[where], fail)
         assert [type(outcome) for outcome in asyncio.run(outcomes())] == [Broken] * 5
     assert_same(ask(engine, requests), expected)
+
+
+def test_who_waits_for_a_server_that_dies_is_told_although_it_cannot_be_asked_to_drop_anyone(
+    team_base: Callable[[str], Base], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Dead:
+        def __init__(self, *_: Any) -> None: ...
+
+        def ask(self, *_: Any) -> None: ...
+
+        def step(self) -> None:
+            raise RuntimeError("the server died")
+
+        def drop(self, names: list[str]) -> None:
+            if names:
+                raise RuntimeError("nobody is there")
+
+    monkeypatch.setattr(vllm, "find_spec", lambda name: True)
+    monkeypatch.setattr(vllm, "Server", Dead)
+    engine = vllm.VllmEngine(team_base("llama"), POLICIES)
+    with pytest.raises(RuntimeError, match="the server died"):
+        asyncio.run(asyncio.wait_for(engine.sample("plain", (1, 2, 3), 1, Sampling(4)), 5))
+
+
+def test_the_memory_of_who_still_speaks_is_not_given_back(team_base: Callable[[str], Base]) -> None:
+    engine = NativeEngine(team_base("llama"), POLICIES)
+
+    async def cleared_too_soon() -> None:
+        speaking = asyncio.create_task(engine.sample("plain", (1, 2, 3), 1, Sampling(200)))
+        while not engine.seats.speaking:
+            await asyncio.sleep(0)
+        with pytest.raises(AssertionError, match="still speaks"):
+            engine.clear()
+        speaking.cancel()
+
+    asyncio.run(cleared_too_soon())
+
+
+def test_slots_make_way_for_the_first_update_however_often_the_team_was_measured_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Gpu:
+        total_memory = 1 << 30
+
+    cache = SlotCache(1, 1, 4, torch.float32, torch.device("cpu"))
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 50)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Gpu)
+
+    def keeps() -> bool:
+        cache._reserve_as_one(4, 8)
+        cache.clear()
+        return cache.whole is not None
+
+    cache.learned()  # weights of a checkpoint
+    assert [keeps(), keeps()] == [False, False]
+    cache.learned()
+    assert keeps()

@@ -20,7 +20,7 @@ from coterie.algorithms.ppo import Ppo
 from coterie.config import Learning
 from coterie.finite import NotFinite
 from coterie.learners.budget import bytes_per_token, token_budget
-from coterie.learners.logprobs import chosen_logprobs
+from coterie.learners.logprobs import Chosen
 from coterie.learners.packing import streams
 from coterie.learners.torch import TorchLearner, scheduled
 from coterie.rl.losses import KlEstimator, Reduce
@@ -221,7 +221,7 @@ def test_all_logits_never_exist_at_the_same_time(learning: bool, model_folder: F
     hidden = torch.randn(count, base.width, requires_grad=learning)
     tokens, heat = torch.randint(0, VOCABULARY, (count,)), torch.ones(count)
     with LargestTensor() as watch, torch.set_grad_enabled(learning):
-        logprobs, entropy = chosen_logprobs(base, hidden, tokens, heat)
+        logprobs, entropy = Chosen(base)(hidden, tokens, heat)
         if learning:
             (logprobs + entropy).sum().backward()
     assert hidden.numel() < count * VOCABULARY / 4 > watch.size
@@ -348,3 +348,12 @@ def test_the_token_budget_is_the_config_s_or_what_the_machine_allows(model_folde
     whole, thrifty = (bytes_per_token(base.model.config, 2, checkpointing, gates=2) for checkpointing in (False, True))
     layer, running = 2 * (10 * 64 + 2 * 96), 4 * 2 * 96
     assert (whole, thrifty) == (3 * layer + running, 3 * 4 * 64 + layer + running)
+
+
+def test_a_resumed_policy_learns_as_its_config_says_now(model_folder: Folder) -> None:
+    before, after = (learner(model_folder("llama"), weight_decay=decay) for decay in (0.0, 0.1))
+    assert before.optimizer is not None and after.optimizer is not None
+    before.optimizer.param_groups[0]["peak"] = 1e-4
+    after.restore(before.state())
+    after.begin(0)
+    assert after.rate == 1e-2 and after.optimizer.param_groups[0]["weight_decay"] == 0.1

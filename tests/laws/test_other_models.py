@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from coterie.models.attention import Packed, Span
 from coterie.models.base import Base
 from coterie.models.errors import ModelError
 from coterie.types import Sampling
+from tests.learners import learner
 from tests.models import SHAPE, tiny_tokenizer
 from tests.oracle import Oracle, ask, random_adapter, random_ids
 
@@ -50,6 +52,17 @@ LEFT_ALONE: dict[str, dict[str, Any]] = {
         "mamba_d_state": 16,
     },  # attends, but not only
     "falcon": {},  # takes our arguments and ignores them
+    "phi3": {  # turns all rows by the longest that is read with them
+        "max_position_embeddings": 512,
+        "original_max_position_embeddings": 10,
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "short_factor": [1.0] * 8,
+            "long_factor": [2.0 + i for i in range(8)],
+            "original_max_position_embeddings": 10,
+        },
+    },
     "lfm2": {"layer_types": ["conv", "full_attention"]},  # convolutions read across rows
     "deepseek_v3": {**DRIVEN["deepseek_v3"], "v_head_dim": 12},  # values narrower than keys
 }
@@ -129,3 +142,9 @@ def test_a_model_whose_logits_we_cannot_have_is_refused(tmp_path: Path, monkeypa
     monkeypatch.setattr(transformers.LlamaForCausalLM, "forward", louder)
     with pytest.raises(ModelError, match="a llama computes its logits in a way that we do not know"):
         Base(folder)
+
+
+def test_a_model_that_learns_with_checkpoints_samples_as_before(model_folder: Callable[[str], Path]) -> None:
+    made = learner(model_folder("llama"), lora=False, checkpointing=True)
+    assert_engine_is_right(made.base, HfEngine(made.base, {"plain": None}))
+    assert made.base.model.training and made.base.model.is_gradient_checkpointing

@@ -27,7 +27,7 @@ class SlotCache:
         self.layers = [torch.empty(2, 0, heads, 0, width, dtype=dtype, device=device) for _ in range(layers)]
         self.pairs = [pair(layer) for layer in self.layers]
         self.whole: Tensor | None = None
-        self.seen = self.kept = False  # an update; the slots, during the last one
+        self.cleared = self.seen = self.kept = False  # ever; an update after that; the slots, during the last one
 
     @property
     def device(self) -> torch.device:
@@ -116,8 +116,13 @@ class SlotCache:
 
     def clear(self) -> None:
         """Give the memory back, or keep it, where it has been seen that there is enough for the learner as well."""
+        self.cleared = True
         if self.whole is None or not self._affordable():
             self.drop()
+
+    def learned(self) -> None:
+        """Weights have been updated: if the slots were given back for that, what both take has been seen."""
+        self.seen = self.seen or self.cleared
 
     def drop(self) -> None:
         self.layers = [layer[:, :0, :, :0].clone() for layer in self.layers]
@@ -126,8 +131,7 @@ class SlotCache:
 
     def _affordable(self) -> bool:
         """Before the first update nobody knows what it takes, and the slots make way for it."""
-        seen, self.seen = self.seen, True
-        if not seen:
+        if not self.seen:
             return False
         most = torch.cuda.max_memory_allocated(self.device) + (0 if self.kept else self.size)
         self.kept = most < FULL * torch.cuda.get_device_properties(self.device).total_memory

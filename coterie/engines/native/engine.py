@@ -56,6 +56,7 @@ class NativeEngine:
             if row.adapter == adapter:
                 row.version = version
         self.steps.moved()
+        self.cache.learned()
 
     def clear(self) -> None:
         """Give the cache's memory back."""
@@ -93,8 +94,7 @@ class NativeEngine:
         error = None if driver.cancelled() else driver.exception()
         if error is None and not driver.cancelled():
             return  # it ran out of work; whoever asked since has started another
-        rows, self.waiting = self.waiting + self.seats.active, []
-        self.clear()
+        rows, self.waiting = [*self.waiting, *self.seats.active], []
         for row in rows:
             if row.answered.done():
                 continue
@@ -102,6 +102,9 @@ class NativeEngine:
                 row.answered.cancel()
             else:
                 row.answered.set_exception(error)
+        for row in list(self.seats.active):
+            self.seats.leave(row)
+        self.clear()
 
     def _admit(self) -> None:
         """Let waiting requests in: at once those that have been read, the others as soon as enough of them fit."""

@@ -7,7 +7,6 @@ said its last token puts itself to rest. The learner's weights move in place, so
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -32,7 +31,7 @@ def drives(base: Base) -> bool:
         return False
     width, rotary = base.kept.width, base.forward.rotary
     usual = width >= 16 and width & (width - 1) == 0 and base.model.config.hidden_act == "silu"
-    return usual and rotary.rope_type not in ("dynamic", "longrope")  # these look at the positions on the host
+    return usual and rotary.rope_type != "dynamic"  # it looks at the positions on the host
 
 
 class Graphs:
@@ -65,7 +64,7 @@ class Graphs:
         if self.cache.layers[0].dtype == torch.float32:  # flash attention knows only half precision
             self.eager.read(rows, counts)
             return
-        with self._on_device():
+        with self.base.on_device():
             self._read(rows, counts)
 
     def _read(self, rows: Sequence[Row], counts: Sequence[int]) -> None:
@@ -78,7 +77,7 @@ class Graphs:
     def advance(self, rows: Sequence[Row], meanwhile: Callable[[], None]) -> list[Said]:
         """Up to EVERY tokens for each row, fewer for one that has finished."""
         together = sorted(rows, key=self._number)  # so that what adds an adapter to its rows looks at few others
-        with self._on_device():
+        with self.base.on_device():
             self._launch(together)
             said = self.said[: len(rows)].to("cpu", non_blocking=True)  # PyTorch pins what it copies to in this way
             arrived = torch.cuda.current_stream().record_event() if self.said.is_cuda else None
@@ -87,10 +86,6 @@ class Graphs:
                 arrived.synchronize()
             found = {row.slot: one for row, one in zip(together, read(said.numpy()), strict=True)}
             return [found[row.slot] for row in rows]
-
-    def _on_device(self) -> AbstractContextManager[None]:
-        """Kernels and graphs go to the current GPU, which need not be the model's."""
-        return torch.cuda.device(self.base.device) if self.base.device.type == "cuda" else nullcontext()
 
     def _launch(self, rows: Sequence[Row]) -> None:
         size = size_for(len(rows))

@@ -83,6 +83,7 @@ class Seats:
                 row.unread()
 
     def clear(self) -> None:
+        assert not self.active, "somebody still speaks"
         self._empty()
         self.cache.clear()
 
