@@ -14,6 +14,7 @@ from typing import Any
 from coterie.chat import Chat
 from coterie.errors import UserError
 from coterie.finite import must_be_numbers
+from coterie.patience import impatient
 from coterie.processes import ALONE, Processes
 from coterie.rewards import TIMEOUTS
 from coterie.seeds import stable_hash
@@ -187,7 +188,7 @@ class Collector:
     def _played(self, begun: Sequence[tuple[Episode, Given]], seats: Mapping[str, Seat]) -> list[Episode]:
         """The episodes, played to the end: this process's share here, the others' elsewhere."""
         own = begun[self.processes.share(len(begun))]
-        asyncio.run(self._play_all(own, seats))
+        asyncio.run(impatient(self._play_all(own, seats), self.deadline))
         told = self.processes.gather([_without_task(episode) for episode, _ in own])
         for (episode, _), fields_of_it in zip(begun, told, strict=True):
             vars(episode).update(fields_of_it)

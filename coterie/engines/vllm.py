@@ -17,6 +17,7 @@ from coterie.chat import StopText
 from coterie.engines.asked import must_be_readable
 from coterie.engines.vllm_server import Server
 from coterie.models.base import Base
+from coterie.patience import ENGINE
 from coterie.types import Sample, Sampling, Stop
 
 
@@ -68,7 +69,7 @@ class VllmEngine:
         row = Row(asyncio.get_running_loop().create_future(), self.versions[policy], stops)
         self.waiting[name] = row
         if self.driver is None or self.driver.done():
-            self.driver = asyncio.create_task(self._drive())
+            self.driver = asyncio.create_task(self._drive(), name=ENGINE)
             self.driver.add_done_callback(self._stopped)
         return await row.answered
 

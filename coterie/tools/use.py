@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from coterie.patience import in_thread
 from coterie.tools.calls import BadCall, Call
 from coterie.tools.tool import Tool, ToolError
 
@@ -38,7 +39,7 @@ async def _call(tool: Tool, arguments: dict[str, Any]) -> Any:
     """A plain function runs in a thread, so that the others go on; a thread cannot be killed, only left alone."""
     if inspect.iscoroutinefunction(tool.function):
         return await tool.function(**arguments)
-    return await asyncio.to_thread(tool.function, **arguments)
+    return await in_thread(tool.function, **arguments)
 
 
 def _find(name: str, tools: Mapping[str, Tool]) -> Tool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -162,6 +163,32 @@ def test_an_episode_that_comes_to_its_end_too_late_has_failed(blocks: bool, coll
     slow = replace(collector, workflow=Stubborn(blocks), deadline=0.1)
     (played,) = slow.collect(TASKS[:1], 1, SEATS, seed=1)
     assert played.error_kind == "TimeoutError" and "0.1 seconds of rollout.deadline" in (played.error or "")
+
+
+@dataclass(frozen=True)
+class Stuck:
+    """Never comes back from the second task, and computes or waits there."""
+
+    waits: bool
+    roles: Sequence[str] = ("left", "right")
+
+    async def run(self, task: Task, team: Team, world: Any) -> str:
+        await team.left.say(task.prompt)
+        while task is TASKS[1]:
+            time.sleep(60 if self.waits else 0)
+        return "a"
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_code_that_never_comes_back_is_interrupted_and_the_others_go_on(waits: bool, collector: Collector) -> None:
+    started = time.monotonic()
+    stuck = replace(collector, workflow=Stuck(waits), deadline=1.0)
+    played = stuck.collect(TASKS, 1, SEATS, seed=1)
+    assert time.monotonic() - started < 10
+    assert played[1].error_kind == "TimeoutError" and "time.sleep" in (played[1].error or "")
+    # Who waited for it too long has failed as well; whoever was done before has not.
+    assert {e.error_kind for e in played} <= {None, "TimeoutError"}
+    assert signal.getsignal(signal.SIGALRM) == signal.SIG_DFL
 
 
 @dataclass(frozen=True)

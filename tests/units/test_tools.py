@@ -207,6 +207,17 @@ def test_a_tool_has_a_deadline() -> None:
     assert time.monotonic() - started < 5
 
 
+def test_a_plain_function_that_never_returns_holds_nobody_up() -> None:
+    def stuck() -> str:
+        """Wait."""
+        threading.Event().wait(60)
+        return "at last"
+
+    started = time.monotonic()
+    assert asyncio.run(use(Call("stuck"), as_tools([stuck]), 0.1)) == "Error: Timeout: stuck took more than 0.1 s"
+    assert time.monotonic() - started < 5
+
+
 def test_a_tool_that_is_broken_ends_the_episode_and_is_not_blamed_on_the_model() -> None:
     def broken() -> str:
         """Break."""

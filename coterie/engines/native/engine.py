@@ -21,6 +21,7 @@ from coterie.engines.native.sampler import Sampler
 from coterie.engines.native.seats import Row, Seats
 from coterie.engines.native.steps import Eager, Steps
 from coterie.models.base import Base
+from coterie.patience import ENGINE
 from coterie.types import Sample, Sampling
 
 SETTLE = 8  # turns of the event loop in which a workflow that was answered may ask again
@@ -74,7 +75,7 @@ class NativeEngine:
         adapter, version, length = self.policies[policy], self.versions[policy], len(prompt_ids)
         self.waiting.append(Row(adapter, version, seed, sampling, ids, length, answered, stops, length))
         if self.driver is None or self.driver.done():
-            self.driver = asyncio.create_task(self._drive())
+            self.driver = asyncio.create_task(self._drive(), name=ENGINE)
             self.driver.add_done_callback(self._stopped)
         return await answered
 
