@@ -42,6 +42,11 @@ class Seat:
         return (self.policy, *self.later)[min(nth, len(self.later))]
 
 
+def _part(sampling: Sampling) -> bool:
+    """Whether some of what could be said never is."""
+    return sampling.top_p < 1 or sampling.top_k > 0 or sampling.temperature == 0
+
+
 class Speaker:
     """One role at work on one episode; it remembers what it read and said."""
 
@@ -64,7 +69,9 @@ class Speaker:
     async def say(self, messages: str | Sequence[Message], **sampling: Any) -> Turn:
         """Let the role answer. A conversation that goes on from an earlier turn keeps that turn's ids.
 
-        `sampling` changes how this one turn is drawn: max_tokens, temperature, top_p, top_k, stop.
+        `sampling` changes how this one turn is drawn: max_tokens, temperature, top_p, top_k, stop. From a turn that is
+        drawn out of a part of what the role could say, as with top_p or temperature 0, nobody learns: the learner
+        scores the whole.
         """
         read: list[Message] = [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
         turn = await self._answer(self._prompt(read, self.chat), sampling)
@@ -110,6 +117,7 @@ class Speaker:
             temperature=drawn.temperature,
             text=self.chats[policy].text(sample.ids, drawn.stop),
             stop=sample.stop,
+            given=_part(drawn) and not _part(self.seat.sampling),
         )
 
     def _repeated(self, prompt: tuple[int, ...], nth: int, given: Turn | str) -> Turn:

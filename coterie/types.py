@@ -83,7 +83,8 @@ class Turn:
     text: str
     stop: Stop
     seen: tuple[int, ...] = ()  # the turns of its episode that had been said when this one was asked for
-    given: bool = False  # said in another episode, by nobody, or left aside by the workflow: nothing to learn from
+    # Said in another episode, by nobody, left aside by the workflow, or drawn as nobody learns: nothing to learn from.
+    given: bool = False
     repeated: bool = False  # said in another episode: its origin
 
     reward: float | None = None  # this turn's own, on top of the team's

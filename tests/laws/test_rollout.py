@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from coterie.batch import make_batches
 from coterie.engines.native.engine import NativeEngine
 from coterie.envs.base import TaskEnv, graded
 from coterie.games.naming import Naming, OneByOne
@@ -163,6 +164,27 @@ def test_an_episode_that_comes_to_its_end_too_late_has_failed(blocks: bool, coll
     slow = replace(collector, workflow=Stubborn(blocks), deadline=0.1)
     (played,) = slow.collect(TASKS[:1], 1, SEATS, seed=1)
     assert played.error_kind == "TimeoutError" and "0.1 seconds of rollout.deadline" in (played.error or "")
+
+
+@dataclass(frozen=True)
+class Narrow:
+    """Lets a role speak as a workflow may ask it to."""
+
+    how: Mapping[str, Any]
+    roles: Sequence[str] = ("left", "right")
+
+    async def run(self, task: Task, team: Team, world: Any) -> str:
+        return (await team.left.say(task.prompt, **self.how)).text
+
+
+@pytest.mark.parametrize("how", [{"top_p": 0.5}, {"top_k": 2}, {"temperature": 0}])
+def test_a_turn_that_is_drawn_from_a_part_of_what_could_be_said_is_not_learned_from(
+    how: Mapping[str, Any], collector: Collector
+) -> None:
+    for options, learned in ((how, False), ({"temperature": 0.5, "max_tokens": 2}, True)):
+        (played,) = replace(collector, workflow=Narrow(options)).collect(TASKS[:1], 1, SEATS, seed=1)
+        assert played.error is None and [not turn.given for turn in played.turns] == [learned]
+        assert bool(make_batches([played], judged=False)) == learned
 
 
 @dataclass(frozen=True)
