@@ -311,7 +311,8 @@ def summary(episodes: Sequence[Episode]) -> Metrics:
         metrics[name] = mean([episode.metrics[name] for episode in played if name in episode.metrics])
     for role in dict.fromkeys(turn.role for episode in played for turn in episode.turns):
         pairs = [(episode, turn) for episode in played for turn in episode.turns if turn.role == role]
-        metrics[f"reward/{role}"] = mean([episode.reward + (turn.reward or 0.0) for episode, turn in pairs])
+        # What a turn was given itself, or what the team was: both together would be earned by nobody.
+        metrics[f"reward/{role}"] = mean([e.reward if turn.reward is None else turn.reward for e, turn in pairs])
         metrics[f"tokens/{role}"] = mean([len(turn.response_ids) for _, turn in pairs])
         metrics[f"cut/{role}"] = mean([turn.stop == "length" for _, turn in pairs])
     return metrics

@@ -83,11 +83,11 @@ def test_critics_learn_whoever_s_turn_it_is(model_folder: Folder, tmp_path: Path
 
 
 def test_a_rotation_goes_on_where_it_was_after_a_resume(model_folder: Folder, tmp_path: Path) -> None:
-    tree = naming_config(model_folder("llama"), steps=4, algorithm={"name": "grpo", "rotate": 3})
+    tree = naming_config(model_folder("llama"), steps=5, algorithm={"name": "grpo", "rotate": 2})
     straight = trained(tree, tmp_path / "straight")
-    trained(tree | {"steps": 2}, tmp_path / "cut")
+    trained(tree | {"steps": 3}, tmp_path / "cut")
     again = resumed(tree, tmp_path / "cut")
-    assert [learner.version for learner in again.learners.values()] == [3, 1]
+    assert [learner.version for learner in again.learners.values()] == [3, 2]
     assert all(
         not _differ(a, b) for n, some in weights(straight).items() for a, b in zip(some, weights(again)[n], strict=True)
     )
@@ -98,6 +98,14 @@ def test_a_lone_policy_has_nobody_to_take_turns_with(tmp_path: Path) -> None:
     tree |= {"policies": {"both": tree["policies"]["left"]}, "roles": {"left": "both", "right": "both"}}
     config = written(tree, tmp_path)
     with pytest.raises(ConfigError, match=r"algorithm\.rotate: has no effect: 1 policy trains"):
+        cross_check(config, config.workflow.made, config.algorithm.made)
+
+
+def test_a_policy_that_would_never_have_its_turn_is_told_of(tmp_path: Path) -> None:
+    config = written(naming_config(tmp_path, steps=12, algorithm={"name": "grpo", "rotate": 12}), tmp_path)
+    with pytest.raises(
+        ConfigError, match=r"rotate: is 12 in a run of steps=12: the last of 2 policies would begin after"
+    ):
         cross_check(config, config.workflow.made, config.algorithm.made)
 
 
