@@ -26,6 +26,8 @@ class VdnToken(Ippo):
             yield "algorithm.level", "is token for vdn_token; vdn and qmix share out the value of whole messages"
 
     def judged(self, episodes: Sequence[Episode]) -> Iterator[Judged]:
+        """Each role's advantage over its own part and the others' together: over its own alone, which is fitted to a
+        share of the return, it would count what the others brought about as well."""
         parts = [_parts(episode.turns) for episode in episodes]
         roles = sorted({role for by_role in parts for role in by_role})  # sums that are the same every time
         total = {role: sum(by_role[role] for by_role in parts if role in by_role) for role in roles}
