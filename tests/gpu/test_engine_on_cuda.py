@@ -7,9 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from coterie.bench.shapes import batch_of
+from coterie.config import Learning
 from coterie.engines.native.engine import NativeEngine
+from coterie.learners.logprobs import Chosen
+from coterie.learners.torch import TorchLearner
 from coterie.models.base import Base
-from coterie.types import Sampling
+from coterie.types import Sample, Sampling
 from tests.models import tiny_model, tiny_tokenizer
 from tests.oracle import POLICIES, Oracle, Request, ask, assert_same, random_adapter, random_ids
 
@@ -103,3 +107,33 @@ def test_a_conversation_goes_on_from_its_cache(tmp_path: Path) -> None:
     again = ask(engine, [("a", longer, 2, Sampling(20, temperature=0))])[0]
     fresh = ask(NativeEngine(base, POLICIES), [("a", longer, 2, Sampling(20, temperature=0))])[0]
     assert again.ids == fresh.ids
+
+
+@pytest.mark.parametrize("kind", list(SHAPES))
+def test_in_half_precision_it_says_what_the_learner_reads(kind: str, tmp_path: Path) -> None:
+    """Prompts are read by other kernels than in full precision: fresh ones, such as go on, such as begin alike."""
+    base = team(kind, tmp_path, "cuda", torch.bfloat16)
+    engine = NativeEngine(base, POLICIES, rows=16)
+    for policy, adapter in POLICIES.items():
+        common = random_ids(40, seed=7)
+        fresh = [random_ids(5 + 7 * n, n) for n in range(12)] + [[*common, *random_ids(9, seed=n)] for n in range(4)]
+        said = ask(engine, [(policy, prompt, n, Sampling(24)) for n, prompt in enumerate(fresh)])
+        longer = [[*prompt, *sample.ids, *random_ids(6, seed=1)] for prompt, sample in zip(fresh, said, strict=True)]
+        again = ask(engine, [(policy, prompt, n, Sampling(24)) for n, prompt in enumerate(longer)])
+        read = hears(base, adapter, [*fresh, *longer], [*said, *again])
+        heard = torch.tensor([logprob for sample in [*said, *again] for logprob in sample.logprobs])
+        assert float((read - heard).abs().mean()) < 0.1
+
+
+def hears(base: Base, adapter: str | None, prompts: list[list[int]], said: list[Sample]) -> torch.Tensor:
+    """The log-probs of what was said, as a learner on this base computes them."""
+    batch = batch_of([(tuple(prompt), sample.ids) for prompt, sample in zip(prompts, said, strict=True)])
+    learner = TorchLearner("policy", base, None, 1e-4, Learning(), 1, frozen=True)
+    out = torch.zeros(len(batch))
+    with torch.no_grad():
+        for stream in learner.streams(batch):
+            with learner.precision():
+                hidden = base.hidden(stream.tokens, stream.positions, stream.layout, [(0, len(stream.tokens), adapter)])
+                tokens, heat = (column.to(base.device)[stream.index] for column in (batch.tokens, batch.temperature))
+                out[stream.index.cpu()] = Chosen(base)(hidden[stream.source], tokens, heat)[0].float().cpu()
+    return out[batch.mask]
