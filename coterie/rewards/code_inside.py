@@ -6,7 +6,7 @@ has nothing to look up and nobody to persuade: it never meets an expected value,
 and this process takes nothing from it but plain data. What it could write to our standard output lacks the token.
 
 What remains: a program sees the arguments of its tests, and can pass tests that anything passes (`assert f(1)`).
-Without bubblewrap it runs as the user who trains, and nothing here holds that user off.
+Without bubblewrap it runs as the user who trains, and nothing here keeps it from that user's files.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from coterie.sandbox import bubble
+from coterie.sandbox import apart, bubble
 from coterie.sandbox.record import Limits, Ran
 from coterie.sandbox.worker import Worker, cpu_seconds
 
@@ -37,13 +37,14 @@ class Sandbox:
     wait ahead, so a small script starts within milliseconds. Jobs may import what is installed beside Coterie.
 
     `reduced`: without bubblewrap. Then a job still has limits, an empty environment and a folder of its own, but it
-    can read your files, use the network and send signals to your processes.
+    can read your files; and where the kernel keeps namespaces to itself, use the network and signal your processes.
     """
 
     def __init__(self, limits: Limits | None = None, concurrency: int = os.cpu_count() or 1, reduced: bool = False):
         self.limits = limits or Limits()
         self.reduced = reduced or not _bubblewrap_works()
-        self._command = [*([] if self.reduced else bubble.command(PACKAGES, self.limits.disk)), *_python(), INSIDE]
+        around = apart.command() if self.reduced else bubble.command(PACKAGES, self.limits.disk)
+        self._command = [*around, *_python(), INSIDE]
         self._warm: deque[Worker] = deque()
         self._ahead = concurrency
         # Threads, not an event loop's processes: the pool outlives any one loop. And bubblewrap dies with the very
@@ -137,10 +138,11 @@ def _bubblewrap_works() -> bool:
     except FileNotFoundError as error:
         problem = str(error)
     if problem is not None:
+        more = "" if apart.command() else ", use the network and signal your processes"
         warnings.warn(
             f"code runs in a reduced sandbox, because bubblewrap does not work here ({problem}). Jobs have limits of "
-            "time, memory, processes and output, but they can read your files, use the network and signal your "
-            "processes. Install bubblewrap (apt-get install bubblewrap) where you do not trust what runs.",
+            f"time, memory, processes and output, but they can read your files{more}. Install bubblewrap (apt-get "
+            "install bubblewrap) where you do not trust what runs.",
             SandboxReduced,
             stacklevel=3,
         )

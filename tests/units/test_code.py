@@ -16,6 +16,7 @@ from coterie.rewards import grader
 from coterie.rewards.code import Verdict, code, code_in, run_tests
 from coterie.rewards.code_tests import read_tests
 from coterie.rewards.same import same_output, same_value
+from coterie.sandbox import shared
 
 PAIRS = {"inputs": ["1 2\n", "3 4\n"], "outputs": ["3\n", "7\n"]}
 CALLS = {"fn_name": "add", "inputs": [[1, 2], [3, 4]], "outputs": [3, 7]}
@@ -114,6 +115,10 @@ def verdict(program: str, truth: Any, **options: float) -> Verdict:
 
 def worth(answer: Any, truth: Any, **options: Any) -> float:
     return asyncio.run(code(answer, truth, **options))
+
+
+def signals_stay_inside() -> bool:
+    return asyncio.run(shared().run(f"import os; os.kill({os.getpid()}, 0)")).ended == "error"
 
 
 @pytest.mark.parametrize(
@@ -270,6 +275,8 @@ def test_a_script_runs_as_scripts_do() -> None:
 )
 @pytest.mark.parametrize("truth", [CALLS, ASSERTS, CHECK, PAIRS], ids=["calls", "asserts", "check", "stdin"])
 def test_no_program_passes_by_a_trick(program: str, truth: Any) -> None:
+    if ("kill" in program or program == LOOKS_UP) and not signals_stay_inside():
+        pytest.skip("without namespaces it would kill us, or read what we know")
     assert worth(f"```python\n{program}\n```", truth, partial=True, test_seconds=2.0) == 0.0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from coterie.sandbox import Limits, Ran, Sandbox, SandboxReduced, files_in, pool
+from coterie.sandbox import Limits, Ran, Sandbox, SandboxReduced, apart, files_in, pool
 
 LIMITS = Limits(seconds=2.0, memory=512 << 20, processes=16, disk=8 << 20, output=64 << 10)
 needs_bubblewrap = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
@@ -35,13 +36,33 @@ def whole() -> Iterator[Sandbox]:
 
 @pytest.fixture(scope="module")
 def reduced() -> Iterator[Sandbox]:
+    """Without bubblewrap, but with processes and a network of its own."""
+    if not apart.command():
+        pytest.skip("the kernel lets us make no namespaces")
     made = Sandbox(LIMITS, concurrency=2, reduced=True)
     yield made
     made.close()
 
 
-@pytest.fixture(params=["whole", "reduced"])
+@pytest.fixture(scope="module")
+def bare() -> Iterator[Sandbox]:
+    """Where the kernel allows nothing."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(apart, "command", list)
+        made = Sandbox(LIMITS, concurrency=2, reduced=True)
+    yield made
+    made.close()
+
+
+@pytest.fixture(params=["whole", "reduced", "bare"])
 def sandbox(request: pytest.FixtureRequest) -> Sandbox:
+    made: Sandbox = request.getfixturevalue(request.param)
+    return made
+
+
+@pytest.fixture(params=["whole", "reduced"])
+def closed(request: pytest.FixtureRequest) -> Sandbox:
+    """One that lets no signal and no connection out."""
     made: Sandbox = request.getfixturevalue(request.param)
     return made
 
@@ -198,11 +219,13 @@ def test_a_job_that_kills_itself_is_said_to_be_killed(sandbox: Sandbox) -> None:
 
 
 @pytest.mark.parametrize("target", ["1", "os.getppid()", "-1", "ours"])
-def test_a_job_cannot_kill_its_parents(whole: Sandbox, target: str) -> None:
+def test_a_job_cannot_kill_its_parents(closed: Sandbox, target: str) -> None:
     """That it may kill itself by it is its own affair."""
     target = str(os.getpid()) if target == "ours" else target
+    # Only a signal that does nothing, before we know that it stays inside.
+    assert run(closed, f"import os; os.kill({os.getpid()}, 0)").stderr.endswith("No such process\n")
     code = f"import os\ntry: os.kill({target}, 9)\nexcept OSError as error: print(error)"
-    assert run(whole, code).ended in ("ok", "killed")
+    assert run(closed, code).ended in ("ok", "killed")
 
 
 def test_home_is_not_there(whole: Sandbox, tmp_path: Path) -> None:
@@ -214,12 +237,12 @@ def test_home_is_not_there(whole: Sandbox, tmp_path: Path) -> None:
     assert "hunter2" not in run(whole, f"print(open({str(tmp_path / 'secret')!r}).read())").stdout
 
 
-def test_there_is_no_network(whole: Sandbox) -> None:
+def test_there_is_no_network(closed: Sandbox) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         code = f"import socket; socket.create_connection(('127.0.0.1', {server.getsockname()[1]}), 1)"
-        ran = run(whole, code)
+        ran = run(closed, code)
         assert ran.ended == "error" and "Error: [Errno" in ran.stderr
-    assert "getaddrinfo" in run(whole, "import socket; socket.getaddrinfo('example.com', 80)").stderr
+    assert "getaddrinfo" in run(closed, "import socket; socket.getaddrinfo('example.com', 80)").stderr
 
 
 def test_nothing_can_be_written_but_tmp(whole: Sandbox) -> None:
@@ -306,11 +329,17 @@ asyncio.run(Sandbox().run({job!r}))
     assert eventually(lambda: not any(mark in words for words in processes()))
 
 
-def test_without_bubblewrap_one_warning_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("around", "can"), [([], "can read your files, use the network and signal"), (["env"], "can read your files. ")]
+)
+def test_without_bubblewrap_one_warning_says_what_is_missing(
+    around: list[str], can: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(apart, "command", lambda: around)
     pool._bubblewrap_works.cache_clear()
     try:
-        with pytest.warns(SandboxReduced, match=r"bwrap is not installed.*can read your files, use the network"):
+        with pytest.warns(SandboxReduced, match=rf"bwrap is not installed.*{re.escape(can)}"):
             first = Sandbox(LIMITS, concurrency=1)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
