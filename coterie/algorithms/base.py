@@ -63,10 +63,6 @@ class Algorithm:
     def problems(self, config: Any) -> Iterator[tuple[str, str]]:
         """Options that contradict each other or have no effect, as (dotted key, what is wrong)."""
         yield from without_effect(self, config)
-        trained = sum(not policy.frozen for policy in config.policies.values())
-        if self.rotate is not None and trained > 1 and self.rotate * (trained - 1) >= config.steps:
-            late = f"the last of {trained} policies would begin after step {self.rotate * (trained - 1)}"
-            yield "algorithm.rotate", f"is {self.rotate} in a run of steps={config.steps}: {late}"
 
     @property
     def chain(self) -> Chain:

@@ -25,7 +25,7 @@ def findings(dry: DryRun) -> list[Finding]:
     """Everything that is wrong with what was played."""
     played = (_silence, _rewards, _credit, _cuts, _empties, _groups, _gaps, _echoes, _verdicts, _timeouts)
     rules = (*played, unseen, fooled, stuck, crashes) if dry.played else ()
-    return [*_failures(dry), *(finding for rule in rules for finding in rule(dry))]
+    return [*_failures(dry), *_waits(dry), *(finding for rule in rules for finding in rule(dry))]
 
 
 def _failures(dry: DryRun) -> Found:
@@ -35,6 +35,11 @@ def _failures(dry: DryRun) -> Found:
         counted = f"{len(failed)} of {len(dry.episodes)} episodes failed ({kinds})"
         level: Literal["error", "warning"] = "warning" if dry.played else "error"
         yield Finding(level, f"{counted}. The first was {failed[0].id}:\n{failed[0].error}")
+
+
+def _waits(dry: DryRun) -> Found:
+    for policy in dry.waiting:
+        yield Finding("warning", f"{policy} will not learn: its turn by `algorithm.rotate` comes after the last step")
 
 
 def _silence(dry: DryRun) -> Found:

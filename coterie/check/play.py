@@ -36,10 +36,12 @@ def dry_run(run: Run, tasks: int, repeats: int) -> DryRun:
     golds = golden(run, chosen) if played and compares(run.collector.env) else []
     probes = [*broken(run, chosen, golds), *one_by_one(run, golds)] if played else []
     run.engine.clear()
+    trained = frozenset(policy for policy, learner in run.learners.items() if not learner.frozen)
+    in_time = {policy for step in range(run.config.steps) for policy in run.algorithm.learning(run.learners, step)}
     return DryRun(
         episodes,
         list(run.seats()),
-        frozenset(policy for policy, learner in run.learners.items() if not learner.frozen),
+        trained,
         metrics,
         group_sizes(run, played),
         gaps,
@@ -52,6 +54,7 @@ def dry_run(run: Run, tasks: int, repeats: int) -> DryRun:
         isinstance(run.credit, Own) and not run.credit.share_reward,
         echoes(played, lambda turn: read_by(run, turn)),
         verdicts(played, lambda turn: read_by(run, turn)),
+        sorted(trained - in_time),
     )
 
 

@@ -54,6 +54,7 @@ class DryRun:
     own: bool = False  # whether roles learn from what turns were given alone, without the team's reward
     echoes: Mapping[str, float] = field(default_factory=dict)  # by role: the share of its words that it had read
     verdicts: Mapping[str, Sequence[bool | None]] = field(default_factory=dict)  # of roles that judge; None: unreadable
+    waiting: Collection[str] = ()  # trained policies whose turn does not come before the run ends
 
     @property
     def played(self) -> list[Episode]:

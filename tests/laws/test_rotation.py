@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from coterie.check import dry_run, findings
 from coterie.config import ConfigError, dump, load
 from coterie.config.crosscheck import cross_check
 from coterie.learners.critics import Critics
@@ -101,12 +103,15 @@ def test_a_lone_policy_has_nobody_to_take_turns_with(tmp_path: Path) -> None:
         cross_check(config, config.workflow.made, config.algorithm.made)
 
 
-def test_a_policy_that_would_never_have_its_turn_is_told_of(tmp_path: Path) -> None:
-    config = written(naming_config(tmp_path, steps=12, algorithm={"name": "grpo", "rotate": 12}), tmp_path)
-    with pytest.raises(
-        ConfigError, match=r"rotate: is 12 in a run of steps=12: the last of 2 policies would begin after"
-    ):
-        cross_check(config, config.workflow.made, config.algorithm.made)
+@pytest.mark.parametrize(("steps", "waiting"), [(12, ["right"]), (13, [])])
+def test_a_policy_that_would_never_have_its_turn_is_told_of(
+    steps: int, waiting: list[str], model_folder: Folder, tmp_path: Path
+) -> None:
+    tree = naming_config(model_folder("llama"), steps=steps, algorithm={"name": "grpo", "rotate": 12})
+    dry = dry_run(started(tree, tmp_path), tasks=1, repeats=2)
+    assert [text for _, text in map(astuple, findings(dry)) if "rotate" in text] == [
+        f"{policy} will not learn: its turn by `algorithm.rotate` comes after the last step" for policy in waiting
+    ]
 
 
 # By round
