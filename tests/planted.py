@@ -105,7 +105,7 @@ def planted(folder: Path, model: Path, workflow: str, says: Says, **changes: Any
         "env": {"name": "rows", "train": str(folder / "sums.jsonl"), "test": str(folder / "sums.jsonl")},
         "reward": "number",
         "credit": "own" if workflow in ("refine", "Pays") else "team",
-        "algorithm": "grpo",
+        "algorithm": {"name": "grpo", "gamma_turn": 0} if workflow == "refine" else "grpo",
         "device": "cpu",
     }
     run = started(tree | changes, folder)

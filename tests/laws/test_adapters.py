@@ -21,7 +21,7 @@ from tests.models import KINDS
 from tests.oracle import random_adapter, random_ids
 
 IDS = torch.tensor(random_ids(40, seed=1))
-RANDOM: dict[str, Any] = {"r": 6, "lora_alpha": 20, "init_lora_weights": False, "task_type": "CAUSAL_LM"}
+RANDOM: dict[str, Any] = {"r": 6, "lora_alpha": 5, "init_lora_weights": False, "task_type": "CAUSAL_LM"}
 
 
 @pytest.fixture(params=list(KINDS))

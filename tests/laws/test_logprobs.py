@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -21,7 +22,9 @@ def head(scale: float, softcap: float | None, bias: bool) -> Base:
     draw = torch.Generator().manual_seed(0)
     weight = torch.randn(VOCABULARY, WIDTH, generator=draw, dtype=torch.float64)
     linear = SimpleNamespace(weight=weight, bias=torch.randn(VOCABULARY, generator=draw).double() if bias else None)
-    made = SimpleNamespace(head=linear, logit_scale=scale, softcap=softcap, vocabulary=VOCABULARY)
+    made = SimpleNamespace(
+        head=linear, logit_scale=scale, softcap=softcap, vocabulary=VOCABULARY, on_device=nullcontext
+    )
     return cast(Base, made)
 
 

@@ -123,6 +123,7 @@ def refined(model_folder: Folder, tmp_path_factory: pytest.TempPathFactory) -> P
         workflow={"name": "refine", "max_rounds": 2},
         roles={"optimizer": "left", "evaluator": "right"},
         credit="own",
+        algorithm={"name": "grpo", "gamma_turn": 0},
         eval={"tasks": 1},
     )
     trained(tree, folder / "run")
