@@ -3,20 +3,22 @@ PYTHON ?= python3
 BIN := .venv/bin
 SEED ?= 0
 
-.PHONY: demo test setup clean
-
-setup: .venv/installed
+.PHONY: demo test clean
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Coterie needs Python 3.11 or newer; try make PYTHON=python3.12")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -q -c constraints.txt -e .
+	touch $@
+
+.venv/for-tests: .venv/installed
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
 	touch $@
 
-demo: setup
+demo: .venv/installed
 	$(BIN)/coterie train recipes/demo.yaml seed=$(SEED) --examples 3
 
-test: setup
+test: .venv/for-tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

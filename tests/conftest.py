@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+
+os.environ["TRITON_INTERPRET"] = "0" if torch.cuda.is_available() else "1"  # before anyone imports Triton
 
 from coterie.engines.native import steps
 from coterie.engines.native.cache import Prefill

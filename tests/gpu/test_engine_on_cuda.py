@@ -14,8 +14,8 @@ from coterie.learners.logprobs import Chosen
 from coterie.learners.torch import TorchLearner
 from coterie.models.base import Base
 from coterie.types import Sample, Sampling
-from tests.models import tiny_model, tiny_tokenizer
-from tests.oracle import POLICIES, Oracle, Request, ask, assert_same, random_adapter, random_ids
+from tests.kernels.place import SHAPES, team
+from tests.oracle import POLICIES, Oracle, Request, ask, assert_same, random_ids
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
 WAYS = (
@@ -25,17 +25,6 @@ WAYS = (
     Sampling(30, stop=("a",)),
     Sampling(20, top_k=5),
 )
-SHAPES: dict[str, dict[str, int]] = {"llama": {}, "qwen2": {}, "qwen3": {"head_dim": 32}}
-
-
-def team(kind: str, folder: Path, device: str, dtype: torch.dtype = torch.float32) -> Base:
-    tiny_model(kind, **SHAPES[kind]).save_pretrained(folder)
-    tiny_tokenizer().save_pretrained(folder)
-    base = Base(folder, device, dtype)
-    random_adapter(base, "a", 4, ("q_proj", "v_proj", "down_proj"), 1)
-    random_adapter(base, "b", 2, ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"), 2)
-    random_adapter(base, "c", 8, ("o_proj", "up_proj"), 3)
-    return base
 
 
 def requests(count: int) -> list[Request]:

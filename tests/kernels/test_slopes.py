@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from coterie.models import formulas
+from tests.kernels.place import DEVICE, HALF, needs_triton
 
-pytestmark = pytest.mark.gpu
+pytestmark = needs_triton
 
 
 def near(ours: Tensor, theirs: Tensor) -> None:
@@ -16,21 +17,21 @@ def near(ours: Tensor, theirs: Tensor) -> None:
     torch.testing.assert_close(ours, theirs, atol=1e-5 if exact else 0.04, rtol=1e-5 if exact else 0.02)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, HALF])
 @pytest.mark.parametrize("runs", [[], [(3, 37, (0, 1))], [(0, 5, (0,)), (5, 20, (1, 0)), (30, 33, (1,))]])
 def test_a_gate_is_rounded_once_after_all_that_adapters_add(
     runs: list[tuple[int, int, tuple[int, ...]]], dtype: torch.dtype
 ) -> None:
     from coterie.models import slopes
 
-    draw = torch.Generator("cuda").manual_seed(0)
+    draw = torch.Generator(DEVICE).manual_seed(0)
     width, rank = 700, 20
-    both = torch.randn(37, 2 * width, generator=draw, device="cuda")
+    both = torch.randn(37, 2 * width, generator=draw, device=DEVICE)
     lifts = []
     for start, end, halves in runs:
-        low = torch.randn(end - start, 2 * rank, generator=draw, device="cuda").to(dtype)
+        low = torch.randn(end - start, 2 * rank, generator=draw, device=DEVICE).to(dtype)
         for half in halves:
-            up = torch.randn(width, rank, generator=draw, device="cuda").to(dtype)
+            up = torch.randn(width, rank, generator=draw, device=DEVICE).to(dtype)
             outs, columns = (slice(half * size, (half + 1) * size) for size in (width, rank))
             lifts.append(formulas.Lift(slice(start, end), outs, low[:, columns], up))
     wide = both.double()
@@ -44,14 +45,14 @@ def test_a_gate_is_rounded_once_after_all_that_adapters_add(
     torch.testing.assert_close(kept.double(), wide, rtol=off, atol=1e-4)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, HALF])
 def test_kernels_are_their_formulas(dtype: torch.dtype) -> None:
     from coterie.models import slopes
 
-    draw = torch.Generator("cuda").manual_seed(0)
+    draw = torch.Generator(DEVICE).manual_seed(0)
 
     def random(*shape: int, kind: torch.dtype = dtype) -> Tensor:
-        return torch.randn(*shape, generator=draw, device="cuda").to(kind)
+        return torch.randn(*shape, generator=draw, device=DEVICE).to(kind)
 
     for x, weight, slope in (
         (random(37, 576, kind=torch.float32), random(576), random(37, 576)),

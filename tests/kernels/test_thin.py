@@ -6,9 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
+from tests.kernels.place import DEVICE, HALF, needs_triton
+
+pytestmark = needs_triton
 SHAPES = [(1, 70, 200), (8, 1280, 2048), (24, 1024, 1376), (33, 500, 4104), (64, 1536, 576), (64, 8250, 328)]
-HALF = torch.bfloat16
 
 
 @pytest.mark.parametrize("with_bias", [False, True])
@@ -16,10 +17,10 @@ HALF = torch.bfloat16
 def test_a_product_with_a_gate_is_rounded_once(rows: int, outs: int, width: int, with_bias: bool) -> None:
     from coterie.models.thin import gate_product
 
-    draw = torch.Generator("cuda").manual_seed(rows)
-    x = torch.randn(rows, width, device="cuda", generator=draw).to(HALF)
-    w = (torch.randn(2 * outs, width, device="cuda", generator=draw) * width**-0.5).to(HALF)
-    bias = torch.randn(2 * outs, device="cuda", generator=draw).to(HALF) if with_bias else None
+    draw = torch.Generator(DEVICE).manual_seed(rows)
+    x = torch.randn(rows, width, device=DEVICE, generator=draw).to(HALF)
+    w = (torch.randn(2 * outs, width, device=DEVICE, generator=draw) * width**-0.5).to(HALF)
+    bias = torch.randn(2 * outs, device=DEVICE, generator=draw).to(HALF) if with_bias else None
     exact = F.linear(x.double(), w.double(), None if bias is None else bias.double())
     gate, up = exact.split(outs, dim=1)
     got = gate_product(x, w, bias)
@@ -31,9 +32,9 @@ def test_a_product_with_a_gate_is_rounded_once(rows: int, outs: int, width: int,
 def test_the_parts_of_a_product_add_up_to_it(rows: int, outs: int, width: int) -> None:
     from coterie.models.thin import in_parts
 
-    draw = torch.Generator("cuda").manual_seed(rows)
-    x = torch.randn(rows, width, device="cuda", generator=draw).to(HALF)
-    w = (torch.randn(outs, width, device="cuda", generator=draw) * width**-0.5).to(HALF)
+    draw = torch.Generator(DEVICE).manual_seed(rows)
+    x = torch.randn(rows, width, device=DEVICE, generator=draw).to(HALF)
+    w = (torch.randn(outs, width, device=DEVICE, generator=draw) * width**-0.5).to(HALF)
     got = in_parts(x, w)
     assert got.shape[1:] == (rows, outs)
     torch.testing.assert_close(got.sum(dim=0).double(), F.linear(x.double(), w.double()), rtol=0, atol=1e-4)
@@ -44,11 +45,11 @@ def test_the_parts_of_a_product_add_up_to_it(rows: int, outs: int, width: int) -
 def test_a_sum_may_come_in_parts(parts: int) -> None:
     from coterie.models.kernels import add_norm
 
-    draw = torch.Generator("cuda").manual_seed(parts)
-    norm = torch.nn.RMSNorm(576, eps=1e-5, device="cuda", dtype=HALF)
+    draw = torch.Generator(DEVICE).manual_seed(parts)
+    norm = torch.nn.RMSNorm(576, eps=1e-5, device=DEVICE, dtype=HALF)
     norm.variance_epsilon = norm.eps
-    x = torch.randn(5, 576, device="cuda", generator=draw)
-    y = torch.randn(parts, 5, 576, device="cuda", generator=draw)
+    x = torch.randn(5, 576, device=DEVICE, generator=draw)
+    y = torch.randn(parts, 5, 576, device=DEVICE, generator=draw)
     want = x + y.sum(dim=0)
     got = add_norm(x, y if parts else None, norm)
     torch.testing.assert_close(x, want, rtol=0, atol=1e-5)

@@ -8,22 +8,23 @@ import pytest
 import torch
 
 from coterie.engines.native.narrow import keep_likely
+from tests.kernels.place import DEVICE, ON_GPU, needs_triton
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
+pytestmark = needs_triton
 CUTS = list(product([0.0, 0.7, 1.0], [1.0, 0.95, 0.3, 1e-6], [0, 1, 50, 3000]))  # temperature, top_p, top_k
 
 
-@pytest.mark.parametrize("vocabulary", [700, 49152, 151936])
+@pytest.mark.parametrize("vocabulary", [700, 49152, 151936] if ON_GPU else [700])
 @pytest.mark.parametrize("scale", [0.1, 3.0])
 def test_the_kernel_keeps_the_tokens_that_are_to_be_kept(vocabulary: int, scale: float) -> None:
     from coterie.engines.native.narrow_kernels import narrow
 
-    heat, top_p, top_k = (torch.tensor(column, device="cuda") for column in zip(*CUTS, strict=True))
+    heat, top_p, top_k = (torch.tensor(column, device=DEVICE) for column in zip(*CUTS, strict=True))
     logits = scale * torch.randn(
-        len(CUTS), vocabulary, device="cuda", generator=torch.Generator("cuda").manual_seed(vocabulary)
+        len(CUTS), vocabulary, device=DEVICE, generator=torch.Generator(DEVICE).manual_seed(vocabulary)
     )
     logits[::3] = logits[::3].round(decimals=1)  # many as likely as others
-    sheet = torch.zeros(len(CUTS), 8, dtype=torch.int32, device="cuda")
+    sheet = torch.zeros(len(CUTS), 8, dtype=torch.int32, device=DEVICE)
     floats = sheet.view(torch.float32)
     floats[:, 4], floats[:, 5], sheet[:, 6] = heat, top_p, top_k.int()
     sheet[1, 1] = -1  # at rest
