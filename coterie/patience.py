@@ -6,12 +6,24 @@ import asyncio
 import contextvars
 import signal
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
-ENGINE = "engine"  # tasks of this name may compute for as long as they like
-
 T = TypeVar("T")
+
+_engines_at_work = 0
+
+
+@contextmanager
+def at_work() -> Iterator[None]:
+    """For engines: what is computed inside of this block, without an await, may take as long as it likes."""
+    global _engines_at_work
+    _engines_at_work += 1
+    try:
+        yield
+    finally:
+        _engines_at_work -= 1
 
 
 async def impatient(work: Awaitable[T], seconds: float) -> T:
@@ -24,7 +36,7 @@ async def impatient(work: Awaitable[T], seconds: float) -> T:
     def interrupt(*_: Any) -> None:
         nonlocal suspect
         task = asyncio.current_task()
-        if task is None or task.get_name() == ENGINE:
+        if task is None or _engines_at_work:
             return
         if task is suspect:  # the time before may have been another's
             raise TimeoutError(f"all episodes waited {seconds:g} seconds for this one; what takes long should be async")
@@ -37,13 +49,13 @@ async def impatient(work: Awaitable[T], seconds: float) -> T:
             signal.setitimer(signal.ITIMER_REAL, seconds, seconds)
             await asyncio.sleep(min(1.0, seconds / 4))
 
-    before = signal.signal(signal.SIGALRM, interrupt)
+    before, left = signal.signal(signal.SIGALRM, interrupt), signal.getitimer(signal.ITIMER_REAL)
     beating = asyncio.create_task(beat())
     try:
         return await work
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_REAL, *left)  # whoever had set one waits a little longer for it
         beating.cancel()
 
 
@@ -60,8 +72,10 @@ async def in_thread(function: Callable[..., T], *arguments: Any, **named: Any) -
         try:
             told = found.set_result, context.run(function, *arguments, **named)
         except BaseException as error:  # whatever it is, it is told to who asked
+            if isinstance(error, StopIteration):  # which no future takes
+                error = RuntimeError(f"{type(error).__name__}: {error}")
             told = found.set_exception, error  # type: ignore[assignment]
-        if not loop.is_closed():
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
             loop.call_soon_threadsafe(settle, *told)
 
     threading.Thread(target=work, daemon=True).start()

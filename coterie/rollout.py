@@ -21,6 +21,7 @@ from coterie.seeds import stable_hash
 from coterie.types import Engine, Env, Episode, Fork, Message, Metrics, Outcome, Sampling, Task, Turn, Workflow
 
 Given = Mapping[tuple[str, int], Turn | str]
+HELD_UP = 1 / 8  # of the deadline, but a second at least: for so long one episode may hold up all others
 CLOSING = 10.0  # seconds that a world may take to close
 SAMPLED = [f.name for f in fields(Turn) if f.default is MISSING]  # what a turn is, before anyone judges it
 
@@ -196,7 +197,8 @@ class Collector:
     def _played(self, begun: Sequence[tuple[Episode, Given]], seats: Mapping[str, Seat]) -> list[Episode]:
         """The episodes, played to the end: this process's share here, the others' elsewhere."""
         own = begun[self.processes.share(len(begun))]
-        asyncio.run(impatient(self._play_all(own, seats), self.deadline))
+        held_up = min(self.deadline, max(1.0, self.deadline * HELD_UP))
+        asyncio.run(impatient(self._play_all(own, seats), held_up))
         told = self.processes.gather([_without_task(episode) for episode, _ in own])
         for (episode, _), fields_of_it in zip(begun, told, strict=True):
             vars(episode).update(fields_of_it)
@@ -311,7 +313,7 @@ def summary(episodes: Sequence[Episode]) -> Metrics:
         metrics[name] = mean([episode.metrics[name] for episode in played if name in episode.metrics])
     for role in dict.fromkeys(turn.role for episode in played for turn in episode.turns):
         pairs = [(episode, turn) for episode in played for turn in episode.turns if turn.role == role]
-        # What a turn was given itself, or what the team was: both together would be earned by nobody.
+        # What a turn was given itself, or what the team was. What the credit makes of both is `earned/…`.
         metrics[f"reward/{role}"] = mean([e.reward if turn.reward is None else turn.reward for e, turn in pairs])
         metrics[f"tokens/{role}"] = mean([len(turn.response_ids) for _, turn in pairs])
         metrics[f"cut/{role}"] = mean([turn.stop == "length" for _, turn in pairs])

@@ -26,6 +26,7 @@ from coterie.engines.asked import must_be_readable
 from coterie.engines.native.narrow import keep_likely
 from coterie.engines.native.sampler import Sampler, draw_key
 from coterie.models.base import Base
+from coterie.patience import at_work
 from coterie.types import Sample, Sampling, Stop
 
 
@@ -52,7 +53,8 @@ class HfEngine:
             return Sample((), (), "length", self.versions[policy])
         draw = Draw(self.sampler, len(prompt_ids), [seed], sampling)
         said = _AtStopText(self.base.tokenizer, sampling.stop)
-        ids = self._generate(self.policies[policy], prompt_ids, room, draw, said)
+        with at_work():
+            ids = self._generate(self.policies[policy], prompt_ids, room, draw, said)
         stop: Stop = "end" if ids[-1] in self.base.chat.end_ids else "stop" if said.reached else "length"
         return Sample(tuple(ids), tuple(row[0] for row in draw.logprobs), stop, self.versions[policy])
 

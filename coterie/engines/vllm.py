@@ -1,4 +1,4 @@
-"""vLLM as the engine, in this process: for models that it serves better. `pip install coterie[vllm]`.
+"""vLLM as the engine, in this process: for models that it serves better. `pip install -e '.[vllm]'`.
 
 It keeps weights of its own, so what was learned is pushed to it. Its noise is its own, too: the same seed draws the
 same tokens again, but not those that the other engines would draw.
@@ -17,7 +17,7 @@ from coterie.chat import StopText
 from coterie.engines.asked import must_be_readable
 from coterie.engines.vllm_server import Server
 from coterie.models.base import Base
-from coterie.patience import ENGINE
+from coterie.patience import at_work
 from coterie.types import Sample, Sampling, Stop
 
 
@@ -38,7 +38,7 @@ class VllmEngine:
     def __init__(self, base: Base, policies: dict[str, str | None], rows: int = 64, context: int | None = None) -> None:
         """`policies` names the adapter each policy speaks with; None is the base itself."""
         if find_spec("vllm") is None:
-            raise ValueError("engine.name: vllm is not installed; `pip install coterie[vllm]` brings it")
+            raise ValueError("engine.name: vllm is not installed; `pip install -e '.[vllm]'` brings it")
         if base.device.index:
             raise ValueError(f"engine.name: vllm speaks on the first GPU, and {base.folder} is on {base.device}")
         self.base, self.policies = base, dict(policies)
@@ -64,12 +64,13 @@ class VllmEngine:
         if room <= 0:
             return Sample((), (), "length", self.versions[policy])
         name = str(next(self.numbers))
-        self.server.ask(name, self.policies[policy], list(prompt_ids), room, seed, sampling)
+        with at_work():  # it may have to be started first
+            self.server.ask(name, self.policies[policy], list(prompt_ids), room, seed, sampling)
         stops = StopText(self.base.tokenizer, sampling.stop) if sampling.stop else None
         row = Row(asyncio.get_running_loop().create_future(), self.versions[policy], stops)
         self.waiting[name] = row
         if self.driver is None or self.driver.done():
-            self.driver = asyncio.create_task(self._drive(), name=ENGINE)
+            self.driver = asyncio.create_task(self._drive())
             self.driver.add_done_callback(self._stopped)
         return await row.answered
 
@@ -77,8 +78,9 @@ class VllmEngine:
         while self.waiting:
             await asyncio.sleep(0)
             self._leave([name for name, row in self.waiting.items() if row.answered.done()])  # nobody waits any more
-            for output in self.server.step() if self.waiting else ():
-                self._hear(output.request_id, output.outputs[0])
+            with at_work():
+                for output in self.server.step() if self.waiting else ():
+                    self._hear(output.request_id, output.outputs[0])
 
     def _hear(self, name: str, said: Any) -> None:
         """The next tokens of a row, and how it ended if it did."""

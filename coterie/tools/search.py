@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import urllib.error
 import urllib.request
@@ -12,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Protocol
 
+from coterie.patience import in_thread
 from coterie.tools.bm25 import Document, Index
 from coterie.tools.tool import Tool, ToolError
 
@@ -43,7 +43,7 @@ class Local:
         self.index = _index(corpus.resolve())
 
     async def search(self, query: str, count: int) -> list[Hit]:
-        return [Hit(document, score) for document, score in await asyncio.to_thread(self.index.search, query, count)]
+        return [Hit(document, score) for document, score in await in_thread(self.index.search, query, count)]
 
     def open(self, name: str) -> Document:
         """A document by its id or title."""
@@ -66,7 +66,7 @@ class Remote:
     deadline: float = 20.0  # seconds
 
     async def search(self, query: str, count: int) -> list[Hit]:
-        return await asyncio.to_thread(self._search, query, count)
+        return await in_thread(self._search, query, count)
 
     def _search(self, query: str, count: int) -> list[Hit]:
         body = json.dumps({"queries": [query], "topk": count, "return_scores": True}).encode()

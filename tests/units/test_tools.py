@@ -8,7 +8,8 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Literal
 
@@ -223,8 +224,14 @@ def test_a_tool_that_is_broken_ends_the_episode_and_is_not_blamed_on_the_model()
         """Break."""
         raise AttributeError("a mistake of the tool's own")
 
+    def out_of() -> str:
+        """Run out."""
+        return next(iter(()))
+
     with pytest.raises(AttributeError):
         asyncio.run(use(Call("broken"), as_tools([broken]), 1.0))
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        asyncio.run(use(Call("out_of"), as_tools([out_of]), 1.0))
 
 
 def test_a_long_result_is_cut() -> None:
@@ -458,6 +465,30 @@ def test_search_and_open_are_tools(corpus: Path) -> None:
     assert ask("open_document", title=" rome ").startswith("Rome\nRome is the capital")
     assert ask("open_document", title="fish-1").startswith("Cod\nA fish.")
     assert ask("open_document", title="Mars").startswith("Error: NoSuchDocument: nothing is called 'Mars'")
+
+
+class Drips(BaseHTTPRequestHandler):
+    """Never comes to the end of its answer."""
+
+    def do_POST(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        with suppress(OSError):
+            for _ in range(600):
+                self.wfile.write(b" ")
+                time.sleep(0.05)
+
+    def log_message(self, *_: Any) -> None: ...
+
+
+def test_nobody_waits_for_a_server_that_never_comes_to_an_end() -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Drips) as http:
+        http.block_on_close = False
+        threading.Thread(target=http.serve_forever, daemon=True).start()
+        tools, started = as_tools([search_tool(Remote(f"http://127.0.0.1:{http.server_port}"))]), time.monotonic()
+        said = asyncio.run(use(Call("search", {"query": "Rome"}), tools, 0.5))
+        assert said == "Error: Timeout: search took more than 0.5 s" and time.monotonic() - started < 5
+        http.shutdown()
 
 
 class Retrieval(BaseHTTPRequestHandler):

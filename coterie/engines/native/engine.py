@@ -21,7 +21,7 @@ from coterie.engines.native.sampler import Sampler
 from coterie.engines.native.seats import Row, Seats
 from coterie.engines.native.steps import Eager, Steps
 from coterie.models.base import Base
-from coterie.patience import ENGINE
+from coterie.patience import at_work
 from coterie.types import Sample, Sampling
 
 SETTLE = 8  # turns of the event loop in which a workflow that was answered may ask again
@@ -51,13 +51,15 @@ class NativeEngine:
     def load(self, policy: str, version: int) -> None:
         """The weights moved in place: what was computed with the old ones is of no use, and who waits will speak with
         the new."""
-        adapter, self.versions[policy] = self.policies[policy], version
+        adapter, before = self.policies[policy], self.versions[policy]
+        self.versions[policy] = version
         self.seats.forget(adapter)
         for row in self.waiting:
             if row.adapter == adapter:
                 row.version = version
         self.steps.moved()
-        self.cache.learned()
+        if version > before:
+            self.cache.learned()
 
     def clear(self) -> None:
         """Give the cache's memory back."""
@@ -75,7 +77,7 @@ class NativeEngine:
         adapter, version, length = self.policies[policy], self.versions[policy], len(prompt_ids)
         self.waiting.append(Row(adapter, version, seed, sampling, ids, length, answered, stops, length))
         if self.driver is None or self.driver.done():
-            self.driver = asyncio.create_task(self._drive(), name=ENGINE)
+            self.driver = asyncio.create_task(self._drive())
             self.driver.add_done_callback(self._stopped)
         return await answered
 
@@ -84,11 +86,12 @@ class NativeEngine:
         while self.waiting or self.seats.speaking:
             for _ in range(SETTLE if finished else 1):
                 await asyncio.sleep(0)
-            for row in [*self.seats.active, *self.waiting]:
-                if row.answered.done() and row.slot >= 0:  # cancelled: nobody waits for it any more
-                    self.seats.leave(row)
-            self._admit()
-            finished = not self.seats.speaking or self._step()
+            with at_work():
+                for row in [*self.seats.active, *self.waiting]:
+                    if row.answered.done() and row.slot >= 0:  # cancelled: nobody waits for it any more
+                        self.seats.leave(row)
+                self._admit()
+                finished = not self.seats.speaking or self._step()
 
     def _stopped(self, driver: asyncio.Task[None]) -> None:
         """If the driver failed, so did every request that waits on it."""
