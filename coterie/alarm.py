@@ -10,12 +10,12 @@ from coterie.config import Config
 from coterie.types import Episode, Metrics
 
 SIGNS = "alarm"  # in a run's memory: for how many steps each sign has been seen
-REWARDS = "alarm/rewards"  # and what roles earned in the last step
+EARNED = "alarm/earned"  # and what roles earned in the last step
 
 
 def memory_of(config: Config) -> dict[str, Any]:
     """What a fresh run remembers of its alarm."""
-    return {} if config.alarm is None else {SIGNS: {}, REWARDS: {}}
+    return {} if config.alarm is None else {SIGNS: {}, EARNED: {}}
 
 
 def watch(
@@ -56,7 +56,7 @@ def _certain(config: Config, metrics: Metrics) -> Iterator[tuple[str, str]]:
 
 def _still(memory: dict[str, Any], metrics: Metrics) -> Iterator[tuple[str, str]]:
     """Whether every role earned exactly what it earned in the step before."""
-    rewards = {name: value for name, value in metrics.items() if name.startswith("reward/")}
-    before, memory[REWARDS] = memory[REWARDS], rewards
-    if rewards and rewards == before:
+    earned = {name: value for name, value in metrics.items() if name.startswith("earned/")}
+    before, memory[EARNED] = memory[EARNED], earned
+    if earned and earned == before:
         yield "still", "every role has earned exactly the same"

@@ -319,8 +319,8 @@ def alarmed(model: Path, tmp_path: Path, steps: Steps, policies: dict[str, Any] 
 @pytest.mark.parametrize(
     ("episodes", "metrics", "word"),
     [
-        (said("h", "h"), [{"reward/first": 0.1}, {"reward/first": 0.2}] * 2, "same"),
-        (said("h", "t"), [{"player/entropy": 0.05, "reward/first": i / 10} for i in range(4)], "entropy"),
+        (said("h", "h"), [{"earned/first": 0.1}, {"earned/first": 0.2}] * 2, "same"),
+        (said("h", "t"), [{"player/entropy": 0.05, "earned/first": i / 10} for i in range(4)], "entropy"),
     ],
 )
 def test_a_sign_of_collapse_that_lasts_raises_the_alarm_and_is_told_once(
@@ -332,7 +332,7 @@ def test_a_sign_of_collapse_that_lasts_raises_the_alarm_and_is_told_once(
 
 def test_rewards_that_stand_still_raise_the_alarm_and_it_ends_when_they_move(model: Path, tmp_path: Path) -> None:
     rewards = [0.5, 0.5, 0.5, 0.25, 0.25]
-    steps = [(said("h", "t"), {"reward/first": r, "reward/second": -r}) for r in rewards]
+    steps = [(said("h", "t"), {"earned/first": r, "earned/second": -r}) for r in rewards]
     assert alarmed(model, tmp_path, steps) == [(0.0, 0), (0.0, 0), (1.0, 1), (0.0, 0), (0.0, 0)]
 
 
@@ -340,7 +340,7 @@ def test_rewards_that_stand_still_raise_the_alarm_and_it_ends_when_they_move(mod
 def test_who_does_not_learn_may_always_say_the_same(policy: str, model: Path, tmp_path: Path) -> None:
     frozen = {"policies": {"a frozen one": {"model": str(model), "frozen": True}}}
     episodes = said("h", "h")
-    steps = [(episodes, {"reward/first": i / 10}) for i in range(3)]
+    steps = [(episodes, {"earned/first": i / 10}) for i in range(3)]
     assert alarmed(model, tmp_path, steps, **frozen) == [(0.0, 0), (1.0, 1), (1.0, 0)]
     for played in episodes:
         played.turns[0].policy = policy
@@ -348,7 +348,7 @@ def test_who_does_not_learn_may_always_say_the_same(policy: str, model: Path, tm
 
 
 def test_one_turn_or_a_step_in_which_nobody_earned_is_no_sign_of_collapse(model: Path, tmp_path: Path) -> None:
-    lone: Steps = [(said("h"), {"reward/first": i / 10}) for i in range(3)]
+    lone: Steps = [(said("h"), {"earned/first": i / 10}) for i in range(3)]
     assert alarmed(model, tmp_path, lone) == [(0.0, 0)] * 3
     assert alarmed(model, tmp_path, [([], {})] * 3) == [(0.0, 0)] * 3
 
