@@ -18,10 +18,15 @@ MEMORY_FILE = "/memfd:"
 PROC = Path("/proc")
 
 
-def family(first: int) -> list[int]:
-    """A process and all that came of it."""
+def family(first: int, most: int) -> list[int]:
+    """A process and all that came of it.
+
+    No more than a few over `most`: a bomb leaves no time to count.
+    """
     found = [first] if sys.platform == "linux" else []
     for pid in found:
+        if len(found) > most:
+            break
         with suppress(OSError):  # gone meanwhile
             for task in (PROC / str(pid) / "task").iterdir():
                 found += map(int, (task / "children").read_text().split())
@@ -31,7 +36,7 @@ def family(first: int) -> list[int]:
 def group(leader: int, most: int) -> list[int]:
     """The processes of a group, whoever their parent is now.
 
-    No more than one over `most`: a bomb leaves no time to count.
+    No more than one over `most`.
     """
     found: list[int] = []
     if sys.platform == "linux":

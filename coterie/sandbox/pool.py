@@ -36,14 +36,16 @@ class Sandbox:
     One process serves one job and is replaced: nothing that a job does to it outlives the job. `concurrency` of them
     wait ahead, so a small script starts within milliseconds. Jobs may import what is installed beside Coterie.
 
-    `reduced`: without bubblewrap. Then a job still has limits, an empty environment and a folder of its own, but it
-    can read your files; and where the kernel keeps namespaces to itself, use the network and signal your processes.
+    `reduced`: without bubblewrap. Then a job still has limits, an empty environment and a folder of its own, but it can
+    do all to your files that you can; and where the kernel keeps namespaces to itself, it can use the network and
+    signal your processes.
     """
 
     def __init__(self, limits: Limits | None = None, concurrency: int = os.cpu_count() or 1, reduced: bool = False):
         self.limits = limits or Limits()
         self.reduced = reduced or not _bubblewrap_works()
         around = apart.command() if self.reduced else bubble.command(PACKAGES, self.limits.disk)
+        self._apart = bool(around)
         self._command = [*around, *_python(), INSIDE]
         self._warm: deque[Worker] = deque()
         self._ahead = concurrency
@@ -89,7 +91,8 @@ class Sandbox:
         return worker.run(request, limits, stop)
 
     def _start(self) -> Worker:
-        return Worker(self._command, bubble.environment(bubble.PLACE) if self.reduced else {}, folder=self.reduced)
+        environment = bubble.environment(bubble.PLACE) if self.reduced else {}
+        return Worker(self._command, environment, folder=self.reduced, apart=self._apart)
 
     def _request(self, code: str, files: Mapping[str, str | bytes], cwd: str, limits: Limits) -> bytes:
         for name in (*files, cwd):
@@ -103,7 +106,7 @@ class Sandbox:
             "memory": limits.memory,
             "disk": limits.disk,
             "cpu": cpu_seconds(limits),
-            # Without namespaces of its own it would count all that the user runs.
+            # Without bubblewrap it would count all that the user runs.
             "processes": 0 if self.reduced else limits.processes,
             # For when we are killed ourselves. Under bubblewrap a job dies with us.
             "alarm": cpu_seconds(limits) if self.reduced else 0,
@@ -141,8 +144,8 @@ def _bubblewrap_works() -> bool:
         more = "" if apart.command() else ", use the network and signal your processes"
         warnings.warn(
             f"code runs in a reduced sandbox, because bubblewrap does not work here ({problem}). Jobs have limits of "
-            f"time, memory, processes and output, but they can read your files{more}. Install bubblewrap (apt-get "
-            "install bubblewrap) where you do not trust what runs.",
+            f"time, memory, processes and output, but they can read and change your files{more}. Install bubblewrap "
+            "(apt-get install bubblewrap) where you do not trust what runs.",
             SandboxReduced,
             stacklevel=3,
         )

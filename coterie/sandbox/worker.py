@@ -19,6 +19,7 @@ from coterie.sandbox.record import Ended, Limits, Ran, how_it_ended
 
 READY = b"ready\n"
 START_SECONDS = 60.0
+AROUND = 8  # processes that hold a job's namespaces, at most
 TICK = 0.05  # seconds between looks at what no pipe tells
 
 
@@ -29,10 +30,12 @@ class SandboxBroken(RuntimeError):
 class Worker:
     """A process group that is started ahead of its job.
 
-    `folder`: where a job without a file system of its own works; it is removed with the worker.
+    `folder`: where a job without a file system of its own works; it is removed with the worker. `apart`: whether it has
+    namespaces of its own.
     """
 
-    def __init__(self, command: Sequence[str], environment: dict[str, str], folder: bool) -> None:
+    def __init__(self, command: Sequence[str], environment: dict[str, str], folder: bool, apart: bool) -> None:
+        self.apart = apart
         self.folder = tempfile.TemporaryDirectory(prefix="coterie-job-") if folder else None
         home = {"HOME": self.folder.name} if self.folder else {}
         self.process = subprocess.Popen(
@@ -106,9 +109,11 @@ class Worker:
     def _uses_too_much(self, limits: Limits) -> Ended | None:
         """What its processes use together: the limits that the kernel keeps are for each, and count none of root's.
 
-        With namespaces of its own a job cannot leave its family; without them it can, but stays in its group."""
-        pids = group(self.process.pid, limits.processes) if self.folder else family(self.process.pid)
-        if self.folder and len(pids) > limits.processes:
+        With namespaces of its own a job cannot leave its family; without them only its group is known, and a process
+        that makes a session of its own is not in it."""
+        most = limits.processes + AROUND if self.apart else limits.processes
+        pids = (family if self.apart else group)(self.process.pid, most)
+        if self.folder and len(pids) > most:
             return "processes"
         return "memory" if uses_more(pids, limits.memory) else None
 
