@@ -20,8 +20,8 @@ class Tried(NamedTuple):
 class Bench:
     """The tests of one task, to run as often as a workflow likes. What the grader reads as the program is run.
 
-    A team sees how its program does on the first half of the tests. By the rest it is graded alone: who has seen the
-    answers need not know how to find them.
+    A team sees how its program does on the first half of the tests, or on the only one. By the rest it is graded alone:
+    who has seen the answers need not know how to find them.
     """
 
     def __init__(self, tests: Any) -> None:

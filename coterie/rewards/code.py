@@ -7,7 +7,7 @@ import json
 import marshal
 import re
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import CodeType
@@ -57,6 +57,7 @@ class Verdict:
     passed: int
     total: int
     failures: tuple[Failure, ...]
+    reached: frozenset[int] = field(default=frozenset(), compare=False)  # tests with a result
 
     @property
     def fraction(self) -> float:
@@ -65,8 +66,8 @@ class Verdict:
     def first(self, count: int) -> Verdict:
         """Of the first so many tests alone."""
         failures = tuple(failure for failure in self.failures if failure.test < count)
-        total = max(min(self.total, count), len(failures))
-        return Verdict(total - len(failures), total, failures)
+        reached = frozenset(test for test in self.reached if test < count)
+        return Verdict(len(reached) - len(failures), max(len(reached), 1), failures, reached)
 
     def __str__(self) -> str:
         """A report for whoever repairs the program."""
@@ -143,7 +144,8 @@ def _judged(tests: Tests, records: list[dict[str, Any]], ran: Ran) -> Verdict:
         record = told.get(number, missing)
         if not record["passed"]:
             failures.append(_failure(number, given, wanted, record["got"]))
-    return Verdict(len(tests.inputs) - len(failures), len(tests.inputs), tuple(failures))
+    every = frozenset(range(len(tests.inputs)))
+    return Verdict(len(every) - len(failures), len(every), tuple(failures), every)
 
 
 def _judged_checks(tests: Tests, records: list[dict[str, Any]], ran: Ran) -> Verdict:
@@ -164,7 +166,8 @@ def _judged_checks(tests: Tests, records: list[dict[str, Any]], ran: Ran) -> Ver
         why = _why_not_all(records, ran)
         failures += [_failure(n, [*tests.inputs, "the end of the tests"][n], "", why) for n in missing]
     total = len(told) if done else max(len(tests.inputs), len(told) + (len(told) == len(tests.inputs)))
-    return Verdict(total - len(failures), max(total, 1), tuple(failures))
+    reached = frozenset([*told, *(failure.test for failure in failures)])
+    return Verdict(total - len(failures), max(total, 1), tuple(failures), reached)
 
 
 def _why_not_all(records: list[dict[str, Any]], ran: Ran) -> str:

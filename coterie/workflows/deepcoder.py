@@ -54,7 +54,7 @@ class DeepCoder:
         tries = [await tested(await team.generator.say(fill(self.prompt, {"question": task.prompt})), world)]
         gains: list[float] = []
         best = tries[0]
-        while best.tried.shown.failures and len(gains) < self.max_refinement_iterations:
+        while best.tried.shown.fraction < 1 and len(gains) < self.max_refinement_iterations:
             shown = self._shown(task, best)
             analysis = await team.test_runner.say(fill(self.analyze, shown))
             refined = await team.refiner.say(fill(self.refine, shown | {"analysis": analysis.text}))

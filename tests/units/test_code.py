@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from coterie.envs.bench import Bench
 from coterie.rewards import grader
 from coterie.rewards.code import Verdict, code, code_in, run_tests
 from coterie.rewards.code_tests import read_tests
@@ -370,6 +371,20 @@ def test_an_assert_in_a_loop_must_hold_every_time_and_a_constant_tests_nothing()
     }
     assert verdict("def f(n): return n", loop) == Verdict(1, 1, ())
     assert verdict("def f(n): return n if n < 5 else 0", loop).passed == 0
+
+
+def test_of_tests_that_were_never_come_to_a_team_sees_none_passed() -> None:
+    loop = {
+        "test": "def check(f):\n    for x in f(): assert x == 1\n    for x in f(): assert x < 2",
+        "entry_point": "f",
+    }
+    for program, seen in (
+        ("def f(): return []", (0, 1)),
+        ("def f(): return [1]", (1, 1)),
+        ("def f(): return [2]", (0, 1)),
+    ):
+        shown = asyncio.run(Bench(loop).test(f"```python\n{program}\n```")).shown
+        assert (shown.passed, shown.total) == seen
 
 
 @pytest.mark.parametrize(
