@@ -35,7 +35,7 @@ def from_hub(source: Source, wanted: Split) -> Iterator[tuple[int, Raw]]:
         from datasets import load_dataset
     except ImportError:
         raise ImportError(
-            f"{source.name} from the hub needs the datasets package: pip install coterie[hub],"
+            f"{source.name} from the hub needs the datasets package: pip install -e '.[hub]',"
             " or name a jsonl, JSON or Parquet file"
         ) from None
     parts = [(hub, split) for hub in source.hubs for split, ours in hub.splits.items() if ours == wanted]

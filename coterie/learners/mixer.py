@@ -87,6 +87,8 @@ class Mixer:
         self.online.load_state_dict(state["online"])
         self.target.load_state_dict(state["target"])
         self.optimizer.load_state_dict(state["optimizer"])
+        for group in self.optimizer.param_groups:  # the run's config may have another by now
+            group["lr"] = self.how.value_lr
         self.buffer.kept = Rounds(**state["buffer"])
         self.generator.set_state(state["generator"])
         self.lessons = state["lessons"]

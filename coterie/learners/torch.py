@@ -126,10 +126,12 @@ class TorchLearner:
         norm = nn.utils.clip_grad_norm_(trained, self.learning.clip_norm)
         if not norm.isfinite():
             self.optimizer.zero_grad(set_to_none=True)
+            who, key = f"policy {self.policy}", f"policies.{self.policy}.lr"
+            if not self.speaks:
+                who, key = self.policy, f"critics.{self.policy.removeprefix('critic ')}.lr or algorithm.value_lr"
             raise NotFinite(
-                f"policy {self.policy}: its gradient is {float(norm)}, so its weights were left as they were. A lower "
-                f"policies.{self.policy}.lr in the run's config.yaml may help; `coterie train --resume` then goes on "
-                "from the latest checkpoint."
+                f"{who}: its gradient is {float(norm)}, so its weights were left as they were. A lower {key} in the "
+                "run's config.yaml may help; `coterie train --resume` then goes on from the latest checkpoint."
             )
         self.optimizer.step()
         torch.autograd.graph.increment_version(trained)  # the fused optimiser does not, and the engine keeps copies
