@@ -35,13 +35,10 @@ def evenness(ids: Sequence[int]) -> float:
 
 
 class Even:
-    """An environment of random prompts."""
-
-    def __init__(self, count: int, length: int) -> None:
-        self.all = [Task(str(i), text, None) for i, text in enumerate(texts(count, length))]
+    """Scores by evenness; the loop has its own tasks."""
 
     def tasks(self, split: Split) -> Sequence[Task]:
-        return self.all
+        return ()
 
     def open(self, task: Task) -> None:
         return None
@@ -61,10 +58,15 @@ class Loop:
         self.learner = TorchLearner("policy", self.base, adapter, 1e-5, learning or Learning(), steps=1000)
         self.engine = NativeEngine(self.base, {"policy": adapter.name}, rows=asked * SAMPLES)
         self.algorithm, self.credit, self.rng, self.done = Grpo(), Team(), random.Random(0), 0
-        env = Even(asked, prompt)
-        self.tasks, self.seats = env.all, {"solver": Seat("policy", Sampling(max_tokens=most))}
         chats = {"policy": self.base.chat}
-        self.collector = Collector(Single(), env, self.engine, chats, asked * SAMPLES, 600.0, None)
+        self.asked = asked
+        self.ask(prompt, most)
+        self.collector = Collector(Single(), Even(), self.engine, chats, asked * SAMPLES, 600.0, None)
+
+    def ask(self, prompt: int, most: int, seed: int = 0) -> None:
+        """Let the next steps be of prompts and answers of such lengths."""
+        self.tasks = [Task(str(i), text, None) for i, text in enumerate(texts(self.asked, prompt, seed))]
+        self.seats = {"solver": Seat("policy", Sampling(max_tokens=most))}
 
     def step(self) -> int:
         """What `coterie train` does in a step, less the files it writes; says how many tokens were sampled."""

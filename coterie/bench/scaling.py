@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -38,7 +39,7 @@ def scaling(
     if quick:
         at_once, prompt, max_tokens, steps, repeats = 16, 8, 4, 3, 1
     found = waits(shape, here, at_once, waiting, (prompt, max_tokens), repeats)
-    taken = memory(shape, here, prompt // 4, max_tokens // 4, steps)
+    taken = memory(shape, here, prompt, max_tokens, steps)
     settled = min(SETTLED, steps // 2)
     found[0].notes |= {f"MB after {settled} steps": taken[settled - 1], f"after {steps}": taken[-1]}
     title = f"scaling: {shape}, rows of {prompt} + {max_tokens} tokens, {at_once} at once, on {here.type}"
@@ -68,10 +69,14 @@ def waits(
 
 
 def memory(shape: str, device: torch.device, prompt: int, most: int, steps: int) -> list[float]:
-    """What the process has taken from the machine after each of so many training steps, in MB."""
-    loop = Loop(shape, device, 2, prompt, most)
+    """What the process has taken from the machine after each of so many training steps, in MB.
+
+    Every step has prompts and answers of other lengths, up to the given ones: so memory can fall to pieces.
+    """
+    loop, draw = Loop(shape, device, 2, prompt, most), random.Random(0)
     taken = []
-    for _ in range(steps):
+    for n in range(steps):
+        loop.ask(draw.randint(-(-prompt // 4), prompt), draw.randint(-(-most // 4), most), seed=n)
         loop.step()
         gc.collect()
         taken.append(reserved(device))
