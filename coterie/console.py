@@ -201,7 +201,7 @@ def table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
     columns = dict.fromkeys(key for row in rows for key in row)
     for column in columns:
         numeric = any(isinstance(row[column], int | float) for row in rows if column in row)
-        result.add_column(Text(column), justify="right" if numeric else "left")
+        result.add_column(Text(column), justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         result.add_row(*[_cell(row[column]) if column in row else Text("") for column in columns])
     return result

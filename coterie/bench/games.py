@@ -24,6 +24,7 @@ from coterie.build import build
 from coterie.config import load
 from coterie.config.registry import BUILTIN
 from coterie.console import table
+from coterie.files import write_atomic
 from coterie.games.measure import earned, exploited
 from coterie.games.model import tiny_player
 from coterie.games.plot import plot
@@ -68,8 +69,8 @@ def games(
     rich.print(*tables(results))
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-        (out / "games.json").write_text(json.dumps([asdict(result) for result in results], indent=1))
-        (out / "games.svg").write_text(plot([(r.game, r.algorithm, r.reached, _is_zero_sum(r)) for r in results]))
+        write_atomic(out / "games.json", json.dumps([asdict(result) for result in results], indent=1))
+        write_atomic(out / "games.svg", plot([(r.game, r.algorithm, r.reached, _is_zero_sum(r)) for r in results]))
 
 
 def _chosen(given: str, default: list[str], known: list[str], what: str) -> list[str]:

@@ -19,6 +19,7 @@ import rich
 import torch
 
 from coterie.console import table
+from coterie.files import write_atomic
 
 Way = Callable[[], int]  # does the work and says how many tokens it was
 
@@ -103,7 +104,7 @@ def show(title: str, rows: Sequence[Row], out: Path | None, **more: Sequence[flo
     """Print the table; write every number, and `more`, to a file."""
     rich.print(table(title, [row.cells() for row in rows]))
     if out is not None:
-        out.write_text(json.dumps({"title": title, "rows": [as_json(row) for row in rows], **more}, indent=1))
+        write_atomic(out, json.dumps({"title": title, "rows": [as_json(row) for row in rows], **more}, indent=1))
 
 
 def as_json(row: Row) -> Mapping[str, Any]:

@@ -41,9 +41,9 @@ def scaling(
     found = waits(shape, here, at_once, waiting, (prompt, max_tokens), repeats)
     taken = memory(shape, here, prompt, max_tokens, steps)
     settled = min(SETTLED, steps // 2)
-    found[0].notes |= {f"MB after {settled} steps": taken[settled - 1], f"after {steps}": taken[-1]}
     title = f"scaling: {shape}, rows of {prompt} + {max_tokens} tokens, {at_once} at once, on {here.type}"
     show(title, found, out, memory=taken)
+    print(f"  training: {taken[settled - 1]:.0f} MB after {settled} steps, {taken[-1]:.0f} after {steps}")
 
 
 def waits(
