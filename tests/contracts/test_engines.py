@@ -270,7 +270,7 @@ def test_what_a_models_generation_config_asks_for_is_not_done_behind_our_back(
 
 @pytest.mark.skipif(not ABSENT, reason="vllm is installed")
 def test_without_vllm_its_engine_says_what_to_install(team_base: Callable[[str], Base]) -> None:
-    with pytest.raises(ValueError, match=r"vllm is not installed; `pip install coterie\[vllm\]`"):
+    with pytest.raises(ValueError, match=r"vllm is not installed; `pip install -e '\.\[vllm\]'`"):
         VllmEngine(team_base("llama"), POLICIES)
 
 

@@ -207,7 +207,7 @@ def test_gsm8k_tells_of_a_row_without_a_marked_answer(tmp_path: Path) -> None:
 
 def test_gsm8k_without_a_file_or_the_hub_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ImportError, match=r"pip install coterie\[hub\]"):
+    with pytest.raises(ImportError, match=r"pip install -e '\.\[hub\]'"):
         Gsm8k().tasks("train")
 
 
