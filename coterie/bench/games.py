@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -89,10 +90,22 @@ def play_all(todo: Sequence[tuple[str, str, int]], jobs: int) -> list[Result]:
     try:
         if jobs == 1:
             return [play(*run, scratch) for run in todo]
-        with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=_die_with_parent) as pool:
             return [run.result() for run in [pool.submit(play, *run, scratch) for run in todo]]
     finally:
         shutil.rmtree(scratch)
+
+
+def _die_with_parent() -> None:
+    """A parent that is killed takes nobody with it."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def play(game: str, algorithm: str, seed: int, scratch: Path) -> Result:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -88,3 +91,27 @@ def test_shapes_have_the_size_they_are_called_by() -> None:
         return shape.num_hidden_layers * block + shape.vocab_size * shape.hidden_size
 
     assert size("135m") == pytest.approx(135e6, rel=0.01) and size("3b") == pytest.approx(3.09e9, rel=0.01)
+
+
+KILLED = """
+import multiprocessing, os, time
+from concurrent.futures import ProcessPoolExecutor
+from coterie.bench.games import _die_with_parent
+if __name__ == "__main__":
+    pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer=_die_with_parent)
+    print(pool.submit(os.getpid).result(), flush=True)
+    pool.submit(time.sleep, 60)
+    os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_no_game_is_played_on_when_the_bench_was_killed(tmp_path: Path) -> None:
+    (tmp_path / "killed.py").write_text(KILLED)
+    ran = subprocess.run([sys.executable, str(tmp_path / "killed.py")], stdout=subprocess.PIPE, text=True, timeout=60)
+    child = Path("/proc") / ran.stdout.strip()
+    assert ran.returncode == -9 and child.name.isdigit()
+    until = time.monotonic() + 10
+    while child.exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not child.exists()
