@@ -54,6 +54,7 @@ async def impatient(work: Awaitable[T], seconds: float) -> T:
     try:
         return await work
     finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)  # first, or a last alarm would meet whoever listened before
         signal.signal(signal.SIGALRM, before)
         signal.setitimer(signal.ITIMER_REAL, *left)  # whoever had set one waits a little longer for it
         beating.cancel()

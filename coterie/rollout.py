@@ -6,7 +6,8 @@ import asyncio
 import inspect
 import traceback
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import partial
 from typing import Any
@@ -212,12 +213,10 @@ class Collector:
         self, episode: Episode, seats: Mapping[str, Seat], gate: asyncio.Semaphore, given: Given
     ) -> None:
         try:
-            async with gate:
-                async with asyncio.timeout(self.deadline) as limit:
-                    outcome = await self._play(episode, seats, given)
-                _must_be_in_time(limit, self.deadline)
+            async with gate, _in_time("the episode", self.deadline, "rollout.deadline"):
+                outcome = await self._play(episode, seats, given)
             # Not under the gate: how long a grader takes must not decide which episodes are sampled together.
-            async with asyncio.timeout(self.score_deadline):
+            async with _in_time("its score", self.score_deadline, "rollout.score_deadline"):
                 await self.score(episode, outcome)
         except (Exception, SystemExit, asyncio.CancelledError) as error:
             # The one place: whatever a workflow or a grader does wrong is the episode's.
@@ -236,6 +235,9 @@ class Collector:
         finally:
             episode.turns = _complete(turns)
             await _close(world)
+        if isinstance(said, Turn) or inspect.isawaitable(said):
+            what = "a Turn: return its .text" if isinstance(said, Turn) else "something to wait for: it lacks an await"
+            raise TypeError(f"{type(self.workflow).__name__}.run returned {what}")
         return said if isinstance(said, Outcome) else Outcome(said)
 
     async def score(self, episode: Episode, outcome: Outcome) -> None:
@@ -259,10 +261,20 @@ class Collector:
         return trial.reward
 
 
-def _must_be_in_time(limit: asyncio.Timeout, seconds: float) -> None:
+@asynccontextmanager
+async def _in_time(what: str, seconds: float | None, key: str) -> AsyncIterator[None]:
     """Code that blocks, or does not let itself be cancelled, comes to its end all the same; too late is too late."""
+    late = TimeoutError(f"{what} took longer than the {seconds:g} seconds of {key}" if seconds else "")
+    limit = asyncio.timeout(seconds)
+    try:
+        async with limit:
+            yield
+    except TimeoutError as error:
+        if limit.expired():
+            raise late from error
+        raise
     if (end := limit.when()) is not None and asyncio.get_running_loop().time() > end:
-        raise TimeoutError(f"the episode took longer than the {seconds:g} seconds of rollout.deadline")
+        raise late
 
 
 def _without_task(episode: Episode) -> dict[str, Any]:

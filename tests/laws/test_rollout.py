@@ -212,6 +212,26 @@ def test_code_that_never_comes_back_is_interrupted_and_the_others_go_on(waits: b
     assert signal.getsignal(signal.SIGALRM) == signal.SIG_DFL
 
 
+@dataclass(frozen=True)
+class Returns:
+    """Forgets what a workflow has to give back."""
+
+    text: bool
+    roles: Sequence[str] = ("left", "right")
+
+    async def run(self, task: Task, team: Team, world: Any) -> Any:
+        asked = team.left.say(task.prompt)
+        return asked if self.text else await asked
+
+
+@pytest.mark.parametrize(("text", "why"), [(True, "it lacks an await"), (False, "a Turn: return its .text")])
+@pytest.mark.filterwarnings("ignore:coroutine")
+def test_a_workflow_that_returns_no_answer_is_told_what_it_did(text: bool, why: str, collector: Collector) -> None:
+    (played,) = replace(collector, workflow=Returns(text)).collect(TASKS[:1], 1, SEATS, seed=1)
+    assert played.error_kind == "TypeError" and f"Returns.run returned {'something' if text else 'a'}" in played.error
+    assert why in played.error
+
+
 def test_an_alarm_that_was_set_before_is_heard_after(collector: Collector) -> None:
     heard: list[int] = []
     before = signal.signal(signal.SIGALRM, lambda number, _: heard.append(number))
