@@ -57,6 +57,13 @@ def find(run_folder: Path, which: str = "latest") -> Path:
     return folder
 
 
+def latest(run_folder: Path) -> Path | None:
+    """What a run goes on from: where `latest` was lost, or was not written yet, the newest checkpoint there is."""
+    if (run_folder / "latest").is_file():
+        return find(run_folder)
+    return max(run_folder.glob("checkpoints/[0-9]*"), default=None)
+
+
 def restore(run: Run, folder: Path) -> None:
     """Put a run back to where the checkpoint was taken."""
     try:
@@ -86,8 +93,8 @@ def _restore(run: Run, folder: Path) -> None:
 
 def resume(run: Run) -> None:
     """Go on from the latest checkpoint, or from the start where none was written yet."""
-    if (run.folder / "latest").is_file():
-        restore(run, find(run.folder))
+    if (saved := latest(run.folder)) is not None:
+        restore(run, saved)
     run.processes.wait()  # until all have read it
     if run.processes.first:
         _forget_later(run)

@@ -101,8 +101,10 @@ def _taken(folder: Path) -> bool:
     """Make a folder, unless there is one."""
     try:
         folder.mkdir(parents=True)
-    except FileExistsError:
-        return False
+    except OSError as error:
+        if folder.is_dir():
+            return False
+        raise ConfigError(f"{folder}: no run can be kept here: {error.strerror}") from error
     return True
 
 

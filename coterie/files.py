@@ -12,7 +12,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from coterie.errors import UserError
+
 TEMPORARY = ".tmp-"  # what starts with this is unfinished: readers pass over it
+
+
+class InUse(UserError):
+    """Another process is at work in a folder."""
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:
@@ -82,6 +88,23 @@ def _temporary_sibling(path: Path, make: Callable[[Path], None]) -> Iterator[Pat
             yield temporary
     finally:
         _remove(temporary)
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """A folder that no other process may write to meanwhile. Where there are no locks, nobody is refused."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise InUse(f"{folder} is in use: another process is training in it") from None
+    except OSError:
+        pass
+    try:
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _sweep(folder: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from coterie.build import base_policy, build
 from coterie.check import dry_run, findings, tables
 from coterie.config import Config, ConfigError
 from coterie.evaluate import Lone, Report, baselines, evaluate
-from coterie.files import write_atomic
+from coterie.files import held, write_atomic
 from coterie.processes import joined
 from coterie.replay import replay
 from coterie.rollout import Seat
@@ -28,7 +28,12 @@ from coterie.train import Run, train
 
 def learn(config: Config, folder: Path, examples: int, resuming: bool) -> None:
     """Train a new team, or one that has a checkpoint."""
-    latest = checkpoint.find(folder) if (folder / "latest").is_file() else None
+    with held(folder) if joined().first else nullcontext():
+        _learn(config, folder, examples, resuming)
+
+
+def _learn(config: Config, folder: Path, examples: int, resuming: bool) -> None:
+    latest = checkpoint.latest(folder)
     done = int(latest.name) if latest else 0
     if done > config.steps:
         raise ConfigError(f"steps: {folder} has done {done} steps already, and {config.steps} are asked for")

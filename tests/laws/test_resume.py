@@ -17,6 +17,7 @@ import torch
 
 from coterie import checkpoint
 from coterie.checkpoint import BadCheckpoint, NoCheckpoint
+from coterie.files import InUse, held
 from coterie.games.naming import Naming
 from coterie.train import Run, train
 from coterie.types import Episode
@@ -79,6 +80,21 @@ def test_the_learning_rate_of_a_resumed_run_is_where_it_was(model_folder: Folder
     train(run)
     again = resumed(tree, tmp_path)
     assert_same_run(again, trained(tree, tmp_path / "straight"))
+
+
+def test_a_run_whose_pointer_was_lost_goes_on_from_its_newest_checkpoint(model_folder: Folder, tmp_path: Path) -> None:
+    tree = config(model_folder("llama"))
+    straight = trained(tree, tmp_path / "straight")
+    trained(tree | {"steps": 2}, tmp_path / "lost")
+    (tmp_path / "lost" / "latest").unlink()
+    assert_same_run(resumed(tree, tmp_path / "lost"), straight)
+
+
+def test_a_folder_that_another_process_trains_in_is_refused(tmp_path: Path) -> None:
+    with held(tmp_path), pytest.raises(InUse, match="is in use: another process is training in it"), held(tmp_path):
+        pass
+    with held(tmp_path):
+        pass
 
 
 def stop_after(run: Run, steps: int) -> None:
