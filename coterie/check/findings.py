@@ -90,7 +90,11 @@ def has_credit(turn: Turn) -> bool:
 def _cuts(dry: DryRun) -> Found:
     for role, turns in dry.turns.items():
         cut = mean([turn.stop == "length" for turn in turns])
-        if cut >= 0.5:
+        full = [len(turn.prompt_ids) for turn in turns if turn.stop == "length" and not turn.response_ids]
+        if full:
+            left = f"{len(full)} of {len(turns)} turns of {role} had no room for a token: their prompts fill the"
+            yield Finding("error", f"{left} context, up to {max(full)} tokens; see engine.context, or shorten them")
+        elif cut >= 0.5:
             key = dotted(("roles", role, "max_tokens"))
             yield Finding("warning", f"{cut:.0%} of {role}'s turns are cut off; raise {key}, or ask for less")
 

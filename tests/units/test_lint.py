@@ -133,3 +133,13 @@ def test_an_echo_is_counted_in_runs_of_four_words() -> None:
     one = turn("solver")
     one.text = "a b c d e f g h"
     assert echoes([episode([one])], lambda _: "x a b c d e y") == {"solver": pytest.approx(2 / 5)}
+
+
+def test_prompts_that_fill_the_context_are_an_error(checked: Check) -> None:
+    dry, _ = checked("Alone")
+    for one in dry.turns["optimizer"][:2]:
+        one.response_ids, one.stop = (), "length"
+    assert any(
+        finding.level == "error" and "2 of 12 turns of optimizer had no room for a token" in finding.text
+        for finding in findings(dry)
+    )
