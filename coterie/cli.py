@@ -220,7 +220,8 @@ if find_spec("coterie.bench"):
         Example:
           coterie bench rollout
         """
-        import_module("coterie.bench.app").app(context.args, prog_name="coterie bench")
+        with _plainly():
+            import_module("coterie.bench.app").app(context.args, prog_name="coterie bench")
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, add_help_option=False)

@@ -11,6 +11,12 @@ from coterie.bench.scaling import scaling
 from coterie.bench.step import step
 from coterie.bench.update import update
 
-app = typer.Typer(help="Measure speed against a peer, in one run.", no_args_is_help=True)
+app = typer.Typer(
+    help="Measure speed against a peer, in one run.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
 for command in (rollout, update, step, adapters, scaling, games):
     app.command()(command)

@@ -118,6 +118,8 @@ def play(game: str, algorithm: str, seed: int, scratch: Path) -> Result:
         train(run)
     run.log.close()
     torch.set_num_threads(threads)
+    if run.stopping:  # a run that was cut short is no result
+        raise KeyboardInterrupt
     reached, average = exploited(run) if GAMES[game].zero_sum else (earned(run), None)
     return Result(game, algorithm, seed, reached, average, time.perf_counter() - started)
 

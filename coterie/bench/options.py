@@ -20,6 +20,9 @@ Out = Annotated[Path | None, typer.Option(metavar="FILE", help="Write all number
 def pick(device: str) -> torch.device:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
+        there = "auto, cpu or cuda" if torch.cuda.is_available() else "auto or cpu; PyTorch sees no GPU here"
+        raise typer.BadParameter(f"--device {device}: it is {there}")
     return torch.device(device)
 
 
