@@ -47,21 +47,22 @@ def save(run: Run, best: bool = False) -> Path:
 
 
 def find(run_folder: Path, which: str = "latest") -> Path:
-    """The folder of `latest`, `best` or a step number."""
-    pointer = run_folder / which
+    """The folder of `latest`, `best` or a step number. Where `latest` was lost or not written yet, it is the newest
+    checkpoint there is."""
+    pointer, there = run_folder / which, sorted(path.name for path in run_folder.glob("checkpoints/[0-9]*"))
     name = f"{int(which):06d}" if which.isdigit() else pointer.read_text().strip() if pointer.is_file() else None
+    if which == "latest" and not pointer.is_file() and there:
+        name = there[-1]
     folder = run_folder / "checkpoints" / name if name else None
     if folder is None or not folder.is_dir():
-        there = ", ".join(sorted(p.name for p in run_folder.glob("checkpoints/[0-9]*"))) or "none"
-        raise NoCheckpoint(f"{run_folder}: no checkpoint {which!r}; there is {there}")
+        raise NoCheckpoint(f"{run_folder}: no checkpoint {which!r}; there is {', '.join(there) or 'none'}")
     return folder
 
 
 def latest(run_folder: Path) -> Path | None:
-    """What a run goes on from: where `latest` was lost, or was not written yet, the newest checkpoint there is."""
-    if (run_folder / "latest").is_file():
-        return find(run_folder)
-    return max(run_folder.glob("checkpoints/[0-9]*"), default=None)
+    """What a run goes on from, if it has saved anything yet."""
+    saved = (run_folder / "latest").is_file() or any(run_folder.glob("checkpoints/[0-9]*"))
+    return find(run_folder) if saved else None
 
 
 def restore(run: Run, folder: Path) -> None:

@@ -97,7 +97,7 @@ def play_all(todo: Sequence[tuple[str, str, int]], jobs: int) -> list[Result]:
 
 
 def _die_with_parent() -> None:
-    """A parent that is killed takes nobody with it."""
+    """Who plays for a bench ends with it, also where it is killed and can tell nobody."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 

@@ -20,7 +20,8 @@ Out = Annotated[Path | None, typer.Option(metavar="FILE", help="Write all number
 def pick(device: str) -> torch.device:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
+    kind = device.partition(":")[0]  # cuda:1 is the second of several
+    if kind not in ("cpu", "cuda") or (kind == "cuda" and not torch.cuda.is_available()):
         there = "auto, cpu or cuda" if torch.cuda.is_available() else "auto or cpu; PyTorch sees no GPU here"
         raise typer.BadParameter(f"--device {device}: it is {there}")
     return torch.device(device)

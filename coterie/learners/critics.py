@@ -58,7 +58,7 @@ class Judge:
         room = context - answer
         if room < 1:
             raise ModelError(
-                f"critic {self.learner.policy}: its model reads {context} tokens, and {turn.role} said {answer}: give "
+                f"{self.learner.policy}: its model reads {context} tokens, and {turn.role} said {answer}: give "
                 "the critic a model with a longer context, or the role fewer max_tokens"
             )
         self.cut += len(ids) > room

@@ -347,11 +347,12 @@ def test_values_that_fit_the_rest_are_accepted(model_folder: Folder, tmp_path: P
 def test_a_critic_whose_context_an_answer_fills_is_refused_by_name(model_folder: Folder) -> None:
     """With nothing before the answer its first value would be read off its end."""
     made = learner(model_folder("llama"), head=True)
+    made.policy = "critic team"  # as a run calls it
     said = Turn("left", "policy", 0, 0, (5, 6, 7), (8,) * 12, (-1.0,) * 12, 1.0, "", "length")
     judges = Judge(made, frozenset({"left"}), frozenset({"policy"}), "own")
     episode = Episode("0", Task("0", "", ""), 0, [said])
     made.base.context = 13
     assert judges.context(episode, said) == (7,) and judges.cut == 1
     made.base.context = 12
-    with pytest.raises(ModelError, match=r"critic policy: its model reads 12 tokens, and left said 12"):
+    with pytest.raises(ModelError, match=r"^critic team: its model reads 12 tokens, and left said 12"):
         judges.context(episode, said)
