@@ -20,6 +20,7 @@ from coterie.engines.native.engine import NativeEngine
 
 WAITING = (32, 64, 128, 256, 512)
 SETTLED = 10  # steps after which memory should not grow any more
+LONGEST = 5  # of so many steps, one is as long as a step may be
 
 
 def scaling(
@@ -71,12 +72,14 @@ def waits(
 def memory(shape: str, device: torch.device, prompt: int, most: int, steps: int) -> list[float]:
     """What the process has taken from the machine after each of so many training steps, in MB.
 
-    Every step has prompts and answers of other lengths, up to the given ones: so memory can fall to pieces.
+    Every step has prompts and answers of other lengths: so memory can fall to pieces. Every fifth is as long as may be:
+    so what the longest needs is no growth.
     """
     loop, draw = Loop(shape, device, 2, prompt, most), random.Random(0)
     taken = []
     for n in range(steps):
-        loop.ask(draw.randint(-(-prompt // 4), prompt), draw.randint(-(-most // 4), most), seed=n)
+        shorter = draw.randint(-(-prompt // 4), prompt), draw.randint(-(-most // 4), most)
+        loop.ask(*(shorter if n % LONGEST else (prompt, most)), seed=n)
         loop.step()
         gc.collect()
         taken.append(reserved(device))

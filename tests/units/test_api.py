@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -226,3 +227,22 @@ def test_the_package_imports_nothing_heavy_by_itself() -> None:
     assert ran.stdout.strip() == "False"
     with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
         _ = coterie.Nothing  # type: ignore[attr-defined]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere PyTorch cannot")
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, "expandable_segments:True"),
+        ({"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}, "max_split_size_mb:64"),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}, "max_split_size_mb:64"),  # its older name
+    ],
+)
+def test_a_gpus_memory_grows_in_one_piece_unless_the_user_says_how(given: dict[str, str], expected: str) -> None:
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+    around = {name: value for name, value in os.environ.items() if name not in names}
+    code = "import torch, coterie; print(torch._C._accelerator_getAllocatorSettings())"
+    ran = subprocess.run(
+        [sys.executable, "-c", code], env=around | given, capture_output=True, text=True, timeout=180, check=True
+    )
+    assert ran.stdout.strip() == expected
