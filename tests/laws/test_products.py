@@ -1,0 +1,22 @@
+"""Laws of products on a CPU: however many rows there are and however they lie, they are what `F.linear` says."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from coterie.models.products import product
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7, 8, 9, 13, 15, 16, 17, 24, 25, 31, 32, 33, 47, 49, 63, 64, 95, 96, 97])
+@pytest.mark.parametrize(("width", "outs"), [(24, 64), (64, 24), (24, 7)])
+@pytest.mark.parametrize("biased", [False, True])
+def test_a_product_is_linear(rows: int, width: int, outs: int, biased: bool) -> None:
+    draw = torch.Generator().manual_seed(rows)
+    x, weight = torch.randn(rows, width, generator=draw), torch.randn(outs, width, generator=draw)
+    bias = torch.randn(outs, generator=draw) if biased else None
+    expected = F.linear(x, weight, bias)
+    for same in (x, x.t().contiguous().t(), torch.cat([x, x], dim=1)[:, :width]):
+        torch.testing.assert_close(product(same, weight, bias), expected, rtol=1e-5, atol=1e-5)
+        assert torch.equal(same, x)
