@@ -9,6 +9,8 @@ from typing import Literal
 # error: it ended by itself, badly · timeout: its time or its processor time was over · memory, processes, output: it
 # asked for more than it may have · killed: by a signal, its own or the kernel's
 Ended = Literal["ok", "error", "timeout", "memory", "processes", "output", "killed"]
+REFUSED = ("BlockingIOError: [Errno 11]", "RuntimeError: can't start new thread")
+LATELY = 256  # lines
 
 
 @dataclass(frozen=True)
@@ -42,11 +44,11 @@ def how_it_ended(exit: int, stderr: str) -> Ended:
     """What an exit code and the last words mean."""
     if exit == 0:
         return "ok"
-    last = stderr.rstrip().rpartition("\n")[2]
+    *before, last = stderr.rstrip().split("\n")[-LATELY:]
     if "MemoryError" in last:
         return "memory"
-    # EAGAIN: how a fork and a thread are refused
-    if last.startswith(("BlockingIOError: [Errno 11]", "RuntimeError: can't start new thread")):
+    # EAGAIN: how a fork and a thread are refused. Many may be at once, and then all of them speak together.
+    if any(line.startswith(REFUSED) for line in (*before, last)):
         return "processes"
     if exit == 128 + signal.SIGXCPU:
         return "timeout"

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from coterie.sandbox import Limits, Ran, Sandbox, SandboxReduced, apart, files_in, pool
+from coterie.sandbox.record import how_it_ended
 
 LIMITS = Limits(seconds=2.0, memory=512 << 20, processes=16, disk=8 << 20, output=64 << 10)
 needs_bubblewrap = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
@@ -220,6 +221,15 @@ def test_a_fork_bomb_goes_off_in_its_box(sandbox: Sandbox, code: str) -> None:
     assert ran.ended in ("processes", "timeout") and ran.stdout.split() == [name]
     assert time.monotonic() - started < 20.0
     assert eventually(lambda: name not in alive())
+
+
+def test_a_fork_bomb_is_known_by_any_of_its_last_words() -> None:
+    words = (
+        "Traceback (most recent call last):\nBlockingIOError: [Errno 11] no more\nTraceback (most recent call last):\n"
+    )
+    assert how_it_ended(1, words) == "processes"
+    assert how_it_ended(1, "Traceback (most recent call last):\nValueError: 3\n") == "error"
+    assert how_it_ended(1, "") == "error"
 
 
 def test_what_a_job_started_ends_with_it(sandbox: Sandbox) -> None:
