@@ -7,6 +7,7 @@ import importlib.util
 import os
 import pickle
 import re
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -153,8 +154,12 @@ def load_end_ids(folder: Path) -> frozenset[int]:
 
 
 def read_tensors(file: Path) -> dict[str, Any]:
-    """What `torch.save` has written there."""
+    """What `torch.save` has written there, if it is all as it was written: PyTorch itself does not look at the sums
+    of its archive."""
     try:
+        with zipfile.ZipFile(file) as archive:
+            if (wrong := archive.testzip()) is not None:
+                raise zipfile.BadZipFile(f"{wrong} is not as it was written")
         return dict(torch.load(file, weights_only=True))
-    except (RuntimeError, EOFError, FileNotFoundError, pickle.UnpicklingError) as error:
+    except (RuntimeError, EOFError, FileNotFoundError, pickle.UnpicklingError, zipfile.BadZipFile) as error:
         raise ModelError(f"{file} is damaged or gone: {error}") from error
