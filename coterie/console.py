@@ -228,9 +228,11 @@ def spelled(metrics: Metrics, *names: str) -> list[str]:
 
 
 def failures(metrics: Metrics) -> str:
-    """How many episodes failed and of what; nothing where none did."""
+    """How many episodes failed and of what, and how many graders had to be killed; nothing where none did."""
     kinds = ", ".join(f"{kind} {count:.3g}" for kind, count in under("failed/", metrics).items() if count)
-    return f"failed: {kinds}" if kinds else ""
+    killed = metrics.get("grader_timeouts", 0.0)
+    told = [f"failed: {kinds}" if kinds else "", f"graders killed: {killed:.2g} an episode" if killed else ""]
+    return "  ".join(part for part in told if part)
 
 
 def _cell(value: Any) -> Text:

@@ -357,6 +357,11 @@ def test_a_pipe_gets_one_plain_line_per_step(tmp_path: Path, capsys: pytest.Capt
     assert capsys.readouterr().out == line + "\n"
 
 
+def test_graders_that_had_to_be_killed_are_told_in_the_line() -> None:
+    assert plain_line(0, 9, {"grader_timeouts": 0.0}) == "step  0/9"
+    assert plain_line(0, 9, {"grader_timeouts": 1.5}) == "step  0/9  graders killed: 1.5 an episode"
+
+
 def test_a_role_named_like_a_policys_metric_is_still_a_role() -> None:
     assert plain_line(0, 9, {"reward/gap": 1.0}) == "step  0/9  gap 1.00"
 
