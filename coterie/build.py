@@ -64,6 +64,8 @@ def build(config: Config, folder: Path, console: bool = True, training: bool = T
     unseen = tasks_of(env, "test", config)
     held_out = [unseen[i] for i in range(min(config.eval.tasks, len(unseen)))]
     processes = joined()
+    if processes.first:
+        tell_of_known(held_out, tasks.tasks)
     must_have_devices(config, processes)
     record = RunLog if processes.first else NoLog
     log = record(folder, dump(config), config.steps, config.log.wandb, console and processes.first)
@@ -98,9 +100,27 @@ def tasks_of(env: Env, split: Split, config: Config) -> Sequence[Task]:
     named = split in own and own[split] is not None
     with blaming(config, ("env",), own, ("env", split) if named else ("env",)):
         tasks = env.tasks(split)
+        if not isinstance(tasks, Sequence):
+            raise ValueError(f"{type(env).__name__}.tasks gave a {type(tasks).__name__}; a list of Task is wanted")
         if not tasks:
             raise ValueError(f"{type(env).__name__} has no {'training' if split == 'train' else 'held-out'} tasks")
+        if not isinstance(tasks[0], Task):
+            raise ValueError(f"{type(env).__name__}.tasks gave a list of {type(tasks[0]).__name__}; Task is wanted")
     return tasks
+
+
+def tell_of_known(held_out: Sequence[Task], trained: Sequence[Task]) -> None:
+    """Say so where held-out tasks are trained on. Those without an answer are games, which are the same every time."""
+    asked = {task.prompt for task in held_out if task.answer is not None}
+    seen = {_all_but_its_name(task) for task in trained if task.prompt in asked} if asked else set()
+    known = [task.id for task in held_out if _all_but_its_name(task) in seen] if seen else []
+    if known:
+        measured = "so what is measured there is what the team remembers; see env.train and env.test"
+        print(f"{len(known)} held-out tasks are also trained on, {known[0]} for one, {measured}", file=sys.stderr)
+
+
+def _all_but_its_name(task: Task) -> str:
+    return repr((task.prompt, task.answer, task.meta))
 
 
 @contextmanager
@@ -120,10 +140,11 @@ Shared = dict[tuple[Path, str | None, torch.device], Base]
 
 def load_bases(config: Config, shared: Shared) -> dict[str, Base]:
     """The base of every policy, on its device."""
-    return {
-        name: load_base(p.model, p.lora is None, name, device_of(config, name), shared)
-        for name, p in config.policies.items()
-    }
+    bases = {}
+    for name, policy in config.policies.items():
+        with blaming(config, ("policies", name, "model"), {}):
+            bases[name] = load_base(policy.model, policy.lora is None, name, device_of(config, name), shared)
+    return bases
 
 
 def load_base(model: str, whole: bool, owner: str, device: torch.device, shared: Shared) -> Base:
@@ -219,7 +240,8 @@ def build_critics(
     judges = {}
     for name, critic in critics_of(config, algorithm).items():
         device = device_beside(config, critic.model)
-        base = load_base(critic.model, critic.lora is None, f"critic {name}", device, shared)
+        with blaming(config, ("critics", name, "model"), {}):
+            base = load_base(critic.model, critic.lora is None, f"critic {name}", device, shared)
         learner = build_critic(config, name, critic, base, algorithm.value_lr, processes)
         roles = frozenset(critic.roles or config.roles)
         for policy in sorted(learning & players(config, algorithm, roles)):
@@ -268,5 +290,6 @@ def build_encoder(config: Config, shared: Shared) -> Encoder:
     if not isinstance(made, Hidden):
         return made
     model = made.model or next(iter(config.policies.values())).model
-    base = load_base(model, False, "encoder", device_beside(config, model), shared)
+    with blaming(config, ("encoder",), config.encoder.options):
+        base = load_base(model, False, "encoder", device_beside(config, model), shared)
     return HiddenStates(base, token_budget(base, config.learning))

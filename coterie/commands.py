@@ -12,6 +12,7 @@ from pathlib import Path
 from coterie.config import ConfigError, load
 from coterie.config.problems import undotted
 from coterie.config.schema import schema
+from coterie.files import must_have_place
 from coterie.processes import joined
 
 REPLAYED = ("algorithm", "credit", "reward")
@@ -49,6 +50,7 @@ def measure(what: Path, changes: Sequence[str], which: str | None, compare: bool
     for key, group in _changed(changes):
         if is_run and group == "policies":
             raise ConfigError(f"{key}: cannot change, because {what} has saved its policies as they are")
+    must_have_place("--json", json_file)
     config = load(_config_of(what) if is_run else what, changes)
     from coterie import sessions
 
@@ -70,6 +72,7 @@ def judge_again(folder: Path, changes: Sequence[str], most: int, out: Path | Non
         if group not in REPLAYED:
             raise ConfigError(f"{key}: cannot change what was played; {', '.join(REPLAYED)} can be judged otherwise")
         groups.append(group)
+    must_have_place("--out", out)
     config = load(_config_of(folder), changes)
     from coterie import sessions
 

@@ -21,6 +21,10 @@ class InUse(UserError):
     """Another process is at work in a folder."""
 
 
+class NoPlace(UserError):
+    """A file cannot be written where it was asked for."""
+
+
 def write_atomic(path: Path, content: str | bytes) -> None:
     """Write a file so that a reader sees the old content or the new, never a part."""
     data = content.encode() if isinstance(content, str) else content
@@ -29,6 +33,14 @@ def write_atomic(path: Path, content: str | bytes) -> None:
         _flush_to_disk(temporary)
         temporary.replace(path)
         _flush_to_disk(path.parent)
+
+
+def must_have_place(option: str, file: Path | None) -> Path | None:
+    """The file that an option names, if it can be written there: asked before there is anything to write."""
+    if file is not None and (file.is_dir() or not file.parent.is_dir()):
+        wrong = "this is a folder; name a file in it" if file.is_dir() else f"there is no folder {file.parent}"
+        raise NoPlace(f"{option} {file}: {wrong}")
+    return file
 
 
 @contextmanager

@@ -20,7 +20,8 @@ class Vowels:
     def tasks(self, split):
         if self.buggy:
             raise RuntimeError("a bug, not a mistake in the config")
-        return [Task(f"{split}/{i}", f"What is {i} + {i}?", 2 * i) for i in range(6)]
+        more = 6 if split == "test" else 0
+        return [Task(f"{split}/{i}", f"What is {i} + {i + more}?", 2 * i + more) for i in range(6)]
 
     def open(self, task):
         return None

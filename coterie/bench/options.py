@@ -9,12 +9,20 @@ import torch
 import typer
 
 from coterie.bench.shapes import SHAPES
+from coterie.files import must_have_place
 
 Shape = Annotated[str, typer.Option(help=f"Random weights of this shape: {', '.join(SHAPES)}.")]
 Repeats = Annotated[int, typer.Option(min=1, help="How often each measurement is taken; the median counts.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda or auto.")]
 Quick = Annotated[bool, typer.Option("--quick", help="A tiny shape and little work: does it run at all?")]
-Out = Annotated[Path | None, typer.Option(metavar="FILE", help="Write all numbers to this JSON file.")]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Write all numbers to this JSON file.",
+        callback=lambda file: must_have_place("--out", file),
+    ),
+]
 
 
 def pick(device: str) -> torch.device:

@@ -6,8 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from coterie.errors import UserError
 from coterie.rl.credit import mean
 from coterie.types import Episode, Fork, Metrics, Turn
+
+
+class NothingToShare(UserError, ValueError):
+    """Credit is made of the turns' own rewards, and no turn has one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +80,7 @@ def need_own(episodes: Sequence[Episode], name: str) -> None:
     """Complain where nobody was given a reward of its own, though credit is made of nothing else."""
     turns = [turn for episode in episodes for turn in episode.turns]
     if turns and all(turn.reward is None for turn in turns):
-        raise ValueError(
+        raise NothingToShare(
             f"{name}: no turn was given a reward of its own, and there is nothing else to share. A workflow or an "
             "environment gives one by writing turn.reward; a workflow that answers {role: text} has each role graded"
         )

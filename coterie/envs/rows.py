@@ -37,5 +37,7 @@ class Rows(TaskEnv):
         for name in (self.question, self.answer):
             if name not in raw:
                 raise ValueError(f"{path}, row {number}: no field {name}; it has {', '.join(raw)}")
+            if raw[name] is None or raw[name] == "":
+                raise ValueError(f"{path}, row {number}: {name} is empty; fill it in, or leave the row out")
         meta = others(raw, self.question, self.answer)
         return Task(f"{path.stem}/{number}", str(raw[self.question]), raw[self.answer], meta)

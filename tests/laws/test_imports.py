@@ -22,7 +22,7 @@ MAY: dict[str, set[str]] = {
     "types": set(),
     "rl": {"types"},
     "algorithms": {"types", "rl"},
-    "credit": {"types", "rl"},
+    "credit": {"types", "rl", "errors"},
     **{part: ALL - WEIGHTY for part in ("workflows", "envs", "rewards", "tools")},
     "build": ALL - COMMAND_LINE,
     **{part: ALL for part in (*COMMAND_LINE, "__main__", "api", "bench")},

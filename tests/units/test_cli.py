@@ -104,7 +104,7 @@ def test_training_leaves_a_run_and_says_what_it_will_do_and_what_comes_next(trai
 def test_examples_show_dialogues_and_scores_before_and_after(trained: tuple[Path, str]) -> None:
     _, printed = trained
     assert printed.count("answer: ") == 2
-    assert "What is 1 + 1?" in printed and "untrained team" in printed and "after 2 steps" in printed
+    assert "What is 1 + 7?" in printed and "untrained team" in printed and "after 2 steps" in printed
 
 
 def test_evaluating_a_run_gives_the_number_that_training_gave(trained: tuple[Path, str], tmp_path: Path) -> None:
@@ -207,7 +207,8 @@ MISTAKES = {
     "no such file": (["train", "nowhere.yaml"], "nowhere.yaml: there is no such file"),
     "wrong type": (["train", "CONFIG", "steps=many"], "steps: the text 'many' is given"),
     "contradiction": (["train", "CONFIG", "episodes_per_task=1"], "episodes_per_task: is 1"),
-    "no model": (["train", "CONFIG", "name=new", NO_MODEL], "/there/is/none"),
+    "no model": (["train", "CONFIG", "name=new", NO_MODEL], "policies.doer.model: model /there/is/none: there is no"),
+    "nothing to share": (["train", "CONFIG", "name=new", "credit=aggregate"], "no turn was given a reward of its own"),
     "folder for config": (["train", "RUN"], "is a run's folder; `coterie train --resume"),
     "out of a resumed run": (["train", "--resume", "RUN", "--out", "OUT"], "--out has no effect with --resume"),
     "no run": (["train", "--resume", "OUT"], "holds no run: there is no config.yaml in it"),
@@ -219,6 +220,10 @@ MISTAKES = {
     "other policies": (["eval", "RUN", "policies.doer.lora.rank=4"], "policies.doer.lora.rank: cannot change"),
     "greedy repeats": (["eval", "RUN", "--episodes", "2"], "at eval.temperature=0 all 2 episodes"),
     "eval of a checkpoint": (["eval", "CHECKPOINT"], "is a checkpoint; `coterie eval"),
+    "no place for numbers": (["eval", "RUN", "--json", "no/where.json"], "--json no/where.json: there is no folder no"),
+    "a folder for numbers": (["eval", "RUN", "--json", "OUT"], "this is a folder; name a file in it"),
+    "no place for changes": (["replay", "RUN", "--out", "no/where.jsonl"], "--out no/where.jsonl: there is no folder"),
+    "no place for times": (["bench", "rollout", "--quick", "--out", "no/where.json"], "there is no folder no"),
     "eval of nothing": (["eval", "OUT"], "holds no run"),
     "check of nothing": (["check", "nowhere.yaml"], "nowhere.yaml: there is no such file"),
 }
@@ -308,6 +313,36 @@ def test_an_environment_without_tasks_is_told_with_its_key_and_line(
     (tmp_path / "some.jsonl").write_text('{"question": "1 + 1", "answer": 2}\n')
     told = plainly(coterie("train", game(tmp_path, tmp_path / "no-model", env=env, reward="number"), "--out", tmp_path))
     assert told.startswith(said) and "game.yaml, line" in told
+
+
+@pytest.mark.parametrize(
+    ("tasks", "said"),
+    [
+        ("({'question': '1'} for _ in range(9))", "env: Vowels.tasks gave a generator; a list of Task is wanted"),
+        ("[{'question': '1'}]", "env: Vowels.tasks gave a list of dict; Task is wanted"),
+        ("None", "env: Vowels.tasks gave a NoneType; a list of Task is wanted"),
+    ],
+)
+def test_an_environment_that_gives_no_tasks_is_told_what_is_wanted(tmp_path: Path, tasks: str, said: str) -> None:
+    config = game(tmp_path, tmp_path / "no-model")
+    code = (tmp_path / "vowels.py").read_text()
+    start = code.index("        return [Task(")
+    (tmp_path / "vowels.py").write_text(code[:start] + f"        return {tasks}\n" + code[code.index("\n", start) :])
+    assert plainly(coterie("train", config, "--out", tmp_path)).startswith(said)
+
+
+def test_held_out_tasks_that_are_trained_on_are_told(
+    tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, terms in (("train", range(4)), ("test", range(3, 6))):
+        rows = [{"question": f"{n} + {n}", "answer": 2 * n} for n in terms]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    env = {"name": "rows", "train": "train.jsonl", "test": "test.jsonl"}
+    build(load(game(tmp_path, tiny_model, env=env, reward="number")), tmp_path / "run", console=False)
+    assert "1 held-out tasks are also trained on, test/1 for one" in capsys.readouterr().err
+    apart = load(game(tmp_path, tiny_model, env=env, reward="number"), ["env.limit=3", "eval.tasks=3"])
+    build(apart, tmp_path / "apart", console=False)
+    assert capsys.readouterr().err == ""
 
 
 def test_layers_that_a_model_lacks_are_told_with_the_policy_that_asks_for_them(
