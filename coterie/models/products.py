@@ -54,7 +54,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`F.linear` with or without gradient, row by row in memory."""
     if torch.is_grad_enabled() or not x.is_cpu:
         return F.linear(x, weight, bias)
-    return product(x.reshape(-1, x.shape[-1]), weight, bias).contiguous().view(*x.shape[:-1], -1)
+    return product(x.reshape(-1, x.shape[-1]), weight, bias).contiguous().view(*x.shape[:-1], len(weight))
 
 
 def logits_of(hidden: Tensor, head: Tensor, bias: Tensor | None = None) -> Tensor:

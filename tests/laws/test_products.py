@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from coterie.models.products import product
+from coterie.models.products import linear, product
 
 
 @pytest.mark.parametrize("rows", [1, 2, 7, 8, 9, 13, 15, 16, 17, 24, 25, 31, 32, 33, 47, 49, 63, 64, 95, 96, 97])
@@ -20,3 +20,8 @@ def test_a_product_is_linear(rows: int, width: int, outs: int, biased: bool) -> 
     for same in (x, x.t().contiguous().t(), torch.cat([x, x], dim=1)[:, :width]):
         torch.testing.assert_close(product(same, weight, bias), expected, rtol=1e-5, atol=1e-5)
         assert torch.equal(same, x)
+
+
+def test_no_rows_are_no_rows() -> None:
+    with torch.no_grad():
+        assert linear(torch.zeros(2, 0, 24), torch.zeros(7, 24)).shape == (2, 0, 7)
