@@ -116,7 +116,8 @@ def tell_of_known(held_out: Sequence[Task], trained: Sequence[Task]) -> None:
     known = [task.id for task in held_out if _all_but_its_name(task) in seen] if seen else []
     if known:
         measured = "so what is measured there is what the team remembers; see env.train and env.test"
-        print(f"{len(known)} held-out tasks are also trained on, {known[0]} for one, {measured}", file=sys.stderr)
+        many = f"{len(known)} of {len(held_out)} held-out tasks are also trained on, {known[0]} for one"
+        print(f"{many}, {measured}", file=sys.stderr)
 
 
 def _all_but_its_name(task: Task) -> str:

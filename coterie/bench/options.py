@@ -10,6 +10,7 @@ import typer
 
 from coterie.bench.shapes import SHAPES
 from coterie.files import must_have_place
+from coterie.placement import pick_device
 
 Shape = Annotated[str, typer.Option(help=f"Random weights of this shape: {', '.join(SHAPES)}.")]
 Repeats = Annotated[int, typer.Option(min=1, help="How often each measurement is taken; the median counts.")]
@@ -26,13 +27,11 @@ Out = Annotated[
 
 
 def pick(device: str) -> torch.device:
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
     kind = device.partition(":")[0]  # cuda:1 is the second of several
-    if kind not in ("cpu", "cuda") or (kind == "cuda" and not torch.cuda.is_available()):
+    if kind not in ("auto", "cpu", "cuda") or (kind == "cuda" and not torch.cuda.is_available()):
         there = "auto, cpu or cuda" if torch.cuda.is_available() else "auto or cpu; PyTorch sees no GPU here"
         raise typer.BadParameter(f"--device {device}: it is {there}")
-    return torch.device(device)
+    return pick_device(device)
 
 
 def known(shape: str) -> str:

@@ -220,16 +220,19 @@ def test_the_same_run_under_another_concurrency_samples_the_same_tokens(model_fo
     assert tokens("few rows", engine={"rows": 2}) == wide
 
 
-@pytest.mark.parametrize("name", ["state.pt", "policies/left/adapter_model.safetensors"])
-@pytest.mark.parametrize("how", ["cut", "gone", "changed"])
+WEIGHTS = "policies/left/adapter_model.safetensors"  # without a sum: a byte that changed in it is not noticed
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [("state.pt", "cut"), ("state.pt", "gone"), ("state.pt", "changed"), (WEIGHTS, "cut"), (WEIGHTS, "gone")],
+)
 def test_a_damaged_checkpoint_is_named_and_so_are_the_others(
     name: str, how: str, model_folder: Folder, tmp_path: Path
 ) -> None:
     tree = config(model_folder("llama"), steps=2)
     trained(tree, tmp_path)
     file = tmp_path / "checkpoints" / "000002" / name
-    if how == "changed" and name != "state.pt":
-        pytest.skip("safetensors have no sum")
     if how == "gone":
         file.unlink()
     elif how == "changed":

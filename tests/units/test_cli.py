@@ -339,7 +339,7 @@ def test_held_out_tasks_that_are_trained_on_are_told(
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     env = {"name": "rows", "train": "train.jsonl", "test": "test.jsonl"}
     build(load(game(tmp_path, tiny_model, env=env, reward="number")), tmp_path / "run", console=False)
-    assert "1 held-out tasks are also trained on, test/1 for one" in capsys.readouterr().err
+    assert "1 of 3 held-out tasks are also trained on, test/1 for one" in capsys.readouterr().err
     apart = load(game(tmp_path, tiny_model, env=env, reward="number"), ["env.limit=3", "eval.tasks=3"])
     build(apart, tmp_path / "apart", console=False)
     assert capsys.readouterr().err == ""

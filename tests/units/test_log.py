@@ -25,6 +25,7 @@ from coterie.config import ConfigError
 from coterie.console import LivePanel, plain_line, sparkline, table
 from coterie.files import append_line, atomic_folder, remove_folder, truncate_after, write_atomic
 from coterie.log import RunLog, read_episodes
+from coterie.rewards import TIMEOUTS
 from coterie.types import Episode, Task, Turn
 
 METRICS = {
@@ -358,8 +359,8 @@ def test_a_pipe_gets_one_plain_line_per_step(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_graders_that_had_to_be_killed_are_told_in_the_line() -> None:
-    assert plain_line(0, 9, {"grader_timeouts": 0.0}) == "step  0/9"
-    assert plain_line(0, 9, {"grader_timeouts": 1.5}) == "step  0/9  graders killed: 1.5 an episode"
+    assert plain_line(0, 9, {TIMEOUTS: 0.0}) == "step  0/9"
+    assert plain_line(0, 9, {TIMEOUTS: 1.5}) == "step  0/9  graders killed: 1.5 an episode"
 
 
 def test_a_role_named_like_a_policys_metric_is_still_a_role() -> None:
