@@ -21,7 +21,30 @@ from coterie.workflows.template import check, fill
 Entry = dict[str, Any]  # question, answer, metadata
 OURS = ("seed", "size")  # parameters of every dataset that are options of the environment
 SCORER = "coterie.rewards.reasoning_gym:native"
+# Datasets whose scorer passes the answer to `eval` or to sympy's `parse_expr`, which calls it.
+EVALUATING = frozenset(
+    [
+        "binary_matrix",
+        "countdown",
+        "intermediate_integration",
+        "n_queens",
+        "polynomial_multiplication",
+        "puzzle24",
+        "simple_integration",
+        "spiral_matrix",
+        "string_insertion",
+    ]
+)
 DRAWS = 20  # entries drawn for each test task that is wanted, before we settle for fewer
+
+
+@dataclass(frozen=True)
+class NativeGrader(Grader):
+    """A dataset's own scorer."""
+
+    @property
+    def needs_sandbox(self) -> bool:
+        return self.options["dataset"] in EVALUATING
 
 
 @dataclass(frozen=True)
@@ -61,7 +84,7 @@ class ReasoningGym(TaskEnv):
 
     def native(self, deadline: float) -> Grader:
         options = {"dataset": self.dataset, "params": self.params}
-        return Grader(SCORER, options, deadline)
+        return NativeGrader(SCORER, options, deadline)
 
     def _held_out(self, seen: set[str]) -> list[Task]:
         """New tasks in the order they are drawn; fewer than asked for where the dataset is a small world."""

@@ -38,6 +38,11 @@ class Grader:
     options: Mapping[str, Any] = field(default_factory=dict)
     deadline: float = 30.0  # seconds for one answer
 
+    @property
+    def needs_sandbox(self) -> bool:
+        """True if grading executes what a model wrote; such a reward must not run without the sandbox."""
+        return self.name in IN_THE_SANDBOX
+
     async def __call__(self, answer: Any, truth: Any) -> float:
         if self.name in INLINE:
             value = load(INLINE[self.name])(answer, truth, **self.options)
@@ -61,6 +66,10 @@ class Composed(Grader):
     """Several rewards of one answer, each times its weight, added."""
 
     parts: tuple[tuple[float, Grader], ...] = ()
+
+    @property
+    def needs_sandbox(self) -> bool:
+        return any(part.needs_sandbox for _, part in self.parts)
 
     async def __call__(self, answer: Any, truth: Any) -> float:
         worth = await asyncio.gather(*(part(answer, truth) for _, part in self.parts))

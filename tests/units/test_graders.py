@@ -230,6 +230,28 @@ def test_a_users_function_may_be_a_part(tmp_path: Path) -> None:
     assert grade("compose", "2", 2, parts=config.reward.options["parts"]) == 4.0
 
 
+@pytest.mark.parametrize(
+    ("reward", "dataset", "needed"),
+    [
+        ("math", "countdown", False),
+        ("code", "countdown", True),
+        ("native", "countdown", True),
+        ("native", "chain_sum", False),
+        ("native", "n_queens", True),
+    ],
+)
+def test_a_grader_says_whether_it_executes_what_a_model_wrote(reward: str, dataset: str, needed: bool) -> None:
+    env = graded(ReasoningGym(dataset, size=2, test_size=1), reward, {}, 3.0)
+    assert isinstance(env, TaskEnv)
+    assert env.grade.needs_sandbox is needed
+
+
+def test_a_composed_reward_needs_what_its_parts_need() -> None:
+    parts = [Weighted(name, {}, None, 1.0) for name in ("exact", "code")]
+    assert grader("compose", {"parts": tuple(parts)}, 3.0).needs_sandbox
+    assert not grader("compose", {"parts": tuple(parts[:1])}, 3.0).needs_sandbox
+
+
 def test_countdown_is_scored_by_its_own_scorer_wherever_the_answer_stands() -> None:
     env = graded(ReasoningGym("countdown", size=2, test_size=1), "native", {}, 30.0)
     assert isinstance(env, TaskEnv)
