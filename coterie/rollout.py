@@ -7,7 +7,7 @@ import inspect
 import traceback
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import partial
 from typing import Any
@@ -17,13 +17,17 @@ from coterie.errors import UserError
 from coterie.finite import must_be_numbers
 from coterie.patience import impatient
 from coterie.processes import ALONE, Processes
-from coterie.rewards import TIMEOUTS
+from coterie.rewards import TIMEOUTS, GraderFailed, GraderTimeout
 from coterie.seeds import stable_hash
 from coterie.types import Engine, Env, Episode, Fork, Message, Metrics, Outcome, Sampling, Task, Turn, Workflow
 
 Given = Mapping[tuple[str, int], Turn | str]
 HELD_UP = 1 / 8  # of the deadline, but a second at least: for so long one episode may hold up all others
 CLOSING = 10.0  # seconds that a world may take to close
+# A score is tried again when the grader hung, died, or could not be reached; OSError holds TimeoutError, GraderTimeout
+# and ConnectionError. Any other error is a mistake in the grader and would come again.
+DOWN = (GraderFailed, OSError)
+BACKOFF = (1.0,)  # seconds to wait before each further attempt, so a hanging grader costs two deadlines and a second
 SAMPLED = [f.name for f in fields(Turn) if f.default is MISSING]  # what a turn is, before anyone judges it
 
 
@@ -216,8 +220,7 @@ class Collector:
             async with gate, _in_time("the episode", self.deadline, "rollout.deadline"):
                 outcome = await self._play(episode, seats, given)
             # Not under the gate: how long a grader takes must not decide which episodes are sampled together.
-            async with _in_time("its score", self.score_deadline, "rollout.score_deadline"):
-                await self.score(episode, outcome)
+            await self.score(episode, outcome)
         except (Exception, SystemExit, asyncio.CancelledError) as error:
             # The one place: whatever a workflow or a grader does wrong is the episode's.
             if isinstance(error, asyncio.CancelledError) and (task := asyncio.current_task()) and task.cancelling():
@@ -244,21 +247,53 @@ class Collector:
         """Write down what came of an episode, and what it was worth."""
         episode.answer = outcome.answer
         episode.reward = outcome.reward or 0.0
-        await self.env.score(episode)
+        await self._scored(episode, owner=episode)
         episode.metrics |= outcome.metrics
         if outcome.judge is not None:
-            episode.metrics |= await outcome.judge(partial(self._grade, episode))
+            async with self._in_score_time():
+                episode.metrics |= await outcome.judge(partial(self._grade, episode))
         must_be_numbers(episode)
+
+    async def _scored(self, episode: Episode, owner: Episode) -> None:
+        """Let the environment score; once more, from the same start, if its grader hung or was down.
+
+        Nothing is sampled again. An episode that gets no score fails: a zero would teach that its answer was wrong.
+        """
+        for pause in (*BACKOFF, None):
+            attempt = _copy(episode)
+            try:
+                async with self._in_score_time():
+                    await self.env.score(attempt)
+                return _write_score(attempt, episode)
+            except DOWN as error:
+                if isinstance(error, GraderTimeout):
+                    owner.metrics[TIMEOUTS] = owner.metrics.get(TIMEOUTS, 0.0) + 1.0
+                if pause is None:
+                    raise
+                await asyncio.sleep(pause)
+
+    def _in_score_time(self) -> AbstractAsyncContextManager[None]:
+        return _in_time("its score", self.score_deadline, "rollout.score_deadline")
 
     async def _grade(self, episode: Episode, answer: Any) -> float:
         """What the environment would give for another answer."""
         if answer == episode.answer:
             return episode.reward
-        trial = replace(episode, answer=answer, turns=[replace(turn) for turn in episode.turns], metrics={})
-        await self.env.score(trial)
-        if TIMEOUTS in trial.metrics:  # a user's own environment need not count them
-            episode.metrics[TIMEOUTS] = episode.metrics.get(TIMEOUTS, 0.0) + trial.metrics[TIMEOUTS]
+        trial = replace(_copy(episode), answer=answer, metrics={})
+        await self._scored(trial, owner=episode)
         return trial.reward
+
+
+def _copy(episode: Episode) -> Episode:
+    """One whose scores can be written and thrown away."""
+    return replace(episode, turns=[replace(turn) for turn in episode.turns], metrics=dict(episode.metrics))
+
+
+def _write_score(scored: Episode, episode: Episode) -> None:
+    """Take over all that scoring wrote. The turns stay the same objects: a workflow's judge holds on to them."""
+    for turn, copy in zip(episode.turns, scored.turns, strict=True):
+        vars(turn).update(vars(copy))
+    vars(episode).update({**vars(scored), "turns": episode.turns})
 
 
 @asynccontextmanager
@@ -318,10 +353,13 @@ def summary(episodes: Sequence[Episode]) -> Metrics:
     metrics: Metrics = {"failed": float(len(episodes) - len(played))}
     for kind, count in Counter(e.error_kind for e in episodes if e.error is not None).items():
         metrics[f"failed/{kind}"] = float(count)
+    killed = [episode.metrics[TIMEOUTS] for episode in episodes if TIMEOUTS in episode.metrics]
+    if killed:
+        metrics[TIMEOUTS] = mean(killed)  # of all episodes: most of those whose grader was killed have failed
     if not played:
         return metrics
     metrics["reward"] = mean([episode.reward for episode in played])
-    for name in sorted({name for episode in played for name in episode.metrics}):
+    for name in sorted({name for episode in played for name in episode.metrics} - {TIMEOUTS}):
         metrics[name] = mean([episode.metrics[name] for episode in played if name in episode.metrics])
     for role in dict.fromkeys(turn.role for episode in played for turn in episode.turns):
         pairs = [(episode, turn) for episode in played for turn in episode.turns if turn.role == role]

@@ -118,10 +118,10 @@ def _groups(dry: DryRun) -> Found:
 
 
 def _timeouts(dry: DryRun) -> Found:
-    killed = sum(episode.metrics.get(TIMEOUTS, 0.0) for episode in dry.tried)  # some environments count none
+    killed = sum(episode.metrics.get(TIMEOUTS, 0.0) for episode in dry.everything)  # some environments count none
     if killed:
-        mend = "they earned 0; if they are no strange answers, raise rollout.score_deadline"
-        yield Finding("warning", f"the grader of {killed:g} answers took too long and was killed: {mend}")
+        mend = "episodes without a score are left out of training; raise rollout.score_deadline if it needs longer"
+        yield Finding("warning", f"{killed:g} times the grader took too long and was killed: {mend}")
 
 
 def _gaps(dry: DryRun) -> Found:

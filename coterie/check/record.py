@@ -85,10 +85,14 @@ class DryRun:
         return earned
 
     @property
+    def everything(self) -> list[Episode]:
+        """What was played by the models or with words put into their mouths, failed or not."""
+        return [*self.episodes, *(gold.episode for gold in self.golds), *(probe.episode for probe in self.probes)]
+
+    @property
     def tried(self) -> list[Episode]:
-        """Everything that was played to its end, by the models or with words put into their mouths."""
-        others = [gold.episode for gold in self.golds] + [probe.episode for probe in self.probes]
-        return [*self.played, *(episode for episode in others if episode.error is None)]
+        """Of all that, what was played to its end."""
+        return [episode for episode in self.everything if episode.error is None]
 
     @property
     def learning(self) -> list[str]:

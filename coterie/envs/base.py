@@ -9,7 +9,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field
 
-from coterie.rewards import TIMEOUTS, Grader, GraderTimeout, grader
+from coterie.rewards import TIMEOUTS, Grader, grader
 from coterie.types import Env, Episode, Split, Task, Turn, is_right
 
 Count = Annotated[int, Field(ge=1)]
@@ -31,7 +31,11 @@ class TaskEnv:
         return None
 
     async def score(self, episode: Episode) -> None:
-        """The reward of the team's answer; or, where the workflow answers for each role, of each role's own."""
+        """The reward of the team's answer; or, where the workflow answers for each role, of each role's own.
+
+        A grader that hangs, dies or cannot be reached raises: the episode then has no score, and is no zero.
+        """
+        episode.metrics.setdefault(TIMEOUTS, 0.0)
         if is_by_role(episode):
             await self._score_roles(episode, episode.answer)
         else:
@@ -53,14 +57,7 @@ class TaskEnv:
         episode.reward = sum(last.values()) / len(last)
 
     async def _worth(self, episode: Episode, answer: Any) -> float:
-        """The grade of an answer. One that keeps its grader busy until that is killed is worth 0, and is counted:
-        were its episode left out, nobody would learn not to say such things."""
-        episode.metrics.setdefault(TIMEOUTS, 0.0)
-        try:
-            return await self.grade(answer, self.reference(episode.task))
-        except GraderTimeout:
-            episode.metrics[TIMEOUTS] += 1.0
-            return 0.0
+        return await self.grade(answer, self.reference(episode.task))
 
     def reference(self, task: Task) -> Any:
         """What the reward compares the answer with."""

@@ -353,17 +353,17 @@ class Questions(TaskEnv):
         return TASKS
 
 
-def test_a_grader_that_hangs_is_cut_and_its_answer_is_worth_nothing(collector: Collector, tmp_path: Path) -> None:
+def test_graders_that_hang_are_cut_and_those_behind_them_are_answered(collector: Collector, tmp_path: Path) -> None:
     (tmp_path / "grade.py").write_text("def grade(answer, truth):\n    while truth == 'hang': pass\n    return 1.0\n")
     env = graded(Questions(), f"{tmp_path}/grade.py:grade", {}, deadline=1.0)
     # More hang than there are processes to grade in, so that the good ones have to wait for them.
     tasks = [Task(f"task {i}", "Go.", "hang" if i < 4 else "fine") for i in range(8)]
     patient = replace(collector, workflow=OneByOne(("left",)), env=env, score_deadline=None)
     episodes = patient.collect(tasks, 1, {"left": SEATS["left"]}, seed=1)
-    assert [e.error_kind for e in episodes] == [None] * 8
-    assert [e.reward for e in episodes] == [0.0] * 4 + [1.0] * 4
-    assert [e.metrics["grader_timeouts"] for e in episodes] == [1.0] * 4 + [0.0] * 4
-    assert summary(episodes)["grader_timeouts"] == 0.5
+    assert [e.error_kind for e in episodes] == ["GraderTimeout"] * 4 + [None] * 4
+    assert [e.reward for e in episodes[4:]] == [1.0] * 4
+    assert [e.metrics["grader_timeouts"] for e in episodes] == [2.0] * 4 + [0.0] * 4
+    assert summary(episodes)["grader_timeouts"] == 1.0
 
 
 @dataclass(frozen=True)

@@ -138,9 +138,11 @@ def test_a_sampler_that_disagrees_with_the_learner_is_named() -> None:
 
 def test_answers_that_were_too_much_for_the_grader_are_counted() -> None:
     one, two = healthy()
-    two.metrics["grader_timeouts"] = 2.0
-    level, text = only(found([one, two]))
-    assert level == "warning" and text.startswith("the grader of 2 answers took too long")
+    two.metrics["grader_timeouts"] = 1.0
+    failed = Episode("f", one.task, 0, metrics={"grader_timeouts": 2.0}, error="…", error_kind="GraderTimeout")
+    of_failures, of_graders = found([one, two, failed])
+    assert of_failures.text.startswith("1 of 3 episodes failed (1 GraderTimeout)")
+    assert of_graders.level == "warning" and of_graders.text.startswith("3 times the grader took too long")
 
 
 def test_errors_come_first_under_the_count() -> None:
