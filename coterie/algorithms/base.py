@@ -13,7 +13,18 @@ from pydantic import Field
 from torch import Tensor
 
 from coterie.algorithms.effect import without_effect
-from coterie.rl.losses import KlEstimator, Level, Normalize, Reduce, clipped_policy_loss, kl, log_ratio, token_weights
+from coterie.rl.losses import (
+    KlEstimator,
+    Level,
+    Normalize,
+    Reduce,
+    clipped_policy_loss,
+    kl,
+    log_ratio,
+    ratio_of,
+    token_weights,
+    truncated_importance_weight,
+)
 from coterie.types import Batch, Episode, Fork, Learner, Metrics, Scores, Turn
 
 Positive = Annotated[float, Field(gt=0)]
@@ -121,10 +132,10 @@ class Algorithm:
         """One number per sampled token."""
         high = self.clip if self.clip_high is None else self.clip_high
         old = self.old(scores, batch)
-        ratio = log_ratio(scores.logprobs, old, batch.turn, self.level, self.normalize, batch.words).exp()
+        ratio = ratio_of(log_ratio(scores.logprobs, old, batch.turn, self.level, self.normalize, batch.words))
         loss = clipped_policy_loss(ratio, batch.advantages, self.clip, high, self.dual_clip)
         if self.truncate is not None:
-            loss = loss * (old - batch.logprobs).exp().clamp(max=self.truncate)
+            loss = loss * truncated_importance_weight(old, batch.logprobs, self.truncate)
         if self.kl > 0 and self.kl_in == "loss":
             loss = loss + self.kl * kl(scores.logprobs, batch.ref_logprobs, self.kl_estimator)
         if self.entropy > 0:

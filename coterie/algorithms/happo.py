@@ -13,6 +13,7 @@ from pydantic import Field
 from torch import Tensor
 
 from coterie.algorithms.mappo import Mappo
+from coterie.rl.losses import ratio_of
 from coterie.rl.sequential import others_moved
 from coterie.types import Batch, Learner, Metrics
 
@@ -47,7 +48,7 @@ class Happo(Mappo):
         for place, policy in enumerate(order):
             learner, batch = learners[policy], batches[policy]
             moved = log_factor(batch, updated)
-            weighed = replace(batch, advantages=batch.advantages * self.held(moved).exp())
+            weighed = replace(batch, advantages=batch.advantages * ratio_of(self.held(moved)))
             trained = self.train([learner], [weighed], rng)[0]
             metrics |= {f"{policy}/{key}": value for key, value in (trained | self._report(moved[batch.mask])).items()}
             if place + 1 < len(order):
@@ -61,7 +62,7 @@ class Happo(Mappo):
 
     def _report(self, moved: Tensor) -> Metrics:
         held = self.held(moved)
-        return {"factor": float(held.exp().mean()), "factor_held": float((held != moved).float().mean())}
+        return {"factor": float(ratio_of(held).mean()), "factor_held": float((held != moved).float().mean())}
 
 
 def log_factor(batch: Batch, updated: list[tuple[Batch, Tensor]]) -> Tensor:

@@ -12,6 +12,13 @@ Level = Literal["token", "turn"]
 Normalize = Literal["sum", "token", "word"]
 KlEstimator = Literal["k1", "k2", "k3"]
 
+LOG_RATIO_LIMIT = 20.0  # e^20 is far outside any clip; e^89 is infinite in float32, and 0·∞ in a backward pass is NaN
+
+
+def ratio_of(log_ratio: Tensor) -> Tensor:
+    """exp of a log-ratio clamped to ±20, so that it is finite, and so is its gradient."""
+    return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+
 
 def log_ratio(logprobs: Tensor, old: Tensor, turn: Tensor, level: Level, normalize: Normalize, words: Tensor) -> Tensor:
     """How much likelier each token has become, or, at the level of turns, the turn it is in: [N] → [N].
@@ -41,17 +48,24 @@ def clipped_policy_loss(
     return loss
 
 
+def truncated_importance_weight(old: Tensor, sampler: Tensor, most: float) -> Tensor:
+    """Learner over sampler probability of each token, at most `most`: corrects for sampling with other numerics."""
+    return ratio_of(old - sampler).clamp(max=most)
+
+
 def kl(logprobs: Tensor, reference: Tensor, estimator: KlEstimator) -> Tensor:
     """How far the policy is from the reference, estimated at the sampled token.
 
     k1: unbiased, may be negative.  k2: small variance, biased.  k3: unbiased and never negative.
+    A token e^20 times likelier by the reference has no gradient by k3; the linear term alone would push it away.
     """
     log_ratio = reference - logprobs
     if estimator == "k1":
         return -log_ratio
     if estimator == "k2":
         return 0.5 * log_ratio**2
-    return log_ratio.exp() - 1 - log_ratio
+    log_ratio = log_ratio.clamp(max=LOG_RATIO_LIMIT)
+    return ratio_of(log_ratio) - 1 - log_ratio
 
 
 def value_loss(

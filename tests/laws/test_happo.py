@@ -107,6 +107,16 @@ def test_an_advantage_of_happo_carries_how_far_the_others_have_moved(seed: int, 
         assert metrics[f"{policy}/factor_held"] == pytest.approx(held)
 
 
+def test_the_factor_is_clamped_like_every_ratio_where_its_own_limit_is_higher() -> None:
+    _, batches = judged(0)
+    diary: list[tuple[str, Batch]] = []
+    learners = {policy: Drifts(policy, diary, by=200.0) for policy in POLICIES}
+    metrics = Happo(max_factor=1e30).update(learners, batches, random.Random(0), step=0)  # type: ignore[arg-type]
+    factors = [(given.advantages / batches[policy].advantages)[batches[policy].mask] for policy, given in diary]
+    assert float(torch.cat(factors).max()) == pytest.approx(math.exp(20.0))
+    assert all(metrics[f"{policy}/factor"] <= math.exp(20.0) for policy in batches)
+
+
 def test_the_order_of_happo_changes_from_step_to_step_and_is_drawn_from_the_run_s_stream() -> None:
     def orders(seed: int) -> list[list[str]]:
         _, batches = judged(0)

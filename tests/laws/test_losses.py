@@ -17,16 +17,19 @@ from coterie.algorithms.ppo import Ppo
 from coterie.batch import make_batches
 from coterie.rl.losses import (
     KlEstimator,
+    Level,
     Normalize,
     Reduce,
     clipped_policy_loss,
     kl,
     log_ratio,
+    ratio_of,
     token_weights,
+    truncated_importance_weight,
     value_loss,
 )
-from coterie.types import Scores
-from tests.episodes import random_episodes
+from coterie.types import Batch, Scores
+from tests.episodes import episode, random_episodes, turn
 
 SEEDS = range(5)
 
@@ -68,6 +71,65 @@ def test_the_policy_loss_and_its_gradient_by_hand(ratio: float, advantage: float
     value = clipped_policy_loss(new.exp(), torch.tensor([advantage]), low=0.2, high=0.3, dual=3.0)
     value.sum().backward()
     assert value.tolist() == pytest.approx([loss])
+    assert new.grad is not None and new.grad.tolist() == pytest.approx([slope])
+
+
+LONG = 4096  # tokens of a turn: at 0.022 nats a token their sum overflows float32
+
+
+def long_turn(advantage: float, drift: float) -> tuple[Scores, Batch, Tensor]:
+    """One turn whose tokens have all become likelier by `drift`, in the precision that learners have."""
+    said = turn(response=(3,) * LONG)
+    said.advantages = torch.full((LONG,), advantage)
+    said.old_logprobs, said.ref_logprobs = torch.full((LONG,), -90.0), torch.full((LONG,), -90.0)
+    batch = make_batches([episode([said])])["policy"]
+    new = (said.old_logprobs + drift).requires_grad_()
+    return Scores(new, torch.ones(LONG)), batch.each(lambda column: column[batch.mask]), new
+
+
+@pytest.mark.parametrize("drift", [0.0, 0.022, -0.022, 1.0, -1.0, 80.0])
+@pytest.mark.parametrize("normalize", get_args(Normalize))
+@pytest.mark.parametrize("level", get_args(Level))
+@pytest.mark.parametrize("advantage", [1.0, -1.0, 0.0])
+def test_a_long_turn_has_a_finite_loss_and_gradient(
+    advantage: float, level: Level, normalize: Normalize, drift: float
+) -> None:
+    scores, batch, new = long_turn(advantage, drift)
+    algorithm = Algorithm(epochs=2, level=level, normalize=normalize, kl=0.1, truncate=2.0)
+    loss = algorithm.loss(scores, batch)
+    loss.sum().backward()
+    assert new.grad is not None and bool(loss.isfinite().all()) and bool(new.grad.isfinite().all())
+
+
+@pytest.mark.parametrize("drift", [0.0, 0.022, -0.022, 80.0, -800.0, math.inf, -math.inf])
+@pytest.mark.parametrize("dual", [None, 3.0])
+@pytest.mark.parametrize("level", get_args(Level))
+def test_an_advantage_of_zero_has_no_gradient_whatever_the_ratio(
+    level: Level, dual: float | None, drift: float
+) -> None:
+    scores, batch, new = long_turn(0.0, drift)
+    loss = Algorithm(epochs=2, level=level, dual_clip=dual).loss(scores, batch)
+    loss.sum().backward()
+    assert new.grad is not None and not bool(new.grad.any()) and not bool(loss.any())
+
+
+def test_log_ratios_are_clamped_to_twenty_before_exp() -> None:
+    far = torch.tensor([-1e4, -20.0, 0.0, 20.0, 1e4])
+    expected = torch.tensor([-20.0, -20.0, 0.0, 20.0, 20.0]).exp()
+    assert torch.equal(ratio_of(far), expected)
+    assert torch.equal(truncated_importance_weight(far, torch.zeros(5), most=1e30), expected)
+    assert torch.equal(truncated_importance_weight(far, torch.zeros(5), most=2.0), expected.clamp(max=2.0))
+    assert bool(kl(-far, torch.zeros(5), "k3").isfinite().all())
+
+
+@pytest.mark.parametrize(
+    ("off", "slope"),
+    [(30.0, 1.0), (1.0, 1 - math.exp(-1)), (-1.0, 1 - math.e), (-30.0, 0.0)],
+)
+def test_k3_far_from_the_reference_never_pushes_further_away(off: float, slope: float) -> None:
+    """`off` is how much likelier the policy finds the token than the reference does."""
+    new = torch.tensor([off], dtype=torch.float64, requires_grad=True)
+    kl(new, torch.zeros(1, dtype=torch.float64), "k3").sum().backward()
     assert new.grad is not None and new.grad.tolist() == pytest.approx([slope])
 
 
