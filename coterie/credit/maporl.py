@@ -27,8 +27,9 @@ class Maporl(Credit):
     """
 
     gamma: Share = 0.3  # what the next turn's score counts, with `horizon: discounted`
-    horizon: Horizon = "discounted"  # the turn's score and all later ones, the last one alone, or its own alone
-    share: Among = "all"  # whether later scores are the team's mean, or the role's own
+    horizon: Horizon = "discounted"  # the turn's score and all later ones, the last round's, or this round's
+    # Whether scores are the mean over the roles, or the role's own; `discounted` takes the turn's own score either way.
+    share: Among = "all"
     alpha0: float = 0.0  # for joining the peers: + among the right, − among the wrong
     alpha1: float = 0.0  # for leaving them: + the wrong ones, − the right ones
     alpha2: float = 0.0  # for peers who change their mind against what the role said: + to right, − to wrong
@@ -47,8 +48,8 @@ class Maporl(Credit):
         set_by_hand = {f.name for f in fields(self) if getattr(self, f.name) != f.default}
         if self.horizon != "discounted" and "gamma" in set_by_hand:
             yield "credit.gamma", f"has no effect with horizon: {self.horizon}"
-        if self.horizon == "current" and "share" in set_by_hand:
-            yield "credit.share", "has no effect with horizon: current, which counts no later scores"
+        if len(config.roles) < 2 and "share" in set_by_hand:
+            yield "credit.share", "has no effect: there is one role, whose scores are the team's"
         rules = [rule for rule in ("min_words", "max_repeated", "boxed") if rule in set_by_hand]
         if self.penalty and not rules:
             yield "credit.penalty", "has no effect without a rule: min_words, max_repeated or boxed"

@@ -48,25 +48,25 @@ _TOGETHER: dict[str, Callable[[Sequence[float]], float]] = {"sum": fsum, "max": 
 
 
 def score_over_turns(rounds: Rounds, t: int, role: str, gamma: float, horizon: Horizon, among: Among) -> float:
-    """MaPoRL's reward of a role's turn t: its own score, then the later ones of the whole team or its own.
+    """MaPoRL's reward of a role's turn t. Among `all`, a score is the mean over the roles; else it is the role's own.
 
-        discounted   their mean with weights 1, γ, γ² …
-        last         the last of them alone
-        current      the first of them alone: the turn's own
+        discounted   the mean of this turn's and all later scores with weights 1, γ, γ² …; this turn's is the role's own
+        last         the score of the last round
+        current      the score of this round
 
-    A later round in which nobody concerned has a score counts neither above nor below the line.
+    A round in which nobody concerned has a score counts neither above nor below the line.
     """
-    scores: dict[int, float] = {}
-    for later in range(t, len(rounds)):
-        whole = among == "all" and later > t
-        those = [score for other, score in rounds[later].items() if whole or other == role]
-        if those and (horizon != "current" or later == t):
-            scores[later] = mean(those)
+    left = range(t, len(rounds))
+    own = {u: rounds[u][role] for u in left if role in rounds[u]}
+    scores = own if among == "individual" else {u: mean(list(rounds[u].values())) for u in left if rounds[u]}
     if horizon == "last":
         return scores[max(scores)] if scores else 0.0
-    weights = {later: gamma ** (later - t) for later in scores}
+    if horizon == "current":
+        return scores.get(t, 0.0)
+    terms = {u: scores[u] for u in scores if u > t} | {u: own[u] for u in own if u == t}
+    weights = {u: gamma ** (u - t) for u in terms}
     total = sum(weights.values())
-    return sum(weights[later] * score for later, score in scores.items()) / total if total > 0 else 0.0
+    return sum(weights[u] * score for u, score in terms.items()) / total if total > 0 else 0.0
 
 
 def is_right(score: float) -> bool:

@@ -202,20 +202,45 @@ def test_maporl_gives_the_known_values() -> None:
     assert earned(Maporl(share="individual"), spoken(*KNOWN))[0] == pytest.approx(0.82734, abs=5e-6)
 
 
+@pytest.mark.parametrize(
+    ("horizon", "share", "of_a", "of_b"),
+    [
+        ("last", "all", [0.5, 0.5], [0.5, 0.5]),
+        ("current", "all", [0.5, 0.5], [0.5, 0.5]),
+        ("current", "individual", [1.0, 1.0], [0.0, 0.0]),
+        ("last", "individual", [1.0, 1.0], [0.0, 0.0]),
+    ],
+)
+def test_maporl_shares_the_score_of_the_last_and_of_the_current_round(
+    horizon: Any, share: Any, of_a: list[float], of_b: list[float]
+) -> None:
+    """As `score_rule` in MAPoRL's released trainer (ppov2_trainer_multi_different_model.py)."""
+    found = earned(Maporl(horizon=horizon, share=share), spoken(("a", 1.0), ("b", 0.0), ("a", 1.0), ("b", 0.0)))
+    assert (found[0::2], found[1::2]) == (of_a, of_b)
+
+
+def test_a_share_among_several_roles_has_an_effect_whatever_the_horizon(tmp_path: Path) -> None:
+    for horizon in ("discounted", "last", "current"):
+        tree = naming_config(tmp_path, algorithm={"name": "grpo", "gamma_turn": 0.0})
+        tree["credit"] = {"name": "maporl", "horizon": horizon, "share": "individual"}
+        config = written(tree, tmp_path)
+        assert list(config.credit.made.problems(config)) == []
+
+
 def slow_score(played: Episode, i: str, t: int, gamma: float, horizon: str, share: str) -> float:
     """R_{t,i}, term by term; a term that nobody has a score for is in neither sum."""
     s, x = scores(played), max(u.round for u in played.turns)
     terms: list[tuple[int, float]] = []
     for later in range(t, x + 1):
         team = [score for (_, at), score in s.items() if at == later]
-        if later == t or share == "individual":
+        if (later == t and horizon == "discounted") or share == "individual":
             team = [s[i, later]] if (i, later) in s else []
         if team:
             terms.append((later, sum(team) / len(team)))
     if horizon == "last":
         return terms[-1][1] if terms else 0.0
     if horizon == "current":
-        return s.get((i, t), 0.0)
+        return next((score for later, score in terms if later == t), 0.0)
     below = sum(gamma ** (later - t) for later, _ in terms)
     return sum(gamma ** (later - t) * score for later, score in terms) / below if terms else 0.0
 
@@ -436,8 +461,8 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         "credit.gamma: has no effect with horizon: last",
     ),
     "share": (
-        {"credit": {"name": "maporl", "horizon": "current", "share": "individual"}},
-        "credit.share: has no effect with horizon: current",
+        {"credit": {"name": "maporl", "share": "individual"}, "roles": {"left": "left"}},
+        "credit.share: has no effect: there is one role",
     ),
     "penalty": ({"credit": {"name": "maporl", "penalty": 1.0}}, "credit.penalty: has no effect without a rule"),
     "rule": ({"credit": {"name": "maporl", "boxed": True}}, "credit.boxed: has no effect while credit.penalty is 0"),
