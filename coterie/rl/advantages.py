@@ -40,9 +40,21 @@ def leave_one_out(rewards: Tensor, group: Tensor) -> Tensor:
     return centred(rewards, group) * (size / (size - 1).clamp(min=1))[index]
 
 
+def group_spread(rewards: Tensor, group: Tensor) -> Tensor:
+    """Highest minus lowest of the group each sample is in: exactly zero where all are equal, however large."""
+    index, size = _group_sizes(group)
+    highest, lowest = (torch.zeros(len(size), dtype=rewards.dtype) for _ in range(2))
+    highest.scatter_reduce_(0, index, rewards, "amax", include_self=False)
+    lowest.scatter_reduce_(0, index, rewards, "amin", include_self=False)
+    return (highest - lowest)[index]
+
+
 def is_constant(rewards: Tensor, group: Tensor) -> Tensor:
-    """Whether the rewards of each sample's group differ by no more than rounding does; so in a group of one."""
-    return group_deviation(rewards, group) < FLAT * group_mean(rewards.abs(), group).clamp(min=1.0)
+    """Whether the rewards of each sample's group differ by less than 1e-6, whatever their mean; so in a group of one.
+
+    Not relative to the mean: a bonus of 0.001 on top of 10,000 is a lesson as well.
+    """
+    return group_spread(rewards, group) < FLAT
 
 
 def scaled(off: Tensor, rewards: Tensor, group: Tensor, epsilon: float = 1e-6) -> Tensor:

@@ -135,7 +135,7 @@ def test_turns_that_were_cut_are_left_out_where_asked_and_still_count_for_their_
     assert [advantage(e.turns[0]) for e in episodes[1:]] == whole[1:]
 
 
-@pytest.mark.parametrize("reward", [0.0, 1.0, -1e4])
+@pytest.mark.parametrize("reward", [0.0, 1.0, -1.0])
 def test_rounding_in_the_rewards_of_a_constant_group_is_not_blown_up_to_advantages(reward: float) -> None:
     """A KL in the reward that is zero but for rounding; divided by its own deviation it would be about one."""
     episodes = pair(*(reward * (1 + 1e-7 * i) for i in range(3)))
@@ -148,6 +148,22 @@ def test_rounding_in_the_rewards_of_a_constant_group_is_not_blown_up_to_advantag
     episodes[0].reward += 1e-2 * max(1.0, abs(reward))
     credited(Grpo(kl=0.5, kl_in="reward"), episodes)
     assert advantage(episodes[0].turns[0]) == pytest.approx(1.1547, abs=1e-3)  # two thirds over √(1/3)
+
+
+@pytest.mark.parametrize("mean", [0.0, 1.0, 1e4, -1e4])
+def test_a_group_is_constant_by_its_spread_whatever_its_mean(mean: float) -> None:
+    episodes = pair(mean, mean + 1e-3, task="steep") + pair(mean, mean, task="flat")
+    metrics = credited(Grpo(drop_constant=True), episodes)
+    assert metrics["groups/constant"] == 1 and metrics["dropped/constant"] == 2
+    assert [e.turns[0].advantages is None for e in episodes] == [False, False, True, True]
+    assert [advantage(e.turns[0]) for e in episodes[:2]] == pytest.approx([-0.70711, 0.70711], abs=2e-3)
+
+
+def test_equal_rewards_are_constant_however_large() -> None:
+    """The mean of three equal numbers is off by rounding, and so is their deviation; their spread is exactly zero."""
+    episodes = pair(*[1e15 / 3] * 3)
+    assert credited(Grpo(), episodes)["groups/constant"] == 1
+    assert [advantage(e.turns[0]) for e in episodes] == [0.0] * 3
 
 
 def test_the_report_counts_groups_that_teach_nothing_or_mix_prompts() -> None:
