@@ -22,6 +22,7 @@ from coterie.config.crosscheck import cross_check
 from coterie.config.installed import must_be_installed
 from coterie.config.problems import Path as Names
 from coterie.config.problems import Problems
+from coterie.config.protected import must_be_protected
 from coterie.config.settings import Hidden
 from coterie.config.strict import complaint
 from coterie.engines.hf import HfEngine
@@ -60,6 +61,7 @@ def build(config: Config, folder: Path, console: bool = True, training: bool = T
     cross_check(config, workflow, algorithm, training)
     must_be_installed(config)
     env = graded(config.env.made, config.reward.name, config.reward.options, config.rollout.score_deadline)
+    must_be_protected(config, env)
     tasks = TaskStream(tasks_of(env, "train", config), config.tasks_per_step, config.seed)
     unseen = tasks_of(env, "test", config)
     held_out = [unseen[i] for i in range(min(config.eval.tasks, len(unseen)))]

@@ -98,7 +98,7 @@ def train(
       coterie train --resume runs/demo steps=60
 
     Ctrl-C ends it after the step at hand and saves it; a second Ctrl-C ends it at once. A resumed run may be given
-    other steps, eval.*, checkpoint.*, log.* and rollout.*; everything else stays as it was.
+    other steps, sandbox, eval.*, checkpoint.*, log.* and rollout.*; everything else stays as it was.
     """
     words = [word for word in [config, *(changes or [])] if word is not None]
     if resume is None and not words:

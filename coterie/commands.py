@@ -16,7 +16,7 @@ from coterie.files import must_have_place
 from coterie.processes import joined
 
 REPLAYED = ("algorithm", "credit", "reward")
-ON_RESUME = ("steps", "eval", "checkpoint", "log", "rollout")  # the rest would make it another run
+ON_RESUME = ("steps", "eval", "checkpoint", "log", "rollout", "sandbox")  # the rest would make it another run
 
 
 def start(config_file: Path, changes: Sequence[str], out: Path, examples: int) -> None:
@@ -34,7 +34,7 @@ def go_on(folder: Path, changes: Sequence[str], examples: int) -> None:
     """Train on from a run's latest checkpoint."""
     for key, group in _changed(changes):
         if group not in ON_RESUME:
-            allowed = ", ".join(group if group == "steps" else f"{group}.*" for group in ON_RESUME)
+            allowed = ", ".join(group if group in ("steps", "sandbox") else f"{group}.*" for group in ON_RESUME)
             raise ConfigError(f"{key}: cannot change when a run is resumed; {allowed} can")
     config = load(_config_of(folder), changes)
     from coterie import sessions
@@ -69,7 +69,7 @@ def judge_again(folder: Path, changes: Sequence[str], most: int, out: Path | Non
     """Judge a run's stored episodes under other rules, and show what changes."""
     groups = []
     for key, group in _changed(changes):
-        if group not in REPLAYED:
+        if group not in (*REPLAYED, "sandbox"):
             raise ConfigError(f"{key}: cannot change what was played; {', '.join(REPLAYED)} can be judged otherwise")
         groups.append(group)
     must_have_place("--out", out)

@@ -31,6 +31,7 @@ WORDS = {
     "right": "right {:.3f}",
     "tokens_per_second": "{:.0f} tok/s",
     "groups/constant": "constant groups {:.3g}",
+    "sandbox/unsafe": "sandbox: unsafe, programs run unprotected",
 }
 
 
@@ -114,6 +115,7 @@ class LivePanel(Display):
     def _draw(self) -> None:
         now = self.latest
         counts = [*spelled(now, "right", "tokens_per_second", "groups/constant", "eval/reward"), failures(now)]
+        counts += spelled(now, "sandbox/unsafe")
         parts: list[RenderableType] = [self._progress(), reward_table(self.rewards)]
         if now:
             parts += [share_bar(under("seconds/", now)), policy_table(now), Text("  ".join(counts))]
@@ -145,6 +147,7 @@ def plain_line(step: int, steps: int, metrics: Metrics) -> str:
         *spelled(metrics, "tokens_per_second"),
         " ".join(f"{phase} {seconds:.1f}s" for phase, seconds in under("seconds/", metrics).items()),
         failures(metrics),
+        *spelled(metrics, "sandbox/unsafe"),
     ]
     return "  ".join(part for part in parts if part)
 

@@ -13,13 +13,16 @@ if TYPE_CHECKING:
 Options = dict[str, tuple[Any, Any]]  # by name: the type, and the default
 
 
-def workflow(*, roles: Sequence[str], judges_turns: bool = False) -> Callable[[Callable[..., Any]], type]:
+def workflow(
+    *, roles: Sequence[str], judges_turns: bool = False, needs_sandbox: bool = False
+) -> Callable[[Callable[..., Any]], type]:
     """A coroutine function as a workflow. Its keyword-only arguments are its options in the config.
 
     @workflow(roles=("writer", "critic"))
     async def review(task, team, world, *, rounds: int = 2): ...
 
-    `judges_turns`: it gives each turn all that it was worth.
+    `judges_turns`: it gives each turn all that it was worth. `needs_sandbox`: it executes what a model wrote, so that a
+    run is refused at once where that would not be safe.
     """
 
     def made(function: Callable[..., Any]) -> type:
@@ -32,9 +35,8 @@ def workflow(*, roles: Sequence[str], judges_turns: bool = False) -> Callable[[C
             return await function(task, team, world, **{name: getattr(self, name) for name in options})
 
         options = _options(function)
-        return _made(
-            function, options, {"roles": property(lambda self: given), "run": run, "judges_turns": judges_turns}
-        )
+        says = {"judges_turns": judges_turns, "needs_sandbox": needs_sandbox}
+        return _made(function, options, {"roles": property(lambda self: given), "run": run, **says})
 
     return made
 

@@ -16,6 +16,7 @@ from coterie.algorithms.left_out import only_this_round
 from coterie.config import Config, ConfigError
 from coterie.config.crosscheck import cross_check
 from coterie.config.problems import Problems
+from coterie.config.protected import must_be_protected
 from coterie.credit.base import Credit
 from coterie.envs.base import graded
 from coterie.log import read_episodes
@@ -47,6 +48,8 @@ def replay(folder: Path, config: Config, rescore: bool) -> Iterator[Verdict]:
     _must_matter(config, algorithm)
     memory: dict[str, Any] = {}
     env = graded(config.env.made, config.reward.name, config.reward.options, config.rollout.score_deadline)
+    if rescore:
+        must_be_protected(config, env)
     # Of the whole run: of one step all episodes with one purpose may have failed.
     purposes = {e.fork for path in folder.glob("otherwise/[0-9]*.jsonl") for e in read_episodes(path)}
     for path in _stored(folder):

@@ -18,6 +18,7 @@ from coterie.finite import must_be_numbers
 from coterie.patience import impatient
 from coterie.processes import ALONE, Processes
 from coterie.rewards import TIMEOUTS, GraderFailed, GraderTimeout
+from coterie.sandbox import SandboxMissing
 from coterie.seeds import stable_hash
 from coterie.types import Engine, Env, Episode, Fork, Message, Metrics, Outcome, Sampling, Task, Turn, Workflow
 
@@ -223,6 +224,8 @@ class Collector:
             await self.score(episode, outcome)
         except (Exception, SystemExit, asyncio.CancelledError) as error:
             # The one place: whatever a workflow or a grader does wrong is the episode's.
+            if isinstance(error, SandboxMissing):
+                raise  # no episode of this run can be played; its text says what the user can do
             if isinstance(error, asyncio.CancelledError) and (task := asyncio.current_task()) and task.cancelling():
                 raise  # somebody ends the run
             episode.error, episode.error_kind = traceback.format_exc(), type(error).__name__

@@ -25,6 +25,7 @@ from coterie.learners.torch import TorchLearner
 from coterie.log import RunLog, StepLog
 from coterie.processes import ALONE, Processes
 from coterie.rollout import Collector, Seat, enough, summary
+from coterie.sandbox import unprotected
 from coterie.seeds import stable_hash
 from coterie.tasks import TaskStream
 from coterie.types import Critic, Episode, Metrics, Task
@@ -69,6 +70,7 @@ def train(run: Run) -> None:
     with _finishing_on_interrupt(run):
         while run.step < config.steps and not stopping:
             with run.log.step(run.step) as log:
+                log.add(protection())
                 if config.eval.every and run.step % config.eval.every == 0:
                     measure(run, log)
                 learn(run, log)
@@ -78,8 +80,14 @@ def train(run: Run) -> None:
                 checkpoint.save(run)
         if run.step == config.steps:
             with run.log.step(run.step) as log:
+                log.add(protection())
                 measure(run, log)
     run.stopping = run.processes.any(run.stopping)  # and none leaves before the first has written all
+
+
+def protection() -> Metrics:
+    """Every step says so if programs run without bubblewrap."""
+    return {"sandbox/unsafe": 1.0} if unprotected() else {}
 
 
 def learn(run: Run, log: StepLog) -> None:

@@ -71,6 +71,7 @@ class Config:
     checkpoint: Checkpoints = field(default_factory=Checkpoints)
     log: Logging = field(default_factory=Logging)
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    sandbox: Literal["bubblewrap", "unsafe"] = "bubblewrap"  # unsafe: programs run also where bubblewrap does not work
     _sources: Sources = field(default_factory=Sources, compare=False, repr=False)
 
     @property

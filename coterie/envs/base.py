@@ -27,6 +27,11 @@ class TaskEnv:
     def tasks(self, split: Split) -> Sequence[Task]:
         raise NotImplementedError
 
+    @property
+    def needs_sandbox(self) -> bool:
+        """True if it executes what a model wrote."""
+        return self.grade.needs_sandbox
+
     def open(self, task: Task) -> Any:
         return None
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
@@ -32,6 +32,8 @@ class Swe:
     issue is closed); and if you like `id`, `commit`, `test_files` (path → text, put in before the tests run) and
     `patch`. The answer is a diff; it is worth 1 when all tests pass. Tests that are not done in time fail.
     """
+
+    needs_sandbox: ClassVar[bool] = True
 
     train: Path
     test: Path | None = None

@@ -15,10 +15,19 @@ SYSTEM = ("/usr", "/bin", "/lib", "/lib32", "/lib64", "/sbin")
 LOOKUPS = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime")
 NOBODY = "60713"  # a user that owns nothing; a limit on processes does not bind root
 PLACE = "/tmp"
+TOOLS = {"bwrap": "bubblewrap", "setpriv": "util-linux"}  # and the packages that have them
+
+
+class ToolMissing(Exception):
+    """A program that the sandbox is made with is not installed."""
+
+    def __init__(self, tool: str) -> None:
+        super().__init__(f"{tool} is not installed")
+        self.package = TOOLS[tool]
 
 
 def command(packages: Iterable[str], disk: int) -> list[str]:
-    """The words before `python …`. May raise FileNotFoundError where a tool is missing."""
+    """The words before `python …`; raises ToolMissing where a tool is not installed."""
     bwrap = _tool("bwrap")
     words = [bwrap, "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
     words += ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try", "--clearenv"]
@@ -93,5 +102,5 @@ def _shown(folders: Iterable[str]) -> list[str]:
 def _tool(name: str) -> str:
     found = shutil.which(name)
     if found is None:
-        raise FileNotFoundError(f"{name} is not installed")
+        raise ToolMissing(name)
     return found

@@ -6,8 +6,6 @@ import asyncio
 import atexit
 import marshal
 import os
-import sys
-import sysconfig
 import threading
 import warnings
 import weakref
@@ -18,12 +16,12 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from coterie.sandbox import apart, bubble
+from coterie.sandbox import apart, available, bubble
+from coterie.sandbox.available import PACKAGES, SandboxMissing
 from coterie.sandbox.record import Limits, Ran
 from coterie.sandbox.worker import Worker, cpu_seconds
 
 INSIDE = Path(__file__).with_name("inside.py").read_text()
-PACKAGES = tuple(dict.fromkeys(sysconfig.get_paths()[kind] for kind in ("purelib", "platlib")))
 
 
 class SandboxReduced(RuntimeWarning):
@@ -36,17 +34,19 @@ class Sandbox:
     One process serves one job and is replaced: nothing that a job does to it outlives the job. `concurrency` of them
     wait ahead, so a small script starts within milliseconds. Jobs may import what is installed beside Coterie.
 
-    `reduced`: without bubblewrap. Then a job still has limits, an empty environment and a folder of its own, but it can
-    do all to your files that you can; and where the kernel keeps namespaces to itself, it can use the network and
-    signal your processes.
+    Raises SandboxMissing where bubblewrap does not work. `reduced` does without it: a job still has limits, an empty
+    environment and a folder of its own, but it can do all to your files that you can; and where the kernel keeps
+    namespaces to itself, it can use the network and signal your processes.
     """
 
     def __init__(self, limits: Limits | None = None, concurrency: int = os.cpu_count() or 1, reduced: bool = False):
         self.limits = limits or Limits()
-        self.reduced = reduced or not _bubblewrap_works()
+        self.reduced = reduced
+        if not reduced and (problem := available.problem()):
+            raise SandboxMissing(f"programs cannot be run safely: {problem}")
         around = apart.command() if self.reduced else bubble.command(PACKAGES, self.limits.disk)
         self._apart = bool(around)
-        self._command = [*around, *_python(), INSIDE]
+        self._command = [*around, *available.python(), "-c", INSIDE]
         self._warm: deque[Worker] = deque()
         self._ahead = concurrency
         # Threads, not an event loop's processes: the pool outlives any one loop. And bubblewrap dies with the very
@@ -122,34 +122,36 @@ def files_in(folder: Path) -> dict[str, bytes]:
     return {str(name): path.read_bytes() for name, path in names if ".git" not in name.parts}
 
 
-@cache
+_unsafe = False
+
+
+def allow_unsafe(allowed: bool) -> None:
+    """Whether `shared` may do without bubblewrap where it does not work: only if the config says `sandbox: unsafe`."""
+    global _unsafe
+    _unsafe = allowed
+
+
+def unprotected() -> bool:
+    """True if programs run without bubblewrap, because it does not work and the config allows that."""
+    return _unsafe and available.problem() is not None
+
+
 def shared() -> Sandbox:
     """The sandbox that graders and tools of this process share."""
-    return Sandbox()
-
-
-def _python() -> list[str]:
-    """Alone (-I), without packages that nobody asked for (-S): starts in half the time."""
-    return [os.path.realpath(sys.executable), "-I", "-S", "-X", "utf8", "-c"]
+    return _shared(unprotected())
 
 
 @cache
-def _bubblewrap_works() -> bool:
-    """Whether it does here; says so once where it does not."""
-    try:
-        problem = bubble.complaint(bubble.command(PACKAGES, 1 << 20), _python()[:-1])
-    except FileNotFoundError as error:
-        problem = str(error)
-    if problem is not None:
+def _shared(reduced: bool) -> Sandbox:
+    if reduced:
         more = "" if apart.command() else ", use the network and signal your processes"
         warnings.warn(
-            f"code runs in a reduced sandbox, because bubblewrap does not work here ({problem}). Jobs have limits of "
-            f"time, memory, processes and output, but they can read and change your files{more}. Install bubblewrap "
-            "(apt-get install bubblewrap) where you do not trust what runs.",
+            f"sandbox: unsafe: {available.problem()}. Programs have limits of time, memory, processes and output, but "
+            f"they can read and change your files{more}.",
             SandboxReduced,
             stacklevel=3,
         )
-    return problem is None
+    return Sandbox(reduced=reduced)
 
 
 _open: weakref.WeakSet[Sandbox] = weakref.WeakSet()

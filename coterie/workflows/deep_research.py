@@ -68,6 +68,7 @@ class DeepResearch(Library):
     """
 
     judges_turns: ClassVar[bool] = True
+    needs_sandbox: ClassVar[bool] = True
 
     max_parts: int = 2
     max_turns: int = 3  # of a gatherer, its finding included

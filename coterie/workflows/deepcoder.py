@@ -30,6 +30,7 @@ class DeepCoder:
     """
 
     judges_turns: ClassVar[bool] = True
+    needs_sandbox: ClassVar[bool] = True
 
     max_refinement_iterations: int = 2
     failures: int = 3  # failing tests that are shown

@@ -49,6 +49,7 @@ class MathTool:
     """
 
     judges_turns: ClassVar[bool] = True
+    needs_sandbox: ClassVar[bool] = True
 
     max_iterations: int = 2
     seconds: Annotated[float, Field(gt=0)] = 5.0  # for one program

@@ -13,11 +13,12 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-from coterie.sandbox import Limits, Ran, Sandbox, SandboxReduced, apart, files_in, pool
+from coterie.sandbox import Limits, Ran, Sandbox, SandboxReduced, apart, available, files_in, pool
 from coterie.sandbox.record import how_it_ended
 
 LIMITS = Limits(seconds=2.0, memory=512 << 20, processes=16, disk=8 << 20, output=64 << 10)
@@ -358,23 +359,21 @@ asyncio.run(Sandbox().run({job!r}))
 
 @pytest.mark.parametrize(
     ("around", "can"),
-    [([], "change your files, use the network and signal"), (["env"], "change your files. ")],
+    [([], "change your files, use the network and signal"), (["env"], "change your files.")],
 )
 def test_without_bubblewrap_one_warning_says_what_is_missing(
     around: list[str], can: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(available, "problem", lambda: "bwrap is not installed")
     monkeypatch.setattr(apart, "command", lambda: around)
-    pool._bubblewrap_works.cache_clear()
-    try:
-        with pytest.warns(SandboxReduced, match=rf"bwrap is not installed.*{re.escape(can)}"):
-            first = Sandbox(LIMITS, concurrency=1)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            second = Sandbox(LIMITS, concurrency=1)
-        assert first.reduced and second.reduced
-    finally:
-        pool._bubblewrap_works.cache_clear()
+    monkeypatch.setattr(pool, "_shared", cache(pool._shared.__wrapped__))
+    monkeypatch.setattr(pool, "_unsafe", True)
+    with pytest.warns(SandboxReduced, match=rf"bwrap is not installed.*{re.escape(can)}"):
+        first = pool.shared()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        second = pool.shared()
+    assert first is second and first.reduced
 
 
 @needs_bubblewrap
