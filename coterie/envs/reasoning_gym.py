@@ -15,36 +15,14 @@ from reasoning_gym.factory import DATASETS
 
 from coterie.envs.base import Count, TaskEnv
 from coterie.rewards import Grader
+from coterie.rewards.reasoning_gym import SCORER, NativeGrader
 from coterie.types import Split, Task
 from coterie.workflows.template import check, fill
 
 Entry = dict[str, Any]  # question, answer, metadata
 OURS = ("seed", "size")  # parameters of every dataset that are options of the environment
-SCORER = "coterie.rewards.reasoning_gym:native"
-# Datasets whose scorer passes the answer to `eval` or to sympy's `parse_expr`, which calls it.
-EVALUATING = frozenset(
-    [
-        "binary_matrix",
-        "countdown",
-        "intermediate_integration",
-        "n_queens",
-        "polynomial_multiplication",
-        "puzzle24",
-        "simple_integration",
-        "spiral_matrix",
-        "string_insertion",
-    ]
-)
+COMPOSITE = "composite"  # is made of objects, which no config can write
 DRAWS = 20  # entries drawn for each test task that is wanted, before we settle for fewer
-
-
-@dataclass(frozen=True)
-class NativeGrader(Grader):
-    """A dataset's own scorer."""
-
-    @property
-    def needs_sandbox(self) -> bool:
-        return self.options["dataset"] in EVALUATING
 
 
 @dataclass(frozen=True)
@@ -62,7 +40,7 @@ class ReasoningGym(TaskEnv):
     prompt: str = "{question}"  # may use what the metadata has too: {expression}
 
     def __post_init__(self) -> None:
-        _check_name("dataset", self.dataset, list(DATASETS))
+        _check_name("dataset", self.dataset, [name for name in DATASETS if name != COMPOSITE])
         names = [f.name for f in fields(DATASETS[self.dataset][1]) if f.name not in OURS]
         for name in self.params:
             _check_name("params", name, names)

@@ -4,26 +4,44 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import reasoning_gym
 from reasoning_gym.dataset import ProceduralDataset
 
-from coterie.rewards.answers import boxed, tagged
+from coterie.rewards.grading import Grader
+from coterie.rewards.gym_answers import EVALUATING, answer_in, is_in_grammar
+from coterie.rewards.gym_sandbox import score_in_sandbox
+
+SCORER = "coterie.rewards.reasoning_gym:native"
 
 
-def native(answer: Any, entry: Mapping[str, Any], *, dataset: str, params: Mapping[str, Any]) -> float:
-    """A task's own score, often graded: 1 for the right answer, less for one that is near or wordy.
+@dataclass(frozen=True)
+class NativeGrader(Grader):
+    """A dataset's own scorer, in the sandbox where it evaluates the answer. `truth` is the dataset's entry."""
 
-    What a text puts into `\\boxed{}` or `<answer>` is its answer, else all of it.
-    """
-    said = str(answer).strip()
+    @property
+    def needs_sandbox(self) -> bool:
+        return self.options["dataset"] in EVALUATING
+
+    async def __call__(self, answer: Any, truth: Any) -> float:
+        dataset, text = self.options["dataset"], answer_in(str(answer))
+        if not is_in_grammar(dataset, text, truth):
+            return 0.0
+        if self.needs_sandbox:
+            return await score_in_sandbox(text, truth, dataset, self.options["params"], self.deadline)
+        return await super().__call__(text, truth)
+
+
+def native(answer: str, entry: Mapping[str, Any], *, dataset: str, params: Mapping[str, Any]) -> float:
+    """A task's own score, often graded: 1 for the right answer, less for one that is near or wordy."""
+    scorer = _dataset(dataset, json.dumps(params))
     try:
-        scorer = _dataset(dataset, json.dumps(params))
-        return float(scorer.score_answer(boxed(said) or tagged(said) or said, dict(entry)))
-    except (ValueError, TypeError, AttributeError):
-        # Some scorers (prime_factorization, boxnet) raise on text that they cannot read: a wrong answer.
+        return float(scorer.score_answer(answer, dict(entry)))
+    except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError, MemoryError):
+        # Some scorers (prime_factorization, boxnet, game_of_life) raise on text that they cannot read: a wrong answer.
         return 0.0
 
 
