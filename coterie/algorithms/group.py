@@ -50,16 +50,26 @@ class Group(Algorithm):
         group = torch.tensor(number([sample.key for sample in samples]), dtype=torch.long)
         rewards = torch.tensor([sample.reward for sample in samples], dtype=torch.float64)
         constant = is_constant(rewards, group)
-        advantages = self.compared(samples, rewards, group, memory)
+        advantages = self.weighed(self.advantages(samples, rewards, group, memory), samples, group)
         dropped = Counter(constant=0, cut=0)
-        for sample, advantage, flat in zip(samples, advantages.tolist(), constant.tolist(), strict=True):
+        for sample, own, flat in zip(samples, advantages, constant.tolist(), strict=True):
             for turn in sample.turns:
                 unfit = {"constant": flat and self.drop_constant, "cut": turn.stop == "length" and self.drop_cut}
                 dropped.update(unfit)
                 size = len(turn.response_ids)
-                turn.advantages = None if any(unfit.values()) else torch.full((size,), advantage)
+                turn.advantages = None if any(unfit.values()) else own.float().expand(size).clone()
         report = _report(samples, group, constant)
         return report | {f"dropped/{why}": float(count) for why, count in dropped.items()}
+
+    def advantages(
+        self, samples: Sequence[Sample], rewards: Tensor, group: Tensor, memory: dict[str, Any]
+    ) -> Sequence[Tensor]:
+        """Those of each sample: [1], for all its tokens, or one for each."""
+        return self.compared(samples, rewards, group, memory)[:, None].unbind()
+
+    def weighed(self, advantages: Sequence[Tensor], samples: Sequence[Sample], group: Tensor) -> Sequence[Tensor]:
+        """Advantages weighted by anything else that is known of a sample."""
+        return advantages
 
     def compared(self, samples: Sequence[Sample], rewards: Tensor, group: Tensor, memory: dict[str, Any]) -> Tensor:
         """How much better each sample was than its baseline: [N]."""

@@ -6,11 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from coterie.algorithms.base import Chain, Positive
 from coterie.algorithms.group import Group
-from coterie.rl.confidence import Gain, gained
+from coterie.rl.confidence import Gain, gain_factor
 from coterie.rl.credit import returns_to_go
 from coterie.rl.groups import Peer, Sample, group_key
 from coterie.types import Episode
@@ -80,6 +81,9 @@ class Peers(Group):
         togo = returns_to_go([turn.earned or 0.0 for turn in turns], whose, self.gamma_turn)
         return [gain - float(self.token_penalty(turn).sum()) for gain, turn in zip(togo, turns, strict=True)]
 
-    def compared(self, samples: Sequence[Sample], rewards: Tensor, group: Tensor, memory: dict[str, Any]) -> Tensor:
-        advantages = super().compared(samples, rewards, group, memory)
-        return advantages if self.gain == "none" else gained(advantages, samples, group, self.gain, self.gain_alpha)
+    def weighed(self, advantages: Sequence[Tensor], samples: Sequence[Sample], group: Tensor) -> Sequence[Tensor]:
+        if self.gain == "none" or not samples:
+            return advantages
+        signs = torch.stack([own.mean().sign() for own in advantages])
+        factors = gain_factor(signs, samples, group, self.gain, self.gain_alpha)
+        return [own * factor for own, factor in zip(advantages, factors, strict=True)]

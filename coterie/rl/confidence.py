@@ -20,8 +20,13 @@ Gain = Literal["none", "confidence", "relative", "nll"]
 
 
 def confidence(advantages: Tensor, entropy: Tensor, group: Tensor, alpha: float) -> Tensor:
-    """A·exp(sign(A)·α·z), z the standard score of the confidence. One message has one advantage, so its mean is it."""
-    return advantages * (advantages.sign() * alpha * standard_score(-entropy, group)).exp()
+    """A·exp(sign(A)·α·z), z the standard score of the confidence."""
+    return advantages * confidence_factor(advantages.sign(), entropy, group, alpha)
+
+
+def confidence_factor(sign: Tensor, entropy: Tensor, group: Tensor, alpha: float) -> Tensor:
+    """exp(sign·α·z). `sign` is that of the mean over the message's tokens, where these have advantages of their own."""
+    return (sign * alpha * standard_score(-entropy, group)).exp()
 
 
 def relative(advantages: Tensor, entropy: Tensor, others: Tensor, group: Tensor, alpha: float) -> Tensor:
@@ -31,7 +36,12 @@ def relative(advantages: Tensor, entropy: Tensor, others: Tensor, group: Tensor,
 
 def nll(advantages: Tensor, logprobs: Tensor, group: Tensor, alpha: float) -> Tensor:
     """A·exp(−α·z), z the standard score of minus the mean log-prob of the message's tokens."""
-    return advantages * (-alpha * standard_score(-logprobs, group)).exp()
+    return advantages * nll_factor(logprobs, group, alpha)
+
+
+def nll_factor(logprobs: Tensor, group: Tensor, alpha: float) -> Tensor:
+    """exp(−α·z), whatever the sign of the advantage."""
+    return (-alpha * standard_score(-logprobs, group)).exp()
 
 
 def standard_score(x: Tensor, group: Tensor) -> Tensor:
@@ -58,17 +68,18 @@ def entropy_of_others(episode: Episode, turn: Turn) -> float | None:
     return sum(known) / len(known) if known else mean_entropy(turn)
 
 
-def gained(advantages: Tensor, samples: Sequence[Sample], group: Tensor, gain: Gain, alpha: float) -> Tensor:
-    """The advantages after a gain. A turn of which nobody knows how sure it was keeps its own and moves no other."""
+def gain_factor(sign: Tensor, samples: Sequence[Sample], group: Tensor, gain: Gain, alpha: float) -> Tensor:
+    """What the advantages of each message are multiplied by; `sign` is that of their mean. A turn of which nobody knows
+    how sure it was has a factor of 1 and moves no other."""
     read = mean_logprob if gain == "nll" else mean_entropy
     known = [read(sample.turns[0]) for sample in samples]
     sure = torch.tensor([0.0 if number is None else number for number in known], dtype=torch.float64)
     alone = torch.tensor([number is None for number in known], dtype=torch.bool)
     group = torch.where(alone, -1 - torch.arange(len(group)), group)
     if gain == "nll":
-        return nll(advantages, sure, group, alpha)
+        return nll_factor(sure, group, alpha)
     if gain == "confidence":
-        return confidence(advantages, sure, group, alpha)
+        return confidence_factor(sign, sure, group, alpha)
     beside = [entropy_of_others(sample.episode, sample.turns[0]) for sample in samples]
     others = torch.tensor([0.0 if number is None else number for number in beside], dtype=torch.float64)
-    return relative(advantages, sure, others, group, alpha)
+    return confidence_factor(sign, sure - others, group, alpha)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 import random
 import statistics
 from collections.abc import Callable, Hashable, Sequence
@@ -37,17 +38,17 @@ from tests.laws.test_resume import assert_same_run
 from tests.runs import naming_config, resumed, trained, written
 
 Said = list[tuple[Episode, Turn]]
-PRESETS: dict[str, Grpo] = {
+BY_TURN: dict[str, Grpo] = {
     "grpo": Grpo(),
     "dr_grpo": DrGrpo(reduce_length=128),
     "rloo": Rloo(),
-    "reinforce++": ReinforcePp(kl=0.3),
     "gspo": Gspo(),
     "dapo": Dapo(),
     "dr_mas": DrMas(),
     "at_grpo": AtGrpo(),
     "rae": Rae(),
 }
+PRESETS = BY_TURN | {"reinforce++": ReinforcePp(kl=0.3)}
 
 
 def ragged(seed: int) -> list[Episode]:
@@ -65,13 +66,10 @@ def ragged(seed: int) -> list[Episode]:
     return [*episodes, *twins]
 
 
-def slow_reward(played: Episode, spoken: Turn, kl: float) -> float:
-    """The team's reward, the role's own from here on, less the distance to the reference."""
+def slow_reward(played: Episode, spoken: Turn) -> float:
+    """The team's reward, and the role's own from here on."""
     place = next(i for i, t in enumerate(played.turns) if t is spoken)
-    own = sum(t.reward or 0.0 for t in played.turns[place:] if t.role == spoken.role)
-    assert spoken.ref_logprobs is not None
-    off = sum(a - b for a, b in zip(spoken.logprobs, spoken.ref_logprobs.tolist(), strict=True))
-    return played.reward + own - kl * off
+    return played.reward + sum(t.reward or 0.0 for t in played.turns[place:] if t.role == spoken.role)
 
 
 def task_and_role(played: Episode, spoken: Turn) -> Hashable:
@@ -84,7 +82,6 @@ def opponents(played: Episode, spoken: Turn) -> Hashable:
 
 KEYS: dict[str, Callable[[Episode, Turn], Hashable]] = {
     **dict.fromkeys(("grpo", "dr_grpo", "rloo", "gspo", "dapo", "dr_mas"), task_and_role),
-    "reinforce++": lambda played, spoken: spoken.role,
     "at_grpo": lambda played, spoken: (played.task.id, spoken.role, spoken.round, spoken.prompt_ids),
     "rae": opponents,
 }
@@ -103,12 +100,12 @@ def slow_advantage(name: str, reward: float, peers: list[float]) -> float | None
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", BY_TURN)
 def test_every_preset_is_its_definition(name: str, seed: int) -> None:
     algorithm, episodes = PRESETS[name], ragged(seed)
     metrics = credited(algorithm, episodes)
     said: Said = [(e, t) for e in episodes for t in e.turns]
-    rewards = [slow_reward(e, t, 0.3 if name == "reinforce++" else 0.0) for e, t in said]
+    rewards = [slow_reward(e, t) for e, t in said]
     keys = [KEYS[name](e, t) for e, t in said]
     missing = 0
     for (_, spoken), key, reward in zip(said, keys, rewards, strict=True):
@@ -123,6 +120,49 @@ def test_every_preset_is_its_definition(name: str, seed: int) -> None:
     assert (missing > 0) == (name == "dapo")
     assert max(metrics["dropped/cut"], metrics["dropped/constant"]) <= missing
     assert missing <= metrics["dropped/cut"] + metrics["dropped/constant"]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_reinforce_pp_whitens_the_reward_less_the_kl_still_to_come_over_all_tokens(seed: int) -> None:
+    """arXiv 2501.03262, equations 8 to 10; verl's compute_reinforce_plus_plus_outcome_advantage."""
+    episodes = ragged(seed)
+    metrics = credited(ReinforcePp(kl=0.3), episodes)
+    said: Said = [(e, t) for e in episodes for t in e.turns]
+    by_token: list[list[float]] = []
+    for played, spoken in said:
+        assert spoken.ref_logprobs is not None
+        off = [a - b for a, b in zip(spoken.logprobs, spoken.ref_logprobs.tolist(), strict=True)]
+        by_token.append([slow_reward(played, spoken) - 0.3 * sum(off[t:]) for t in range(len(off))])
+    whole = [x for row in by_token for x in row]
+    mean, spread = statistics.fmean(whole), statistics.stdev(whole)
+    for (_, spoken), row in zip(said, by_token, strict=True):
+        assert spoken.advantages is not None
+        assert spoken.advantages.tolist() == pytest.approx([(x - mean) / spread for x in row], abs=1e-5)
+    assert metrics["groups"] == 1
+
+
+def test_reinforce_pp_by_hand() -> None:
+    """Two answers, of two tokens and of one, with β = 1: returns 1 − (0.5 + 0.5), 1 − 0.5 and 0."""
+    long, short = turn("a", response=(3, 4)), turn("b", response=(5,))
+    long.ref_logprobs, short.ref_logprobs = torch.tensor([-1.5, -1.5]), torch.tensor([-1.0])
+    credited(ReinforcePp(kl=1.0), [episode([long], 1.0), episode([short], 0.0, "other")])
+    third = 1 / 12**0.5  # the deviation of 0, 0.5 and 0
+    assert long.advantages.tolist() == pytest.approx([-1 / 6 / third, 1 / 3 / third], abs=1e-5)
+    assert short.advantages.tolist() == pytest.approx([-1 / 6 / third], abs=1e-5)
+
+
+def test_a_gain_weighs_a_message_of_reinforce_pp_as_a_whole() -> None:
+    def played(**options: Any) -> list[Turn]:
+        turns = [turn("a", response=(3, 4, 5), logprobs=(-0.1,) * 3), turn("a", response=(6,), logprobs=(-2.0,))]
+        for spoken in turns:
+            spoken.ref_logprobs = torch.linspace(-1.0, -3.0, len(spoken.response_ids))
+        rewards = zip(turns, (1.0, 0.0), strict=True)
+        credited(ReinforcePp(kl=0.1, **options), [episode([t], r, repeat=i) for i, (t, r) in enumerate(rewards)])
+        return turns
+
+    for plain, gained, up in zip(played(), played(gain="nll"), (0.25, -0.25), strict=True):
+        assert len(set(plain.advantages.tolist())) == len(plain.response_ids)
+        torch.testing.assert_close(gained.advantages, plain.advantages * math.exp(up))
 
 
 def test_the_known_values_of_a_win_and_a_loss_on_each_of_two_tasks() -> None:
@@ -150,7 +190,7 @@ def test_permuting_episodes_and_renaming_roles_changes_no_advantage(name: str) -
                 torch.testing.assert_close(a.advantages, b.advantages)
 
 
-@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "reinforce++", "gspo", "dr_mas", "at_grpo"])
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "gspo", "dr_mas", "at_grpo"])
 def test_the_advantages_of_every_group_sum_to_zero(name: str) -> None:
     episodes = [replace(e, turns=[t for t in e.turns if t.response_ids]) for e in ragged(5)]
     credited(PRESETS[name], episodes)
