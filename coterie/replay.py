@@ -12,7 +12,7 @@ from torch import Tensor
 
 from coterie.again import score_again
 from coterie.algorithms.base import Algorithm
-from coterie.algorithms.left_out import only_this_round
+from coterie.algorithms.left_out import drop_other_rounds, take_back
 from coterie.config import Config, ConfigError
 from coterie.config.crosscheck import cross_check
 from coterie.config.problems import Problems
@@ -62,8 +62,8 @@ def replay(folder: Path, config: Config, rescore: bool) -> Iterator[Verdict]:
         if rescore:
             score_again([*episodes, *otherwise], config, env)
         _must_have_played(credit, episodes, purposes)
+        drop_other_rounds(episodes, algorithm, int(path.stem))
         _judge_again(episodes, otherwise, algorithm, credit, memory)
-        only_this_round(episodes, algorithm, int(path.stem))
         for episode, was, reward in zip(episodes, before, rewards, strict=True):
             for turn, advantage in zip(episode.turns, was, strict=True):
                 if not turn.given:
@@ -85,6 +85,7 @@ def _judge_again(
             turn.advantages = turn.returns = turn.earned = None
     credit.assign(episodes, {episode.id: episode for episode in otherwise}, once=algorithm.chain == "team")
     algorithm.credit(episodes, memory)
+    take_back(episodes)
 
 
 def _must_know(algorithm: Algorithm, step: int, turns: Sequence[Turn]) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from coterie import alarm, checkpoint, opponents
 from coterie.algorithms.base import Algorithm
-from coterie.algorithms.left_out import absent, fresh, only_this_round
+from coterie.algorithms.left_out import absent, drop_other_rounds, drop_stale, take_back
 from coterie.batch import hand_back, make_batches
 from coterie.config import Config
 from coterie.credit.base import Credit
@@ -134,11 +134,12 @@ def judge(run: Run, played: list[Episode], otherwise: dict[str, Episode]) -> Met
     """What every turn was worth."""
     algorithm = run.algorithm
     read(run, played)
-    metrics = run.credit.assign(played, otherwise, once=algorithm.chain == "team")
+    metrics = drop_stale(played, run.learners)
+    drop_other_rounds(played, algorithm, run.step)
+    metrics |= run.credit.assign(played, otherwise, once=algorithm.chain == "team")
     metrics |= algorithm.credit(played, run.memory)
-    metrics |= absent(played, run.config.roles) | fresh(played, run.learners)
-    only_this_round(played, algorithm, run.step)
-    return metrics
+    take_back(played)
+    return metrics | absent(played, run.config.roles)
 
 
 def read(run: Run, played: list[Episode]) -> None:

@@ -86,6 +86,8 @@ class Turn:
     # Said in another episode, by nobody, left aside by the workflow, or drawn as nobody learns: nothing to learn from.
     given: bool = False
     repeated: bool = False  # said in another episode: its origin
+    # Why nobody learns from it at this step; then its reward moves no baseline either. "round": of one that rests.
+    dropped: Literal["stale", "round"] | None = None
 
     reward: float | None = None  # this turn's own, on top of the team's
     earned: float | None = None  # what credit makes of all rewards: this turn's part

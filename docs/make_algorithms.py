@@ -85,7 +85,8 @@ algorithm: {name: grpo, rotate: 25}
 ## rotate_turns
 
 Turn by turn: only turns of one round are learned from, for so many steps, then those of the next. With a policy for
-each round of a role (`roles: {actor: {policy: [first, later]}}`) that trains one at a time.
+each round of a role (`roles: {actor: {policy: [first, later]}}`) that trains one at a time. The rewards of turns that
+nobody learns from, of another round or sampled with other weights (`stale` in the metrics), move no baseline.
 
 ```yaml
 algorithm: {name: grpo, rotate_turns: 10}

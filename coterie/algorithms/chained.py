@@ -45,9 +45,12 @@ class Chained(Valued):
 
     def credit(self, episodes: list[Episode], memory: dict[str, Any]) -> Metrics:
         judged = list(self.judged(episodes))
-        for (turn, _, _, returns), advantages in zip(judged, self._whitened(judged), strict=True):
-            size = len(turn.response_ids)  # what a turn is worth as a whole stands at each of its tokens
-            turn.advantages, turn.returns = advantages.float().expand(size), returns.float().expand(size)
+        for found in judged:  # dropped turns too: critics learn from all
+            size = len(found.turn.response_ids)  # what a turn is worth as a whole stands at each of its tokens
+            found.turn.returns = found.returns.float().expand(size)
+        learned = [found for found in judged if found.turn.dropped is None]
+        for found, advantages in zip(learned, self._whitened(learned), strict=True):
+            found.turn.advantages = advantages.float().expand(len(found.turn.response_ids))
         return _explained(judged)
 
     def judged(self, episodes: Sequence[Episode]) -> Iterator[Judged]:

@@ -59,7 +59,8 @@ class Magrpo(Group):
         nodes = tree(episodes)
         rewards = {node.name: sum(self._reward(turn) for turn in node.turns) for node in nodes}
         worth = returns(rewards, {node.name: node.parent for node in nodes}, self.gamma_turn)
-        return [Sample((n.episode.task.id, n.parent), n.episode, n.turns, worth[n.name]) for n in nodes if n.turns]
+        learned = [(n, tuple(turn for turn in n.turns if turn.dropped is None)) for n in nodes]
+        return [Sample((n.episode.task.id, n.parent), n.episode, turns, worth[n.name]) for n, turns in learned if turns]
 
     def _reward(self, turn: Turn) -> float:
         """What a turn earned, less what leaving the reference cost it."""

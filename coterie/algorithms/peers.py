@@ -69,7 +69,7 @@ class Peers(Group):
             Sample(group_key(episode, turn, self.peers_of(turn.role)), episode, (turn,), reward)
             for episode in episodes
             for turn, reward in zip(episode.turns, self.returns(episode), strict=True)
-            if not turn.given
+            if not turn.given and turn.dropped is None
         ]
 
     def returns(self, episode: Episode) -> list[float]:

@@ -66,8 +66,9 @@ class Difference(Credit):
         """By role; a role whose comparison is not there is left out."""
         roles = roles_of(episode)
         if self.by == "leave_one_out":
-            others = [e.reward for e in episodes if e.task.id == episode.task.id and e is not episode]
-            return dict.fromkeys(roles, episode.reward - mean(others) if others else 0.0)
+            others = [e for e in episodes if e.task.id == episode.task.id and e is not episode]
+            compared = {role: [e.reward for e in others if not is_dropped(e, role)] for role in roles}
+            return {role: episode.reward - mean(some) if some else 0.0 for role, some in compared.items()}
         forks = {silent: self._without(episode, silent).id for silent in self._silenced(roles)}
         rewards = {silent: otherwise[id].reward for silent, id in forks.items() if id in otherwise}
         if self.by == "replay":
@@ -91,6 +92,12 @@ class Difference(Credit):
                 given[turn.role, turn.round] = turn
         given |= {(role, nth): self.default for role in silent for nth in range(MOST_TURNS)}
         return Fork(episode, f"without {', '.join(map(repr, silent))}", given)
+
+
+def is_dropped(episode: Episode, role: str) -> bool:
+    """Whether nobody learns from anything that the role said in it."""
+    own = [turn for turn in episode.turns if turn.role == role]
+    return bool(own) and all(turn.dropped is not None for turn in own)
 
 
 def roles_of(episode: Episode) -> tuple[str, ...]:

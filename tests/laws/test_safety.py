@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from coterie.algorithms.base import Algorithm
-from coterie.algorithms.left_out import fresh
+from coterie.algorithms.left_out import drop_stale, take_back
 from coterie.batch import make_batches
 from coterie.types import Batch, Loss, Metrics, Scores
 from tests.episodes import episode, random_episodes, turn
@@ -89,6 +89,7 @@ def test_turns_of_other_weights_than_those_that_learn_are_left_out_and_counted()
     for said, version in zip(turns, (7, 3, 6), strict=True):
         said.version, said.advantages = version, torch.ones(1)
     learners = {"new": Drifts(0.0, version=7), "old": Drifts(0.0, version=6)}
-    assert fresh([episode(turns)], learners) == {"stale": 1.0}
+    assert drop_stale([episode(turns)], learners) == {"stale": 1.0}
+    assert [said.dropped for said in turns] == [None, "stale", None]
+    take_back([episode(turns)])  # of an algorithm that judges what was dropped
     assert [said.advantages is None for said in turns] == [False, True, False]
-    assert fresh([episode(turns)], learners) == {"stale": 0.0}
