@@ -55,6 +55,7 @@ BUILTIN: dict[Kind, dict[str, str]] = {
         "chain": "coterie.workflows.chain:Chain",
         "debate": "coterie.workflows.debate:Debate",
         "vote": "coterie.workflows.vote:Vote",
+        "verified_vote": "coterie.workflows.verified_vote:VerifiedVote",
         "cory": "coterie.workflows.cory:Cory",
         "graph": "coterie.workflows.graph:Graph",
         "summarize": "coterie.workflows.summarize:Summarize",
