@@ -199,6 +199,29 @@ def replay(
 
 
 @app.command()
+def compare(
+    file: Annotated[Path, typer.Argument(metavar="COMPARISON", help="A YAML file that names the arms.")],
+    changes: Changes = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Runs, logs, evaluations and the table.  [default: runs/<its folder>]"),
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, metavar="N", help="Arms that run at the same time.")] = 1,
+) -> None:
+    """Train and evaluate several arms on the same tasks, and compare them task by task.
+
+    The table has 95 % intervals, the tokens that each arm sampled, and a paired test against one arm. What is already
+    in the folder is not made again, so a comparison that was stopped goes on when it is started again.
+
+    \b
+    Example:
+      coterie compare recipes/results/gsm8k_vote/compare.yaml seed=1 --out runs/gsm8k_vote-1
+    """
+    with _plainly() as commands:
+        commands.compare(file, changes or [], out or Path("runs") / file.resolve().parent.name, jobs)
+
+
+@app.command()
 def schema() -> None:
     """Print a JSON schema of configs, for your editor.
 

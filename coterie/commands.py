@@ -79,6 +79,13 @@ def judge_again(folder: Path, changes: Sequence[str], most: int, out: Path | Non
     sessions.judge_again(config, folder, "reward" in groups, most, out)
 
 
+def compare(file: Path, changes: Sequence[str], out: Path, jobs: int) -> None:
+    """Train and evaluate the arms of a comparison."""
+    from coterie.evaluation.compare import compare as run_arms
+
+    run_arms(file, tuple(changes), out, jobs)
+
+
 def print_schema() -> None:
     print(json.dumps(schema(), indent=2))
 

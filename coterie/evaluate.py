@@ -29,11 +29,12 @@ def evaluate(collector: Collector, tasks: Sequence[Task], repeats: int, seats: M
     episodes = collector.collect(tasks, repeats, seats, seed)
     metrics = summary(episodes)
     metrics["reward"] = mean([episode.reward if episode.error is None else 0.0 for episode in episodes])
-    right = _right_by_task(episodes)
+    right = _outcomes(episodes).values()
     metrics["pass@1"] = mean([pass_at(len(r), sum(r), 1) for r in right])
     if repeats > 1:
         metrics[f"pass@{repeats}"] = mean([pass_at(len(r), sum(r), repeats) for r in right])
     metrics["tokens"] = mean([sum(len(turn.response_ids) for turn in e.turns) for e in episodes])
+    metrics["prompt_tokens"] = mean([sum(len(turn.prompt_ids) for turn in e.turns) for e in episodes])
     return Report(metrics, episodes)
 
 
@@ -69,9 +70,14 @@ def pass_at(n: int, right: int, k: int) -> float:
     return 1.0 - comb(n - right, k) / comb(n, k)
 
 
-def _right_by_task(episodes: Sequence[Episode]) -> list[list[bool]]:
-    """Failed episodes count as wrong."""
+def right_by_task(episodes: Sequence[Episode]) -> dict[str, float]:
+    """The share of each task's episodes that were right; failed ones count as wrong."""
+    return {task: mean(right) for task, right in _outcomes(episodes).items()}
+
+
+def _outcomes(episodes: Sequence[Episode]) -> dict[str, list[bool]]:
+    """By task, whether each episode was right."""
     by_task: dict[str, list[bool]] = {}
     for episode in episodes:
         by_task.setdefault(episode.task.id, []).append(episode.error is None and is_right(episode.reward))
-    return list(by_task.values())
+    return by_task

@@ -17,7 +17,7 @@ from coterie.alone import Asked, first_prompts, first_speaker, room
 from coterie.build import base_policy, build
 from coterie.check import dry_run, findings, tables
 from coterie.config import Config, ConfigError
-from coterie.evaluate import Lone, Report, baselines, evaluate
+from coterie.evaluate import Lone, Report, baselines, evaluate, right_by_task
 from coterie.files import held, write_atomic
 from coterie.processes import joined
 from coterie.replay import replay
@@ -149,8 +149,9 @@ def _amount(run: Run) -> str:
 
 def _as_json(what: Path, run: Run, reports: dict[str, Report]) -> str:
     found = {name: one.metrics for name, one in reports.items()}
+    right = {name: right_by_task(one.episodes) for name, one in reports.items()}
     size = {"tasks": len(run.held_out), "episodes_per_task": run.config.eval.episodes_per_task}
-    return json.dumps({"of": str(what), "step": run.step, **size, "reports": found}, indent=2) + "\n"
+    return json.dumps({"of": str(what), "step": run.step, **size, "reports": found, "right": right}, indent=2) + "\n"
 
 
 def _show(parts: Iterable[RenderableType]) -> None:

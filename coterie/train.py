@@ -98,7 +98,8 @@ def learn(run: Run, log: StepLog) -> None:
         episodes, otherwise = play(run, run.tasks.next(), run.config.episodes_per_task)
         run.engine.clear()  # the update wants the memory, and every step starts alike
     spoken = sum(len(turn.response_ids) for e in episodes for turn in e.turns if not turn.repeated)
-    log.add(summary(episodes) | {"tokens_per_second": spoken / (time.perf_counter() - started)})
+    rate = spoken / (time.perf_counter() - started)
+    log.add(summary(episodes) | {"sampled_tokens": spoken, "tokens_per_second": rate})
     log.episodes(episodes, list(otherwise.values()))
     played = enough(episodes, run.config.rollout.max_failed)
     with log.phase("credit"):

@@ -1,0 +1,1 @@
+"""Measures teams against what they must beat."""

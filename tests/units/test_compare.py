@@ -1,0 +1,160 @@
+"""Laws of comparing arms: each is trained and evaluated once, on the same tasks, and compared task by task."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from coterie.cli import app
+from coterie.config import ConfigError
+from coterie.evaluation.compare import ArmFailed, Runner, compare, markdown
+from coterie.evaluation.comparison import Result, load
+
+
+def rows(path: Path, first: int, count: int) -> Path:
+    made = [{"question": f"{n} + 1?", "answer": str(n + 1)} for n in range(first, first + count)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in made))
+    return path
+
+
+@pytest.fixture
+def comparison(tmp_path: Path, model_folder: Callable[[str], Path]) -> Path:
+    """A team and a single agent on a tiny model, in files as a user has them."""
+    common: dict[str, Any] = {
+        "steps": 2,
+        "tasks_per_step": 2,
+        "episodes_per_task": 2,
+        "env": {
+            "name": "rows",
+            "train": str(rows(tmp_path / "train.jsonl", 0, 8)),
+            "test": str(rows(tmp_path / "test.jsonl", 100, 6)),
+        },
+        "reward": "number",
+        "sampling": {"max_tokens": 4},
+        "eval": {"tasks": 3},
+        "checkpoint": {"every": 1},
+        "device": "cpu",
+    }
+    model = {"model": str(model_folder("llama"))}
+    team = common | {
+        "policies": {"solver": model, "verifier": model},
+        "roles": {"solver": "solver", "verifier": {"policy": "verifier", "max_tokens": 1}},
+        "workflow": {"name": "verified_vote", "answers": 2, "grades": 2},
+        "algorithm": {"name": "grpo", "peers": ["task", "role", "prompt"], "gamma_turn": 0},
+        "credit": "own",
+    }
+    single = common | {
+        "policies": {"solver": model},
+        "roles": {"solver": "solver"},
+        "workflow": "single",
+        "algorithm": "grpo",
+    }
+    arms = {
+        "U1": {"recipe": "single.yaml", "train": False},
+        "S1": {"recipe": "single.yaml"},
+        "S3": {"of": "S1", "evaluate": ["workflow={name: vote, voters: 3}", "eval.temperature=1"]},
+        "T": {"recipe": "team.yaml", "set": ["steps=1"], "evaluate": ["workflow.answers=3"]},
+    }
+    for name, tree in {"team": team, "single": single}.items():
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(tree))
+    file = tmp_path / "compare.yaml"
+    file.write_text(yaml.safe_dump({"against": "T", "evaluate": ["eval.tasks=5"], "arms": arms}, sort_keys=False))
+    return file
+
+
+class InThisThread:
+    """A pool that works in the calling thread: training in this process sets signal handlers, which only the main
+    thread may."""
+
+    def __init__(self, workers: int) -> None: ...
+    def __enter__(self) -> InThisThread:
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
+    def map(self, function: Callable[[str], Result], names: list[str]) -> list[Result]:
+        return [function(name) for name in names]
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Commands run in this process, where they start at once; the list tells which."""
+    ran: list[str] = []
+
+    def command(self: Runner, name: str, words: Sequence[object]) -> None:
+        ran.append(f"{name} {words[0]}")
+        result = CliRunner().invoke(app, [str(word) for word in words])
+        assert result.exit_code == 0, result.output
+
+    monkeypatch.setattr(Runner, "_command", command)
+    monkeypatch.setattr("coterie.evaluation.compare.ThreadPoolExecutor", InThisThread)
+    return ran
+
+
+def test_every_arm_is_trained_and_evaluated_once_on_the_same_tasks(comparison: Path, here: list[str]) -> None:
+    out = comparison.parent / "out"
+    compare(comparison, ("seed=3",), out, jobs=1)
+    assert here == ["U1 eval", "S1 train", "S1 eval", "T train", "T eval", "S3 eval"]
+    found = {name: json.loads((out / f"{name}.json").read_text()) for name in ("U1", "S1", "S3", "T")}
+    tasks = {name: list(next(iter(one["right"].values()))) for name, one in found.items()}
+    assert len(tasks["T"]) == 5 and all(named == tasks["T"] for named in tasks.values())
+    assert [found[name]["step"] for name in ("U1", "S1", "S3", "T")] == [0, 2, 2, 1]
+    assert yaml.safe_load((out / "S1" / "config.yaml").read_text())["seed"] == 3
+    head, _, *table = (out / "table.md").read_text().splitlines()
+    assert "T − arm" in head and [row.split(" | ")[0] for row in table] == ["| U1", "| S1", "| S3", "| T"]
+
+
+def test_what_is_already_there_is_not_made_again(comparison: Path, here: list[str]) -> None:
+    out = comparison.parent / "out"
+    compare(comparison, (), out, jobs=1)
+    (out / "S1.json").unlink()
+    here.clear()
+    compare(comparison, (), out, jobs=1)
+    assert here == ["S1 eval"]
+
+
+def test_training_that_was_stopped_goes_on(comparison: Path, here: list[str]) -> None:
+    out = comparison.parent / "out"
+    stopped = CliRunner().invoke(
+        app, ["train", str(comparison.parent / "single.yaml"), "steps=1", "name=S1", "--out", str(out)]
+    )
+    assert stopped.exit_code == 0
+    Runner(load(comparison), out, ()).run("S1")
+    assert json.loads((out / "S1.json").read_text())["step"] == 2
+
+
+def test_an_arm_runs_in_a_process_of_its_own_and_its_failure_is_told(comparison: Path) -> None:
+    out = comparison.parent / "out"
+    out.mkdir()
+    with pytest.raises(ArmFailed, match=r"U1: coterie eval ended with exit code 2(.|\n)*stepps: unknown key"):
+        Runner(load(comparison), out, ("stepps=1",)).run("U1")
+
+
+def test_the_table_compares_task_by_task() -> None:
+    cost = {"tokens": 10.0, "prompt_tokens": 20.0}
+    team = Result({"a": 1.0, "b": 1.0, "c": 0.0, "d": 1.0}, cost, 100)
+    other = Result({"d": 0.0, "c": 0.0, "b": 0.0, "a": 1.0}, cost, 90)
+    row = next(line for line in markdown({"S": other, "T": team}, "T").splitlines() if line.startswith("| S "))
+    assert "0.250" in row and "+0.500" in row and "50%" in row and "| 90 |" in row and row.endswith("| 0.5 |")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"against": "TT"}, "against: no arm is called TT; did you mean T?"),
+        ({"arms": {"T": {"recipe": "nothing.yaml"}}}, "arms.T.recipe: there is no file nothing.yaml"),
+        ({"arms": {"T": {}}}, "arms.T: an arm has either a recipe, or `of`"),
+        ({"arms": {"T": {"recipe": "team.yaml"}, "S": {"of": "X"}}}, "arms.S.of: no arm with a recipe is called X"),
+        ({"arms": {"T": {"recipe": "team.yaml", "trian": False}}}, "arms.T.trian: unknown key"),
+    ],
+)
+def test_mistakes_are_told_with_their_key(comparison: Path, change: dict[str, Any], message: str) -> None:
+    comparison.write_text(yaml.safe_dump(yaml.safe_load(comparison.read_text()) | change))
+    with pytest.raises(ConfigError) as caught:
+        load(comparison)
+    assert message in str(caught.value)
