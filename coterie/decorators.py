@@ -5,11 +5,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, field, make_dataclass
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints, overload
+
+from coterie.rewards.convention import MARK, convention
 
 if TYPE_CHECKING:
     from coterie.tools.tool import Tool
 
+Reward = TypeVar("Reward", bound=Callable[..., Any])
 Options = dict[str, tuple[Any, Any]]  # by name: the type, and the default
 
 
@@ -59,11 +62,24 @@ def env(function: Callable[..., Any]) -> type:
     return _made(function, options, {"tasks": tasks}, (TaskEnv,))
 
 
-def reward(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function `(answer, truth) -> float` as a reward, checked here. Keyword-only arguments are its options."""
-    _must_take(function, ("answer", "truth"))
-    _options(function)
-    return function
+@overload
+def reward(function: Reward) -> Reward: ...
+@overload
+def reward(*, batched: bool) -> Callable[[Reward], Reward]: ...
+def reward(function: Reward | None = None, *, batched: bool = False) -> Reward | Callable[[Reward], Reward]:
+    """A function `(answer, truth) -> float` as a reward, checked here. Keyword-only arguments are its options.
+
+    A third argument is the task. `@reward(batched=True)` marks one that scores many answers in one call:
+    `(answers, truths, tasks) -> list of floats`, where all are lists of the same length.
+    """
+
+    def made(function: Reward) -> Reward:
+        setattr(function, MARK, batched)
+        _must_take(function, convention(function).names)
+        _options(function)
+        return function
+
+    return made if function is None else made(function)
 
 
 def tool(function: Callable[..., Any]) -> Tool:

@@ -8,6 +8,7 @@ from typing import Any
 from coterie.algorithms.base import Algorithm
 from coterie.config.registry import Kind
 from coterie.credit.base import Credit
+from coterie.rewards.convention import convention
 
 ASKED: dict[Kind, tuple[str, ...]] = {"workflow": ("roles", "run"), "env": ("tasks", "open", "score")}
 AWAITED: dict[Kind, str] = {"workflow": "run", "env": "score"}
@@ -28,11 +29,11 @@ def misfit(kind: Kind, part: Any, made: Any) -> str | None:
 
 
 def _answered(name: str, reward: Any) -> str | None:
-    """A reward is called with two arguments; its options are known by name."""
-    parameters = inspect.signature(reward).parameters.values()
-    options = {p.name: None for p in parameters if p.kind is p.KEYWORD_ONLY}
+    """A reward is called with two arguments, or three with the task; its options are known by name."""
+    signature, names = inspect.signature(reward), convention(reward).names
+    options = {p.name: None for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY}
     try:
-        inspect.signature(reward).bind("answer", "truth", **options)
+        signature.bind(*names, **options)
     except TypeError as error:
-        return f"{name} cannot be called with (answer, truth): {error}"
+        return f"{name} cannot be called with ({', '.join(names)}): {error}"
     return None

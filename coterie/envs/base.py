@@ -62,7 +62,7 @@ class TaskEnv:
         episode.reward = sum(last.values()) / len(last)
 
     async def _worth(self, episode: Episode, answer: Any) -> float:
-        return await self.grade(answer, self.reference(episode.task))
+        return await self.grade(answer, self.reference(episode.task), episode.task)
 
     def reference(self, task: Task) -> Any:
         """What the reward compares the answer with."""

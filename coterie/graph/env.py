@@ -68,7 +68,7 @@ class GraphEnv(GraphTasks):
 class WorldGrader(Grader):
     """Grades a lone answer, such as that of one agent without the graph, by a fresh environment."""
 
-    async def __call__(self, answer: Any, truth: Any) -> float:
+    async def __call__(self, answer: Any, truth: Any, task: Task | None = None) -> float:
         worlds = Worlds({"answer": self.options["name"]}, truth)
         try:
             return await worlds.worth(str(answer))

@@ -14,6 +14,7 @@ from reasoning_gym.dataset import ProceduralDataset
 from coterie.rewards.grading import Grader
 from coterie.rewards.gym_answers import EVALUATING, answer_in, is_in_grammar
 from coterie.rewards.gym_sandbox import score_in_sandbox
+from coterie.types import Task
 
 SCORER = "coterie.rewards.reasoning_gym:native"
 
@@ -26,13 +27,13 @@ class NativeGrader(Grader):
     def needs_sandbox(self) -> bool:
         return self.options["dataset"] in EVALUATING
 
-    async def __call__(self, answer: Any, truth: Any) -> float:
+    async def __call__(self, answer: Any, truth: Any, task: Task | None = None) -> float:
         dataset, text = self.options["dataset"], answer_in(str(answer))
         if not is_in_grammar(dataset, text, truth):
             return 0.0
         if self.needs_sandbox:
             return await score_in_sandbox(text, truth, dataset, self.options["params"], self.deadline)
-        return await super().__call__(text, truth)
+        return await super().__call__(text, truth, task)
 
 
 def native(answer: str, entry: Mapping[str, Any], *, dataset: str, params: Mapping[str, Any]) -> float:

@@ -19,6 +19,7 @@ from coterie.config import Config
 from coterie.config.crosscheck import cross_check
 from coterie.config.registry import BUILTIN, find
 from coterie.envs.base import graded
+from coterie.rewards import grader
 from coterie.rewards.load import load
 from coterie.rollout import Collector
 from coterie.types import Env, Episode, Task, Turn, Workflow
@@ -88,6 +89,18 @@ def test_the_python_of_the_page_of_workflows_plays(tmp_path: Path, monkeypatch: 
     answer = asyncio.run(config.workflow.made.run(task, team, None))
     assert "27.0" in team.worker.heard[1][-1]["content"] and "It is 27." in team.speaker.heard[0][0]["content"]
     assert config.reward.made(answer, task.answer) == 1.0 and config.reward.made("26", task.answer) == 0.0
+
+
+def test_the_rewards_of_the_page_score(tmp_path: Path) -> None:
+    example("graders-and-sandbox.md", "close", tmp_path)
+    tasks = [Task("a", "the red house", "4", {"within": 2}), Task("b", "a red car", "4")]
+
+    async def both(name: str, answers: list[str]) -> list[float]:
+        ask = grader(f"{tmp_path}/close.py:{name}", {}, 30.0)
+        return await asyncio.gather(*(ask(a, "4", task) for a, task in zip(answers, tasks, strict=True)))
+
+    assert asyncio.run(both("close", ["6", "6"])) == [1.0, 0.0]
+    assert asyncio.run(both("served", ["red house", "red"])) == [pytest.approx(2 / 3), pytest.approx(1 / 3)]
 
 
 def test_the_algorithm_of_the_page_compares_each_turn_with_the_others(tmp_path: Path) -> None:
