@@ -23,6 +23,7 @@ from coterie.config.installed import must_be_installed
 from coterie.config.problems import Path as Names
 from coterie.config.problems import Problems
 from coterie.config.protected import must_be_protected
+from coterie.config.registry import line_in_users_file
 from coterie.config.settings import Hidden
 from coterie.config.strict import complaint
 from coterie.engines.hf import HfEngine
@@ -68,6 +69,7 @@ def build(config: Config, folder: Path, console: bool = True, training: bool = T
     processes = joined()
     if processes.first:
         tell_of_known(held_out, tasks.tasks)
+        tell_of_few(config, tasks.tasks)
     must_have_devices(config, processes)
     record = RunLog if processes.first else NoLog
     log = record(folder, dump(config), config.steps, config.log.wandb, console and processes.first)
@@ -101,14 +103,40 @@ def tasks_of(env: Env, split: Split, config: Config) -> Sequence[Task]:
     own = config.env.options
     named = split in own and own[split] is not None
     with blaming(config, ("env",), own, ("env", split) if named else ("env",)):
-        tasks = env.tasks(split)
-        if not isinstance(tasks, Sequence):
-            raise ValueError(f"{type(env).__name__}.tasks gave a {type(tasks).__name__}; a list of Task is wanted")
-        if not tasks:
-            raise ValueError(f"{type(env).__name__} has no {'training' if split == 'train' else 'held-out'} tasks")
-        if not isinstance(tasks[0], Task):
-            raise ValueError(f"{type(env).__name__}.tasks gave a list of {type(tasks[0]).__name__}; Task is wanted")
+        try:
+            return _checked_tasks(env, split)
+        except (Exception, SystemExit) as error:
+            if (where := line_in_users_file(type(env), error)) is None or isinstance(error, NotTasks):
+                raise
+            raise ValueError(f"{where}: {type(error).__name__}: {error}") from error
+
+
+class NotTasks(ValueError):
+    """What an environment gives for its tasks is none."""
+
+
+def _checked_tasks(env: Env, split: Split) -> Sequence[Task]:
+    tasks, name = env.tasks(split), type(env).__name__
+    if not isinstance(tasks, Sequence):
+        raise NotTasks(f"{name}.tasks gave a {type(tasks).__name__}; a list of Task is wanted")
+    if not tasks:
+        raise NotTasks(f"{name} has no {'training' if split == 'train' else 'held-out'} tasks")
+    odd = [task for task in tasks if not isinstance(task, Task)]
+    if odd:
+        raise NotTasks(f"{name}.tasks gave a list of {type(odd[0]).__name__}; Task is wanted")
+    first: dict[str, int] = {}
+    for number, task in enumerate(tasks):
+        if first.setdefault(task.id, number) != number:
+            both = f"tasks {first[task.id]} and {number} of {split}, counted from 0, are both called {task.id!r}"
+            raise NotTasks(f"{both}; each needs an id of its own: groups and seeds are found by it")
     return tasks
+
+
+def tell_of_few(config: Config, tasks: Sequence[Task]) -> None:
+    """A step that asks for more tasks than there are meets some of them again, which may not be meant."""
+    if config.tasks_per_step > len(tasks):
+        there = f"there are {len(tasks)} training tasks, so a step meets some of them more than once"
+        print(f"tasks_per_step={config.tasks_per_step}: {there}; {len(tasks)} meet each once", file=sys.stderr)
 
 
 def tell_of_known(held_out: Sequence[Task], trained: Sequence[Task]) -> None:

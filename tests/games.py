@@ -15,11 +15,8 @@ from coterie.types import Task
 class Vowels:
     wins: bool = True  # whether anything is ever worth anything
     broken: bool = False
-    buggy: bool = False
 
     def tasks(self, split):
-        if self.buggy:
-            raise RuntimeError("a bug, not a mistake in the config")
         more = 6 if split == "test" else 0
         return [Task(f"{split}/{i}", f"What is {i} + {i + more}?", 2 * i + more) for i in range(6)]
 

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from coterie.config import yamltree
+from coterie.config.names import unusable_names
 from coterie.config.problems import ConfigError, Problems, Sources, did_you_mean
 from coterie.config.registry import Kind
 from coterie.config.settings import (
     Alarm,
+    Amount,
     Checkpoints,
     Count,
     CountFromZero,
@@ -22,12 +24,12 @@ from coterie.config.settings import (
     Learning,
     Logging,
     Lora,
-    NotNegative,
     Opponents,
     Policy,
     Role,
     Rollout,
     Seed,
+    Temperature,
     TopP,
 )
 from coterie.config.strict import Limits, Part, Reader, Weighted
@@ -40,7 +42,7 @@ __all__ = [
 ]  # fmt: skip
 
 PARTS: tuple[Kind, ...] = ("workflow", "env", "reward", "algorithm", "credit", "encoder")
-SAMPLING = Limits(max_tokens=Count, temperature=NotNegative, top_p=TopP, top_k=CountFromZero)
+SAMPLING = Limits(max_tokens=Count, temperature=Temperature, top_p=TopP, top_k=CountFromZero)
 
 
 @dataclass(frozen=True)
@@ -58,9 +60,9 @@ class Config:
     encoder: Part = field(default_factory=lambda: Part("hidden", {"model": None}, Hidden()))
     name: str = "run"  # `load` takes the file's
     seed: Seed = 0
-    steps: Count = 100
-    tasks_per_step: Count = 8
-    episodes_per_task: Count = 8
+    steps: Amount = 100
+    tasks_per_step: Amount = 8
+    episodes_per_task: Amount = 8
     sampling: Annotated[Sampling, SAMPLING] = field(default_factory=Sampling)
     opponents: Opponents | None = None
     alarm: Alarm | None = None
@@ -128,6 +130,8 @@ def text_of(path: Path) -> str:
 
 def of(tree: dict[str, Any], problems: Problems, folder: Path, overrides: Sequence[str] = ()) -> Config:
     """A config from plain data; paths in it are looked for in `folder` first."""
+    for key in tree:  # a mapping that is given from Python has no lines
+        problems.sources.places.setdefault((key,), problems.sources.file)
     _spell_out(tree)
     for override in overrides:
         yamltree.override(tree, override, problems)
@@ -135,12 +139,21 @@ def of(tree: dict[str, Any], problems: Problems, folder: Path, overrides: Sequen
     _leave_out_misspelt_roles(tree, problems)
     config = Reader(problems, folder).value(Config, tree, ())
     problems.raise_any()
+    for path, message in unusable_names(config):
+        problems.add(path, message)
+    problems.raise_any()
     return replace(config, _sources=problems.sources)
 
 
 def dump(config: Config) -> str:
-    """The whole config as YAML, defaults included; it loads to an equal one."""
-    return yamltree.write(plain(config))
+    """The whole config as YAML, defaults included; it loads to an equal one.
+
+    An encoder is left out where no mixer reads it: written, it would be refused.
+    """
+    tree = plain(config)
+    if not config.algorithm.made.reads_utility(config.steps):
+        del tree["encoder"]
+    return yamltree.write(tree)
 
 
 def _spell_out(tree: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from coterie.config.config import Config
-from coterie.config.idle import empty_targets, idle_in_training, idle_rows, idle_sampling
+from coterie.config.idle import empty_targets, idle_in_training, idle_rows, idle_sampling, late_evaluation
 from coterie.config.problems import Path, Problems, did_you_mean, undotted
 from coterie.config.settings import Hidden, Lora, Rollout
 from coterie.envs.base import graded
@@ -17,13 +17,14 @@ from coterie.workflows.library import Library
 
 Found = Iterator[tuple[Path, str]]
 DEVICE = re.compile(r"(cpu|cuda)(:\d+)?")
+MOST = 1_000_000  # episodes at once
 
 
 def cross_check(config: Config, workflow: Workflow, algorithm: Any, training: bool = True) -> None:
     """Raise a ConfigError that lists every contradiction, or pass."""
     problems = Problems(config.sources)
     checks = (
-        _name,
+        _episodes,
         _players,
         _adapters,
         _devices,
@@ -36,6 +37,7 @@ def cross_check(config: Config, workflow: Workflow, algorithm: Any, training: bo
         _evaluation,
         idle_rows,
         idle_sampling,
+        late_evaluation,
         empty_targets,
     )
     for check in (*checks, _anything_to_train, idle_in_training) if training else checks:
@@ -54,14 +56,23 @@ def cross_check(config: Config, workflow: Workflow, algorithm: Any, training: bo
     problems.raise_any()
 
 
-def _name(config: Config) -> Found:
-    if not config.name.strip(" .") or any(sign in config.name for sign in "/\\"):
-        yield ("name",), f"{config.name!r} cannot be a folder's name, and the run's folder is called by it"
+def _episodes(config: Config) -> Found:
+    """The episodes of a step, or of an evaluation, are all in memory at once."""
+    for path, tasks, repeats in (
+        (("tasks_per_step",), config.tasks_per_step, config.episodes_per_task),
+        (("eval", "tasks"), config.eval.tasks, config.eval.episodes_per_task),
+    ):
+        if tasks * repeats > MOST:
+            each = f"{tasks:,} with {repeats:,} episodes of each are {tasks * repeats:,} episodes at once"
+            yield path, f"{each}; at most {MOST:,} are possible"
 
 
 def _seats(config: Config, workflow: Workflow) -> Found:
     """Every role of the workflow is played, and nobody else is there."""
     seats = list(dict.fromkeys(workflow.roles))
+    if not seats:
+        yield ("workflow",), f"{type(workflow).__name__}.roles is empty, so nobody would speak; name a role at least"
+        return
     idle = [role for role in config.roles if role not in seats]
     empty = [seat for seat in seats if seat not in config.roles]
     kind = type(workflow).__name__
@@ -114,8 +125,9 @@ def _encoder(config: Config, algorithm: Any) -> Iterator[tuple[str, str]]:
     if algorithm.reads_utility(config.steps):
         if not isinstance(config.encoder.made, Hidden) and not isinstance(config.encoder.made, Encoder):
             yield "encoder", f"{config.encoder.name} has no method encode(texts), which gives a vector for each text"
-    elif config.encoder.name != "hidden" or config.encoder.made != Hidden():
-        yield "encoder", f"has no effect: {type(algorithm).__name__} reads no vectors of texts"
+    elif config.sources.is_written(("encoder",)):
+        read = "vdn and qmix with a mixer do"
+        yield "encoder", f"has no effect: {type(algorithm).__name__} reads no vectors of texts; {read}; leave it out"
 
 
 def _opponents(config: Config) -> Iterator[tuple[str, str]]:

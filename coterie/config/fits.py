@@ -21,11 +21,17 @@ def misfit(kind: Kind, part: Any, made: Any) -> str | None:
     lacking = [asked for asked in ASKED.get(kind, ()) if not hasattr(made, asked)]
     if lacking:
         return f"{name} has no {' and no '.join(lacking)}; {kind}s have {', '.join(ASKED[kind])}"
+    if kind == "workflow" and not _are_names(made.roles):
+        return f"{name}.roles is {made.roles!r}; a list of role names is wanted, as in roles = ('solver', 'judge')"
     if kind in AWAITED and not inspect.iscoroutinefunction(getattr(made, AWAITED[kind])):
         return f"{name}.{AWAITED[kind]} is no coroutine; write `async def {AWAITED[kind]}`"
     if kind in BASES and not isinstance(made, BASES[kind]):
         return f"{name} is no {BASES[kind].__name__}; write `class {name}({BASES[kind].__name__})`"
     return _answered(name, part) if kind == "reward" else None
+
+
+def _are_names(roles: Any) -> bool:
+    return isinstance(roles, list | tuple) and all(isinstance(role, str) for role in roles)
 
 
 def _answered(name: str, reward: Any) -> str | None:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from typing import NoReturn
 
 from coterie.errors import UserError
 
@@ -25,6 +26,19 @@ def dotted(path: Path) -> str:
 def undotted(key: str) -> Path:
     """The names in a dotted key: `roles."v1.5".stop` has three."""
     return tuple(quoted or bare for quoted, bare in re.findall(r'"([^"]*)"|([^."]+)', key))
+
+
+NAME = r'(?:"[^"]+"|[^."]+)'
+
+
+def is_dotted(key: str) -> bool:
+    """Whether a key is names with dots between them; `steps.`, `.steps` and `a..b` lack one."""
+    return re.fullmatch(rf"{NAME}(?:\.{NAME})*", key) is not None
+
+
+def shortened(text: str, most: int = 100) -> str:
+    """A text as a complaint quotes it."""
+    return text if len(text) <= most else f"{text[:most]}…"
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
@@ -54,6 +68,10 @@ class Sources:
             path = path[:-1]
         return self.places[path] if path else self.file
 
+    def is_written(self, path: Path) -> bool:
+        """Whether a key was given at all, in the file or on the command line."""
+        return path in self.places
+
     def is_overridden(self, path: Path) -> bool:
         """Whether a key was set on the command line, or made there to set one inside it."""
         return self.place(path).startswith(OVERRIDE)
@@ -77,6 +95,11 @@ class Problems:
     def add(self, path: Path, message: str) -> None:
         where = f"{dotted(path)}: " if path else ""
         self.found.append(f"{where}{message} ({self.sources.place(path)})")
+
+    def refuse(self, path: Path, message: str) -> NoReturn:
+        """Go no further: a value made up in the place of this one would be complained of as well."""
+        self.add(path, message)
+        raise ConfigError("\n".join(self.found))
 
     def raise_any(self) -> None:
         if self.found:

@@ -193,21 +193,21 @@ def user_module(path: Path) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # it is not our code, so it may be anything
+    except (Exception, SystemExit) as error:  # it is not our code, so it may be anything
         del sys.modules[name]
         raise ConfigError(f"{path}{_line_of(error, path)}: {type(error).__name__}: {error}") from error
     return module
 
 
-def line_in_users_file(part: Any, error: Exception) -> str | None:
-    """`parts.py, line 3`, where an error of a user's own part arose; None for a part of ours."""
-    if not isinstance(part, type) or not part.__module__.startswith(USERS):
+def line_in_users_file(part: Any, error: BaseException) -> str | None:
+    """`parts.py, line 3`, where an error of a user's own class or function arose; None for one of ours."""
+    if not part.__module__.startswith(USERS):
         return None
     path = Path(inspect.getfile(part))
     return f"{path}{_line_of(error, path)}"
 
 
-def _line_of(error: Exception, path: Path) -> str:
+def _line_of(error: BaseException, path: Path) -> str:
     """The last line of a file that led to an error."""
     if isinstance(error, SyntaxError) and error.filename == str(path):
         return f", line {error.lineno}"

@@ -11,10 +11,13 @@ from pydantic import Field
 from coterie.config.located import DEMO, Model
 
 Count = Annotated[int, Field(ge=1)]
+Amount = Annotated[int, Field(ge=1, le=10**6)]  # of things that are listed in memory, or counted through
 CountFromZero = Annotated[int, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
+Rate = Annotated[float, Field(gt=0, le=1)]
+Temperature = Annotated[float, Field(ge=0, le=10)]  # above it every token is about as likely as every other
 TopP = Annotated[float, Field(gt=0, le=1)]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Several = Annotated[tuple[str, ...], Field(min_length=1)]
@@ -38,7 +41,7 @@ class Policy:
     model: Model = DEMO  # a folder, a hub name, a .gguf file, or `demo`
     lora: Lora | None = field(default_factory=Lora)  # null trains the whole model
     adapter: Path | None = None  # a PEFT folder to start from, in whose shape it stays
-    lr: Positive = 1e-4
+    lr: Rate = 1e-4
     frozen: bool = False
     device: str | None = None  # cpu, cuda, cuda:1 …; null: the run's
 
@@ -51,7 +54,7 @@ class CriticConfig:
     sees: Literal["own", "joint"] = "own"  # what the role read, or the task and all that was said
     model: Model = DEMO
     lora: Lora | None = field(default_factory=Lora)
-    lr: Positive = 1e-4  # of the trunk; the head's is algorithm.value_lr
+    lr: Rate = 1e-4  # of the trunk; the head's is algorithm.value_lr
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,7 @@ class Role:
 
     policy: str | Several  # or one for its first turn, one for its second …; the last one plays all that follow
     max_tokens: Count | None = None  # null, here and below: as in `sampling`
-    temperature: NotNegative | None = None
+    temperature: Temperature | None = None
     stop: tuple[str, ...] | None = None
 
     @property
@@ -129,9 +132,9 @@ class Evaluation:
     """How the team is measured on held-out tasks."""
 
     every: CountFromZero = 0  # steps; 0: only at the end
-    tasks: Count = 100
-    episodes_per_task: Count = 1
-    temperature: NotNegative = 0.0
+    tasks: Amount = 100
+    episodes_per_task: Amount = 1
+    temperature: Temperature = 0.0
     top_p: TopP = 1.0
     top_k: CountFromZero = 0  # 0: all
 

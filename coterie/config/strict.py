@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, is_dataclass
 from functools import partial
 from pathlib import Path as File
@@ -20,6 +20,7 @@ from coterie.config.registry import BUILTIN, Kind, Option, find, is_file, lastin
 from coterie.config.wanted import bare, choices, given, is_union, wanted
 
 STRICT = ConfigDict(strict=True, allow_inf_nan=False)
+EMPTY: Mapping[str, Any] = {}
 WRONG = object()  # stands where a value could not be read; its problem has been noted
 
 
@@ -94,7 +95,7 @@ class Reader:
         if not isinstance(data, dict):
             own = ", ".join(options_of(cls))
             return self.wrong(path, f"{given(data)} is given where a mapping is wanted; {cls.__name__} has {own}")
-        return self.made(cls, self.fill(cls.__name__, options_within(cls, limits), data, path), path)
+        return self.made(cls, cls, self.fill(cls.__name__, options_within(cls, limits), data, path), path)
 
     def part(self, data: Any, path: Path) -> Any:
         """`{name: chain, …options}`; the key it stands under, or the nearest above that names a kind, is its kind."""
@@ -119,17 +120,21 @@ class Reader:
         return WRONG if part is WRONG or weight is WRONG else Weighted(part.name, part.options, part.made, weight)
 
     def filled(self, cls: Any, name: str, data: dict[str, Any], path: Path) -> Any:
-        known = options_of(cls)
+        known = self.tried(cls, lambda: options_of(cls), path)
+        if known is WRONG:
+            return WRONG
         if "name" in known:
             return self.wrong(path, f"{cls.__name__} calls an option `name`, which is taken: it says which {path[-1]}")
         own = {key: item for key, item in data.items() if key != "name"}
         options = self.fill(cls.__name__, known, own, path)
-        made = self.made(cls if isinstance(cls, type) else partial(partial, cls), options, path)
+        made = self.made(cls, cls if isinstance(cls, type) else partial(partial, cls), options, path)
         if made is WRONG:
             return WRONG
         kind: Kind = next(key for key in reversed(path) if key in BUILTIN)
-        unfit = misfit(kind, cls, made) if is_file(name) else None
-        return Part(name, options, made) if unfit is None else self.wrong((*path, "name"), unfit)
+        unfit = self.tried(cls, lambda: misfit(kind, cls, made), path) if is_file(name) else None
+        if unfit is not None:
+            return WRONG if unfit is WRONG else self.wrong((*path, "name"), unfit)
+        return Part(name, options, made)
 
     def fill(self, owner: str, known: Mapping[str, Option], data: dict[str, Any], path: Path) -> dict[str, Any]:
         """A value for every known option: as given, or its default."""
@@ -140,16 +145,23 @@ class Reader:
         defaults = {name: option.default for name, option in known.items()}
         return defaults | {key: self.value(known[key].hint, data[key], (*path, key)) for key in data if key in known}
 
-    def made(self, cls: Any, options: dict[str, Any], path: Path) -> Any:
+    def made(self, part: Any, make: Any, options: dict[str, Any], path: Path) -> Any:
+        """What `make` makes of the options; `part` is the class or function that a complaint is about."""
         if any(value is WRONG or value is MISSING for value in options.values()):
             return WRONG
+        return self.tried(part, lambda: make(**options), path, options)
+
+    def tried(self, part: Any, work: Callable[[], Any], path: Path, options: Mapping[str, Any] = EMPTY) -> Any:
+        """What `work` gives; what a user's own part raises there, whatever it is, is told with its line."""
         try:
-            return cls(**options)
-        except ValueError as error:
-            return self.wrong(*complaint(str(error), options, path))
-        except Exception as error:  # a user's own code may raise anything; what ours raises is a bug
-            if (where := line_in_users_file(cls, error)) is None:
-                raise
+            return work()
+        except (Exception, SystemExit) as error:
+            found, message = complaint(str(error), options, path)
+            where = line_in_users_file(part, error)
+            if isinstance(error, ValueError) and (where is None or found != path):
+                return self.wrong(found, message)
+            if where is None:
+                raise  # what our own part raises is a bug
             return self.wrong(path, f"{where}: {type(error).__name__}: {error}")
 
     def unknown(self, owner: str, known: list[str], data: Any, path: Path) -> None:

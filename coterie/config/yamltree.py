@@ -12,9 +12,12 @@ from typing import Any
 
 import yaml
 
-from coterie.config.problems import OVERRIDE, ConfigError, Path, Problems, undotted
+from coterie.config.problems import OVERRIDE, ConfigError, Path, Problems, dotted, is_dotted, shortened, undotted
 
 MERGE = "<<"
+DEEPEST = 50  # collections inside each other; composing YAML is recursive, and a config has about six
+MOST = 100_000  # values; anchors in anchors multiply
+LONGEST = 4000  # digits of a number, which Python reads no more of
 NULL, BOOL, INT, FLOAT, TEXT = (f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float", "str"))
 SCALARS = {
     NULL: (r"~|null|Null|NULL|", ["~", "n", "N", ""]),
@@ -29,6 +32,7 @@ READ: dict[str, Callable[[str], Any]] = {
     FLOAT: float,
     TEXT: str,
 }
+GROUPS = tuple(f"tag:yaml.org,2002:{kind}" for kind in ("map", "seq"))
 
 
 class Loader(yaml.SafeLoader):
@@ -56,11 +60,21 @@ def write(data: Any) -> str:
 def read(text: str, problems: Problems) -> Any:
     """The file's data; where each key stands goes into `problems.sources`."""
     try:
-        root = yaml.compose(text, Loader=Loader)
+        root = composed(text)
     except yaml.YAMLError as error:
         line, why = _trouble(error, text)
         raise ConfigError(f"{problems.sources.file}: not YAML on line {line}: {why}") from error
     return {} if root is None else Tree(problems).value(root, ())
+
+
+def composed(text: str) -> yaml.Node | None:
+    """The root node. Parsing events takes no recursion, so the depth is known before composing would overflow."""
+    depth = 0
+    for event in yaml.parse(text, Loader=Loader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > DEEPEST:
+            raise yaml.MarkedYAMLError(problem=f"nested more than {DEEPEST} deep", problem_mark=event.start_mark)
+    return yaml.compose(text, Loader=Loader)
 
 
 def _trouble(error: yaml.YAMLError, text: str) -> tuple[int, str]:
@@ -76,10 +90,12 @@ def override(tree: dict[str, Any], text: str, problems: Problems) -> None:
     """Set one key, as in `policies.solver.lr=1e-4`; the value is YAML."""
     key, equals, value = text.partition("=")
     path = undotted(key.strip())
-    if not equals or not path:
-        problems.found.append(f"override {text}: an override looks like key=value or group.key=value")
+    if not equals or not is_dotted(key.strip()):
+        meant = f"; did you mean {dotted(path)}={value}?" if equals and path else ""
+        looks = "an override looks like key=value or group.key=value"
+        problems.found.append(f"override {shortened(text)}: {looks}{shortened(meant)}")
         return
-    place = f"{OVERRIDE}{text}"
+    place = f"{OVERRIDE}{shortened(text)}"
     inside = _open(tree, path, problems, place)
     if inside is not None:
         problems.sources.forget(path)
@@ -103,10 +119,9 @@ def _open(tree: dict[str, Any], path: Path, problems: Problems, place: str) -> d
 
 def _parse(text: str, path: Path, problems: Problems, place: str) -> Any:
     try:
-        node = yaml.compose(text, Loader=Loader)
+        node = composed(text)
     except yaml.YAMLError as error:
-        problems.add(path, f"{text!r} is not YAML: {_trouble(error, text)[1]}")
-        return None
+        problems.refuse(path, f"{shortened(text)!r} is not YAML: {_trouble(error, text)[1]}")
     return None if node is None else Tree(problems, place).value(node, path)
 
 
@@ -117,13 +132,24 @@ class Tree:
         self.problems = problems
         self.place = place
         self.around: list[yaml.Node] = []  # what the node at hand stands in
+        self.values = 0  # read so far
 
     def value(self, node: yaml.Node, path: Path) -> Any:
+        self.values += 1
+        if self.values > MOST:
+            self.problems.refuse(
+                path[:1], f"more than {MOST:,} values, through anchors that are used inside each other"
+            )
+        if node.tag not in (*READ, *GROUPS):
+            self.problems.refuse(path, f"the tag {node.tag} means nothing here; leave it out")
         if isinstance(node, yaml.CollectionNode):
             return self.collection(node, path)
-        if node.tag not in READ:
-            self.problems.add(path, f"the tag {node.tag} means nothing here")
-            return None
+        if node.tag in SCALARS and not re.fullmatch(SCALARS[node.tag][0], node.value):
+            self.problems.refuse(
+                path, f"{shortened(node.value)!r} is tagged {node.tag}, which it is not; leave the tag out"
+            )
+        if node.tag == INT and len(node.value) > LONGEST:
+            self.problems.refuse(path, f"a number of {len(node.value):,} digits; at most {LONGEST:,} are read")
         return READ[node.tag](node.value)
 
     def collection(self, node: yaml.CollectionNode, path: Path) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 from coterie.config.problems import Path, Problems, did_you_mean
-from coterie.config.yamltree import Loader, Tree
+from coterie.config.yamltree import Loader, Tree, composed
 
 REF, GLOBALS = "!Ref", "global_config"
 OWN = ("dag_id", "description", GLOBALS, "nodes")  # the keys of a graph
@@ -16,7 +16,7 @@ OWN = ("dag_id", "description", GLOBALS, "nodes")  # the keys of a graph
 def is_graph(text: str) -> bool:
     """Whether a file is a graph and not a config of ours. One that is not even YAML is neither."""
     try:
-        root = yaml.compose(text, Loader=Loader)
+        root = composed(text)
     except yaml.YAMLError:
         return False
     return isinstance(root, yaml.MappingNode) and any(key.value in ("dag_id", "nodes") for key, _ in root.value)
@@ -24,7 +24,7 @@ def is_graph(text: str) -> bool:
 
 def read_graph(text: str, problems: Problems) -> dict[str, Any]:
     """The keys of the file; what only holds an anchor is left out, for it has been put where it is used."""
-    root = yaml.compose(text, Loader=Loader)
+    root = composed(text)
     assert isinstance(root, yaml.MappingNode), "is_graph comes first"
     tree = GraphTree(problems, _globals(root, problems))
     data = tree.value(root, ())

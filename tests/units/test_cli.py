@@ -354,8 +354,12 @@ def test_layers_that_a_model_lacks_are_told_with_the_policy_that_asks_for_them(
     assert said.endswith("(override policies.doer.lora.targets=[query])\n")
 
 
-def test_a_bug_keeps_its_traceback(tmp_path: Path, tiny_model: Path) -> None:
-    result = coterie("train", game(tmp_path, tiny_model), "env.buggy=true", "--out", tmp_path)
+def test_a_bug_keeps_its_traceback(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def buggy(*arguments: Any) -> None:
+        raise RuntimeError("a bug, not a mistake in the config")
+
+    monkeypatch.setattr("coterie.build.build_engine", buggy)
+    result = coterie("train", game(tmp_path, tiny_model), "--out", tmp_path)
     assert isinstance(result.exception, RuntimeError)
 
 

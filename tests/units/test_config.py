@@ -133,13 +133,30 @@ MISTAKES_IN_THE_FILE = {
     "text for a number": (
         "steps: 20",
         "steps: '20'",
-        "steps: the text '20' is given where a whole number ≥ 1 is wanted",
+        "steps: the text '20' is given where a whole number ≥ 1 and ≤ 1000000 is wanted",
     ),
-    "fraction for a count": ("steps: 20", "steps: 2.5", "steps: 2.5 is given where a whole number ≥ 1 is wanted"),
-    "bool for a count": ("steps: 20", "steps: true", "steps: true is given where a whole number ≥ 1 is wanted"),
-    "no steps": ("steps: 20", "steps: 0", "steps: 0 is given where a whole number ≥ 1 is wanted", "line 16"),
+    "fraction for a count": (
+        "steps: 20",
+        "steps: 2.5",
+        "steps: 2.5 is given where a whole number ≥ 1 and ≤ 1000000 is wanted",
+    ),
+    "bool for a count": (
+        "steps: 20",
+        "steps: true",
+        "steps: true is given where a whole number ≥ 1 and ≤ 1000000 is wanted",
+    ),
+    "no steps": (
+        "steps: 20",
+        "steps: 0",
+        "steps: 0 is given where a whole number ≥ 1 and ≤ 1000000 is wanted",
+        "line 16",
+    ),
     "negative rate": ("lr: 3e-4", "lr: -3e-4", "policies.thinker.lr: -0.0003 is given where a number > 0", "line 2"),
-    "infinite rate": ("lr: 3e-4", "lr: 1e999", "policies.thinker.lr: inf is given where a number > 0 is wanted"),
+    "infinite rate": (
+        "lr: 3e-4",
+        "lr: 1e999",
+        "policies.thinker.lr: inf is given where a number > 0 and ≤ 1 is wanted",
+    ),
     "no number at all": ("lr: 3e-4", "lr: fast", "policies.thinker.lr: the text 'fast' is given where a number > 0"),
     "null for a mapping": (
         "{lr: 3e-4}",
@@ -231,10 +248,10 @@ MISTAKES_IN_OVERRIDES = {
     "unknown word": ("learning.schedule=cosin", "constant, linear or cosine is wanted; did you mean cosine?"),
     "old option": ("algorithm.name=ppo", "algorithm.peers: unknown key; Ppo has", "good.yaml, line 15"),
     "share over one": ("rollout.max_failed=2", "rollout.max_failed: 2 is given where a number ≥ 0 and ≤ 1 is wanted"),
-    "cold": ("sampling.temperature=-1", "sampling.temperature: -1 is given where a number ≥ 0 is wanted"),
+    "cold": ("sampling.temperature=-1", "sampling.temperature: -1 is given where a number ≥ 0 and ≤ 10 is wanted"),
     "cold role": (
         "roles.actor.temperature=-1",
-        "roles.actor.temperature: -1 is given where a number ≥ 0 or null is wanted",
+        "roles.actor.temperature: -1 is given where a number ≥ 0 and ≤ 10 or null is wanted",
     ),
     "top_p over one": ("eval.top_p=1.5", "eval.top_p: 1.5 is given where a number > 0 and ≤ 1 is wanted"),
     "cut training": ("sampling.top_p=0.9", "sampling.top_p: training needs 1.0", "eval.top_p may cut"),
