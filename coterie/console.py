@@ -137,13 +137,14 @@ class LivePanel(Display):
 
 def plain_line(step: int, steps: int, metrics: Metrics) -> str:
     """A step in one line: `step  12/40  reward 0.412  reasoner 0.40 actor 0.42  812 tok/s  rollout 3.1s`."""
-    gaps = of_policies("gap", metrics).values()
+    gaps, kls = of_policies("gap", metrics).values(), of_policies("kl", metrics).values()
     parts = [
         f"step {step:>{len(str(steps)) + 1}}/{steps}",
         *spelled(metrics, "reward"),
         " ".join(f"{role} {reward:.2f}" for role, reward in under("reward/", metrics).items()),
         *spelled(metrics, "eval/reward"),
         f"gap {max(gaps):.2g}" if gaps else "",
+        f"kl {max(kls):.2g}" if kls else "",
         *spelled(metrics, "tokens_per_second"),
         " ".join(f"{phase} {seconds:.1f}s" for phase, seconds in under("seconds/", metrics).items()),
         failures(metrics),

@@ -16,6 +16,7 @@ from typing import Any
 from coterie import alarm, checkpoint, opponents
 from coterie.algorithms.base import Algorithm
 from coterie.algorithms.left_out import absent, drop_other_rounds, drop_stale, take_back
+from coterie.algorithms.turn_metrics import turn_metrics
 from coterie.batch import hand_back, make_batches
 from coterie.config import Config
 from coterie.credit.base import Credit
@@ -103,7 +104,7 @@ def learn(run: Run, log: StepLog) -> None:
     log.episodes(episodes, list(otherwise.values()))
     played = enough(episodes, run.config.rollout.max_failed)
     with log.phase("credit"):
-        log.add(judge(run, played, otherwise))
+        log.add(judge(run, played, otherwise) | turn_metrics(played, run.learners))
     with log.phase("update"):
         for learner in run.learners.values():
             learner.begin(run.step)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypedDict, runtime_checkable
 
 if TYPE_CHECKING:  # for a process that only grades it would take longer than the grading
     from torch import Tensor
@@ -195,6 +195,14 @@ class Batch:
         return taken
 
 
+class TokenMetrics(NamedTuple):
+    """What an update did at each sampled token; each is [N], and its mean is a metric of this name."""
+
+    ratio_mean: Tensor  # of new over old probability, as the loss has it; its maximum is `ratio_max`
+    clip_fraction: Tensor  # 1 where the clip takes the gradient away
+    kl: Tensor  # to the reference policy; 0 where none was read
+
+
 @dataclass
 class Scores:
     """What the learner's own forward says of the sampled tokens; each is [N]. A critic has values alone."""
@@ -206,6 +214,8 @@ class Scores:
 
 # One number per sampled token, from the learner's scores and the batch cut to those tokens [N].
 Loss = Callable[[Scores, Batch], "Tensor"]
+# Of the same: what the metrics tell of each token.
+Measure = Callable[[Scores, Batch], "TokenMetrics"]
 Metrics = dict[str, float]
 Grade = Callable[[Any], Awaitable[float]]  # an answer → what the environment would give for it
 
@@ -231,10 +241,10 @@ class Learner(Protocol):
     def scores(self, batch: Batch) -> Scores:
         """All that one forward says of the sampled tokens, without gradients; each [T]."""
 
-    def fit(self, batch: Batch, weights: Tensor, loss: Loss) -> Metrics:
-        """One optimiser step on Σ weights·loss."""
+    def fit(self, batch: Batch, weights: Tensor, loss: Loss, measure: Measure | None = None) -> Metrics:
+        """One optimiser step on Σ weights·loss; `measure` says what else to report."""
 
-    def fit_together(self, lessons: Sequence[tuple[Any, Batch, Tensor, Loss]]) -> list[Metrics]:
+    def fit_together(self, lessons: Sequence[tuple[Any, Batch, Tensor, Loss, Measure]]) -> list[Metrics]:
         """A fit of each of several learners of this kind, where none has to wait for another."""
 
 

@@ -19,13 +19,14 @@ from coterie.rl.losses import (
     Normalize,
     Reduce,
     clipped_policy_loss,
+    is_clipped,
     kl,
     log_ratio,
     ratio_of,
     token_weights,
     truncated_importance_weight,
 )
-from coterie.types import Batch, Episode, Fork, Learner, Metrics, Scores, Turn
+from coterie.types import Batch, Episode, Fork, Learner, Metrics, Scores, TokenMetrics, Turn
 
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
@@ -130,17 +131,31 @@ class Algorithm:
 
     def loss(self, scores: Scores, batch: Batch) -> Tensor:
         """One number per sampled token."""
-        high = self.clip if self.clip_high is None else self.clip_high
-        old = self.old(scores, batch)
-        ratio = ratio_of(log_ratio(scores.logprobs, old, batch.turn, self.level, self.normalize, batch.words))
-        loss = clipped_policy_loss(ratio, batch.advantages, self.clip, high, self.dual_clip)
+        loss = clipped_policy_loss(self.ratio(scores, batch), batch.advantages, *self.clips, self.dual_clip)
         if self.truncate is not None:
-            loss = loss * truncated_importance_weight(old, batch.logprobs, self.truncate)
+            loss = loss * truncated_importance_weight(self.old(scores, batch), batch.logprobs, self.truncate)
         if self.kl > 0 and self.kl_in == "loss":
             loss = loss + self.kl * kl(scores.logprobs, batch.ref_logprobs, self.kl_estimator)
         if self.entropy > 0:
             loss = loss - self.entropy * scores.entropy
         return loss
+
+    @property
+    def clips(self) -> tuple[float, float]:
+        """How far a ratio may fall below 1, and rise above it."""
+        return self.clip, self.clip if self.clip_high is None else self.clip_high
+
+    def ratio(self, scores: Scores, batch: Batch) -> Tensor:
+        """New over old probability of each token, or of the turn it is in: [N]."""
+        old = self.old(scores, batch)
+        return ratio_of(log_ratio(scores.logprobs, old, batch.turn, self.level, self.normalize, batch.words))
+
+    def measure(self, scores: Scores, batch: Batch) -> TokenMetrics:
+        """What the metrics tell of an optimiser step. The KL is k3, which is unbiased and never negative."""
+        ratio = self.ratio(scores, batch)
+        clipped = is_clipped(ratio, batch.advantages, *self.clips).to(ratio.dtype)
+        far = kl(scores.logprobs, batch.ref_logprobs, "k3") if self.kl > 0 else torch.zeros_like(ratio)
+        return TokenMetrics(ratio, clipped, far)
 
     def old(self, scores: Scores, batch: Batch) -> Tensor:
         """What the learner thought before any update of the step. With one optimiser step that is what it thinks now:
@@ -176,12 +191,13 @@ class Algorithm:
         history: list[list[Metrics]] = [[] for _ in learners]
         while todo:
             minis = {i: parts.popleft() for i, parts in todo.items()}
-            lessons = [(learners[i], mini, self.weights(mini), self.loss) for i, mini in minis.items()]
+            lessons = [(learners[i], mini, self.weights(mini), self.loss, self.measure) for i, mini in minis.items()]
             for i, metrics in zip(minis, learners[0].fit_together(lessons), strict=True):
                 history[i].append(metrics)
                 if not todo[i] or (self.stop_kl is not None and metrics["kl_step"] > self.stop_kl):
                     del todo[i]
-        return [_over_fits(fits) for fits in history]
+        unread = () if self.kl > 0 else ("kl",)  # of no reference
+        return [{name: x for name, x in _over_fits(fits).items() if name not in unread} for fits in history]
 
     def _minibatches(self, batch: Batch, rng: random.Random) -> Iterator[Batch]:
         for _ in range(self.epochs):
@@ -208,6 +224,8 @@ class Algorithm:
 
 
 def _over_fits(fits: list[Metrics]) -> Metrics:
-    """Means over a policy's optimiser steps; the first one's gap is that of sampler and learner."""
+    """Means over a policy's optimiser steps, and the highest ratio; the first one's gap is that of sampler and
+    learner."""
     mean = {key: sum(metrics[key] for metrics in fits) / len(fits) for key in fits[0]}
-    return mean | {"gap": fits[0]["gap"], "gap_max": fits[0]["gap_max"], "fits": float(len(fits))}
+    highest = {key: max(metrics[key] for metrics in fits) for key in fits[0] if key == "ratio_max"}
+    return mean | highest | {"gap": fits[0]["gap"], "gap_max": fits[0]["gap_max"], "fits": float(len(fits))}

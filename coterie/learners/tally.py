@@ -1,4 +1,4 @@
-"""What a fit reports, added up on the device that learns, so that it is asked only once."""
+"""What a fit reports: one reduction for each microbatch on the device that learns, and one host sync at the end."""
 
 from __future__ import annotations
 
@@ -6,18 +6,22 @@ import torch
 from torch import Tensor
 
 from coterie.processes import Processes
-from coterie.types import Batch, Metrics, Scores
+from coterie.types import Batch, Measure, Metrics, Scores, TokenMetrics
 
 # kl_step: from the policy before this step's updates, seen just before this one
 PER_TOKEN = ("entropy", "gap", "kl_step")
+PEAKS = ("gap_max", "ratio_max")
 
 
 class Tally:
     """Sums over the parts of a batch; of a critic, which says no tokens, the loss alone."""
 
-    def __init__(self, device: torch.device, speaks: bool) -> None:
-        self.sums = torch.zeros(1 + len(PER_TOKEN), dtype=torch.float64, device=device)
-        self.most, self.speaks = torch.zeros((), device=device), speaks
+    def __init__(self, device: torch.device, speaks: bool, measure: Measure | None = None) -> None:
+        self.speaks, self.measure = speaks, measure
+        self.names = PER_TOKEN if measure is None else (*PER_TOKEN, *TokenMetrics._fields)
+        self.peaks = PEAKS[:1] if measure is None else PEAKS
+        self.sums = torch.zeros(1 + len(self.names), dtype=torch.float64, device=device)
+        self.most = torch.zeros(len(self.peaks), device=device)
 
     @torch.no_grad()
     def add(self, cost: Tensor, scores: Scores, part: Batch) -> None:
@@ -25,15 +29,17 @@ class Tally:
         if self.speaks:
             off = (scores.logprobs - part.logprobs).abs()
             moved = part.old_logprobs - scores.logprobs
-            self.sums[1:] += torch.stack([scores.entropy.sum(), off.sum(), moved.sum()])
-            self.most = torch.maximum(self.most, off.max())
+            measured = () if self.measure is None else self.measure(scores, part)
+            self.sums[1:] += torch.stack([scores.entropy, off, moved, *measured]).sum(dim=1)
+            self.most = torch.maximum(self.most, torch.stack([off, *measured[:1]]).amax(dim=1))
 
     def read(self, count: int, norm: Tensor, processes: Processes) -> Metrics:
         """The loss as it is, the others per token. Here the host waits for the device."""
         processes.add([self.sums])
-        loss, *sums, most, length = torch.cat([self.sums, torch.stack([self.most, norm])]).tolist()
-        metrics = {"loss": loss, "grad_norm": length}
+        loss, *sums = torch.cat([self.sums, self.most, norm[None]]).tolist()
+        metrics = {"loss": loss, "grad_norm": sums.pop()}
         if not self.speaks:
             return metrics
-        means = {name: total / count for name, total in zip(PER_TOKEN, sums, strict=True)}
-        return metrics | means | {"gap_max": max(processes.gather([most]))}
+        means = {name: total / count for name, total in zip(self.names, sums, strict=False)}
+        highest = [max(every) for every in zip(*processes.gather([sums[len(self.names) :]]), strict=True)]
+        return metrics | means | dict(zip(self.peaks, highest, strict=True))

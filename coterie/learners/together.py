@@ -11,7 +11,7 @@ from torch import Tensor
 from coterie.learners.packing import Stream, joined
 from coterie.learners.tally import Tally
 from coterie.models.attention import moved
-from coterie.types import Batch, Loss, Metrics
+from coterie.types import Batch, Loss, Measure, Metrics
 
 if TYPE_CHECKING:
     from coterie.learners.torch import TorchLearner
@@ -20,12 +20,14 @@ if TYPE_CHECKING:
 class Lesson:
     """What one policy is to learn in one step: the least Σ weights·loss."""
 
-    def __init__(self, learner: TorchLearner, batch: Batch, weights: Tensor, loss: Loss) -> None:
+    def __init__(
+        self, learner: TorchLearner, batch: Batch, weights: Tensor, loss: Loss, measure: Measure | None = None
+    ) -> None:
         assert learner.optimizer is not None, f"{learner.policy} is frozen"
         learner.optimizer.zero_grad(set_to_none=True)
         self.learner, self.batch, self.loss = learner, batch, loss
         self.here, self.weights = learner.here(batch), moved(weights, learner.base.device)
-        self.tally = Tally(learner.base.device, learner.speaks)
+        self.tally = Tally(learner.base.device, learner.speaks, measure)
 
     def cost(self, stream: Stream, hidden: Tensor) -> Tensor:
         """Of one stream, whose hidden states these are: []."""

@@ -24,7 +24,7 @@ from coterie.models.peft import fill, save_adapter, weights_of
 from coterie.models.quiet import quiet
 from coterie.models.store import load_model
 from coterie.processes import ALONE, Processes
-from coterie.types import Batch, Loss, Metrics, Scores
+from coterie.types import Batch, Loss, Measure, Metrics, Scores
 
 
 class TorchLearner:
@@ -112,10 +112,10 @@ class TorchLearner:
         self.processes.add(list(vars(out).values()))
         return Scores(*(column.cpu() for column in vars(out).values()))
 
-    def fit(self, batch: Batch, weights: Tensor, loss: Loss) -> Metrics:
-        return self.fit_together([(self, batch, weights, loss)])[0]
+    def fit(self, batch: Batch, weights: Tensor, loss: Loss, measure: Measure | None = None) -> Metrics:
+        return fit_together([Lesson(self, batch, weights, loss, measure)])[0]
 
-    def fit_together(self, lessons: Sequence[tuple[TorchLearner, Batch, Tensor, Loss]]) -> list[Metrics]:
+    def fit_together(self, lessons: Sequence[tuple[TorchLearner, Batch, Tensor, Loss, Measure]]) -> list[Metrics]:
         return fit_together([Lesson(*lesson) for lesson in lessons])
 
     def descend(self) -> Tensor:

@@ -48,6 +48,11 @@ def clipped_policy_loss(
     return loss
 
 
+def is_clipped(ratio: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
+    """Whether the clip takes a token's gradient away: it is good and likelier, or bad and unlikelier, than allowed."""
+    return torch.where(advantages > 0, ratio > 1 + high, (advantages < 0) & (ratio < 1 - low))
+
+
 def truncated_importance_weight(old: Tensor, sampler: Tensor, most: float) -> Tensor:
     """Learner over sampler probability of each token, at most `most`: corrects for sampling with other numerics."""
     return ratio_of(old - sampler).clamp(max=most)

@@ -22,7 +22,7 @@ from coterie.batch import make_batches
 from coterie.config import ConfigError
 from coterie.config.crosscheck import cross_check
 from coterie.train import Run, train
-from coterie.types import Batch, Episode, Loss, Metrics
+from coterie.types import Batch, Episode, Loss, Measure, Metrics
 from tests.episodes import random_episodes
 from tests.learners import gradients, learner
 from tests.runs import naming_config, started, trained, written
@@ -45,10 +45,10 @@ class Drifts:
         assert self.version > 0, "old log-probs are read before"
         return batch.old_logprobs + drift(self.policy, batch, self.by)
 
-    def fit_together(self, lessons: Sequence[tuple[Any, Batch, Tensor, Loss]]) -> list[Metrics]:
+    def fit_together(self, lessons: Sequence[tuple[Any, Batch, Tensor, Loss, Measure]]) -> list[Metrics]:
         return [learner.fit(*lesson) for learner, *lesson in lessons]
 
-    def fit(self, batch: Batch, weights: Tensor, loss: Loss) -> Metrics:
+    def fit(self, batch: Batch, weights: Tensor, loss: Loss, measure: Measure) -> Metrics:
         self.diary.append((self.policy, batch))
         self.version += 1
         return {"loss": 0.0, "gap": 0.0, "gap_max": 0.0, "kl_step": 0.0}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
@@ -108,6 +109,33 @@ def test_the_reported_entropy_and_gap_are_those_of_the_plain_forward(model_folde
     assert metrics["gap"] == pytest.approx(float(off.abs().mean()), abs=1e-4)
     assert metrics["gap_max"] == pytest.approx(float(off.abs().max()), abs=1e-4)
     assert metrics["kl_step"] == pytest.approx(-float(off.mean()), abs=1e-4)
+
+
+@pytest.mark.parametrize("budget", [100_000, 60], ids=["one microbatch", "many"])
+@pytest.mark.parametrize("level", ["token", "turn"])
+def test_the_reported_ratio_clip_fraction_and_kl_are_those_of_the_plain_forward(
+    level: Any, budget: int, model_folder: Folder
+) -> None:
+    made = learner(model_folder("llama"), microbatch_tokens=budget)
+    batch = random_batch(made)
+    said = batch.mask
+    new = plain_scores(made, batch, leaves(made)).logprobs.detach().double()
+    moved, turn = (new - batch.old_logprobs[said]).tolist(), batch.turn[said].tolist()
+    if level == "turn":
+        moved = [sum(m for m, other in zip(moved, turn, strict=True) if other == t) for t in turn]
+    ratios = [math.exp(m) for m in moved]
+    good = batch.advantages[said].tolist()
+    clipped = [(a > 0 and r > 1.1) or (a < 0 and r < 0.95) for a, r in zip(good, ratios, strict=True)]
+    off = (batch.ref_logprobs[said] - new).tolist()
+    far = [math.exp(x) - 1 - x for x in off]
+    algorithm = Algorithm(epochs=2, level=level, clip=0.05, clip_high=0.1, kl=0.3, kl_estimator="k1")
+    metrics = made.fit(batch, algorithm.weights(batch), algorithm.loss, algorithm.measure)
+    count = len(ratios)
+    assert 0.1 < sum(clipped) / count < 0.9
+    assert metrics["ratio_mean"] == pytest.approx(sum(ratios) / count, rel=1e-3)
+    assert metrics["ratio_max"] == pytest.approx(max(ratios), rel=1e-3)
+    assert metrics["clip_fraction"] == pytest.approx(sum(clipped) / count, abs=1e-6)
+    assert metrics["kl"] == pytest.approx(sum(far) / count, rel=1e-3)
 
 
 @pytest.mark.parametrize("reduce", get_args(Reduce))

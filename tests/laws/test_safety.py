@@ -16,7 +16,7 @@ from torch import Tensor
 from coterie.algorithms.base import Algorithm
 from coterie.algorithms.left_out import drop_stale, take_back
 from coterie.batch import make_batches
-from coterie.types import Batch, Loss, Metrics, Scores
+from coterie.types import Batch, Loss, Measure, Metrics, Scores
 from tests.episodes import episode, random_episodes, turn
 from tests.learners import gradients, learner, random_batch
 
@@ -61,10 +61,10 @@ class Drifts:
     frozen: bool = False
     version: int = 0
 
-    def fit_together(self, lessons: Sequence[tuple[Any, Batch, Tensor, Loss]]) -> list[Metrics]:
+    def fit_together(self, lessons: Sequence[tuple[Any, Batch, Tensor, Loss, Measure]]) -> list[Metrics]:
         return [learner.fit(*lesson) for learner, *lesson in lessons]
 
-    def fit(self, batch: Batch, weights: Tensor, loss: Loss) -> Metrics:
+    def fit(self, batch: Batch, weights: Tensor, loss: Loss, measure: Measure) -> Metrics:
         self.fits += 1
         return {"kl_step": self.by * (self.fits - 1), "gap": 0.0, "gap_max": 0.0}
 

@@ -42,7 +42,10 @@ def taught(folder: Path, together: bool, count: int = 2, **learning: Any) -> tup
     base.hidden = lambda tokens, *given: runs.append(len(tokens)) or true(tokens, *given)  # type: ignore[method-assign,func-returns-value]
     algorithm, metrics = Algorithm(entropy=0.02), []
     for _ in range(count):
-        lessons = [(m, b, algorithm.weights(b), algorithm.loss) for m, b in zip(learners, batches, strict=True)]
+        lessons = [
+            (m, b, algorithm.weights(b), algorithm.loss, algorithm.measure)
+            for m, b in zip(learners, batches, strict=True)
+        ]
         metrics.append(
             learners[0].fit_together(lessons) if together else [lesson[0].fit(*lesson[1:]) for lesson in lessons]
         )
@@ -69,6 +72,8 @@ def test_policies_that_learn_together_learn_what_each_learns_alone(
 def test_whole_models_never_share_a_pass(model_folder: Folder) -> None:
     learners = [TorchLearner(n, Base(model_folder("llama")), None, 1e-3, Learning(), 10) for n in "ab"]
     batch: Batch = random_batch(learners[0])
-    lessons = [(learner, batch, Algorithm().weights(batch), Algorithm().loss) for learner in learners]
+    lessons = [
+        (learner, batch, Algorithm().weights(batch), Algorithm().loss, Algorithm().measure) for learner in learners
+    ]
     metrics = learners[0].fit_together(lessons)
     assert metrics[0] == metrics[1] and [learner.version for learner in learners] == [1, 1]

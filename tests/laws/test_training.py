@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -185,6 +186,35 @@ def test_a_kl_changes_what_is_learned(where: str, model_folder: Folder, tmp_path
     # The first step starts at the reference, so they part in the second.
     assert torch.equal(said(runs[0], "left", 1).tokens, said(runs[1], "left", 1).tokens)
     assert moved(weights(runs[0], "left"), weights(runs[1], "left")) > 1e-3
+
+
+@pytest.mark.parametrize("where", ["loss", "reward", None])
+def test_the_metrics_that_everybody_looks_for_are_there_for_every_policy(
+    where: str | None, model_folder: Folder, tmp_path: Path
+) -> None:
+    algorithm: dict[str, Any] = {"name": "grpo", "epochs": 2, "clip": 0.01}
+    tree = naming_config(model_folder("llama"), steps=3)
+    tree["algorithm"] = algorithm | ({} if where is None else {"kl": 0.1, "kl_in": where})
+    trained(tree, tmp_path)
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()][:3]
+    names = ("clip_fraction", "ratio_mean", "ratio_max", "entropy", "grad_norm", "advantage_mean", "advantage_std")
+    names += ("response_length", "truncated")
+    for policy in ("left", "right"):
+        assert all(math.isfinite(row[f"{policy}/{name}"]) for row in rows for name in names)
+        assert all((f"{policy}/kl" in row) == (where is not None) for row in rows)
+        assert all(row[f"{policy}/ratio_max"] >= row[f"{policy}/ratio_mean"] > 0 for row in rows)
+        assert any(row[f"{policy}/clip_fraction"] > 0 for row in rows)
+        assert all(0 <= row[f"{policy}/clip_fraction"] <= 1 for row in rows)
+    if where is not None:
+        assert all(row["left/kl"] > 0 for row in rows)  # the second optimiser step finds that the first has moved it
+    stored = read_episodes(sorted((tmp_path / "episodes").glob("*.jsonl"))[-1])
+    left = [t for e in stored for t in e.turns if t.policy == "left"]
+    tokens = torch.cat([t.advantages for t in left]).double()
+    last = rows[-1]
+    assert last["left/advantage_mean"] == pytest.approx(float(tokens.mean()), abs=1e-5)
+    assert last["left/advantage_std"] == pytest.approx(float(tokens.std(unbiased=False)), abs=1e-5)
+    assert last["left/response_length"] == pytest.approx(sum(len(t.response_ids) for t in left) / len(left))
+    assert last["left/truncated"] == pytest.approx(sum(t.stop == "length" for t in left) / len(left))
 
 
 def test_reference_log_probs_are_those_of_the_base_without_its_adapter(model_folder: Folder, tmp_path: Path) -> None:

@@ -358,6 +358,20 @@ def test_a_pipe_gets_one_plain_line_per_step(tmp_path: Path, capsys: pytest.Capt
     assert capsys.readouterr().out == line + "\n"
 
 
+def test_the_line_tells_the_highest_kl_to_the_reference_where_one_is_read() -> None:
+    assert plain_line(0, 9, {"shared/kl": 0.0213, "other/kl": 0.004}) == "step  0/9  kl 0.021"
+    assert plain_line(0, 9, {"reward/kl": 1.0}) == "step  0/9  kl 1.00"  # a role called so
+
+
+def test_the_panel_has_a_column_for_the_kl_of_each_policy() -> None:
+    panel = LivePanel("demo", 40)
+    panel.write(1, METRICS | {"shared/kl": 0.0213, "shared/loss": 0.5, "other/loss": 0.25})
+    lines = drawn(panel.live.renderable).splitlines()
+    head, shared, other = (next(line for line in lines if word in line) for word in ("policy", "shared", "other"))
+    assert shared.index("0.0213") == head.index(" kl ") + 1
+    assert other[head.index(" kl ") :].split()[0] == "1e-07"  # the next column: of this policy there is no KL
+
+
 def test_graders_that_had_to_be_killed_are_told_in_the_line() -> None:
     assert plain_line(0, 9, {TIMEOUTS: 0.0}) == "step  0/9"
     assert plain_line(0, 9, {TIMEOUTS: 1.5}) == "step  0/9  graders killed: 1.5 an episode"
