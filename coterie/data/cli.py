@@ -51,7 +51,8 @@ def prepare(
       coterie data prepare anli --source downloads/anli --out data/anli --limit 500
       coterie data prepare reasoning_gym:countdown
 
-    A row belongs to the split that the source or its file's name tells; where nothing does, one in five is held out.
+    A row belongs to the split that its file's name tells, else to that of its id or its data set; where nothing tells,
+    one in five is held out. What is printed says how many rows went where, and why.
     """
     with _plainly():
         folder = out or Path("data") / name.replace(":", "-")

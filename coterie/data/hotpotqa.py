@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from coterie.data.row import Hub, Raw, Row, Source, lacks, others
@@ -26,6 +27,11 @@ def pairs(column: Any, first: str, second: str) -> list[list[Any]]:
     """The same whether a file has pairs or, as the hub does, a list of firsts and a list of seconds."""
     both = zip(column[first], column[second], strict=True) if isinstance(column, dict) else column
     return [[one, other] for one, other in both]
+
+
+def article(sentences: Iterable[str]) -> str:
+    """Sentences as a text. Some files keep the space between two at the beginning of the second, others nowhere."""
+    return " ".join(filter(None, (sentence.strip() for sentence in sentences)))
 
 
 HOTPOTQA = Source(

@@ -41,9 +41,10 @@ def prepared(folder: Path, result: Prepared) -> Iterator[RenderableType]:
     """What was written where, and why rows were set aside."""
     yield Text(str(folder), style="bold")
     table = _table("file", "rows", "why")
-    for split, rows in result.splits.items():
-        if rows:
-            table.add_row(f"{split}.parquet", str(len(rows)), "")
+    for split in result.splits:
+        for (own, place, why), count in result.origins.items():
+            if own == split:
+                table.add_row(f"{split}.parquet", str(count), Text(f"of {place}, {why}"))
     for reason, count in result.reasons.most_common(8):
         table.add_row("rejected.jsonl", str(count), Text(reason))
     yield table

@@ -23,7 +23,7 @@ DEEPSCALER = Source(
     "math",
     parse,
     (Hub("agentica-org/DeepScaleR-Preview-Dataset", None, {"train": "train"}),),
-    split="train",
+    unsplit=True,
 )
 AIME2024 = Source(
     "aime2024",

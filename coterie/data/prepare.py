@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coterie.data.files import KINDS, as_parquet, problem, rows
-from coterie.data.hotpotqa import HOTPOTQA
+from coterie.data.hotpotqa import HOTPOTQA, article
 from coterie.data.row import Raw, Row, Source
 from coterie.data.sources import from_hub
 from coterie.files import atomic_folder
@@ -29,6 +29,7 @@ SAYS: dict[str, Split] = {
     "eval": "test",
 }
 HELD_OUT = 5  # of rows that nothing says about, one in so many is for the test
+DRAWN = f"drawn: one in {HELD_OUT} is held out"
 
 
 @dataclass(frozen=True)
@@ -41,11 +42,26 @@ class Found:
     split: Split | None
 
 
+@dataclass(frozen=True)
+class Placed:
+    """A row with its split, and how that was decided."""
+
+    found: Found
+    row: Row
+    split: Split
+    why: str
+
+    @property
+    def drawn(self) -> bool:
+        return self.why == DRAWN
+
+
 @dataclass
 class Prepared:
     """What came of a source."""
 
     splits: dict[Split, list[Row]] = field(default_factory=lambda: {"train": [], "test": []})
+    origins: Counter[tuple[Split, str, str]] = field(default_factory=Counter)  # split, place, why: how many rows
     rejected: list[tuple[Found, str]] = field(default_factory=list)
 
     @property
@@ -75,7 +91,10 @@ def placed(raw: Raw | str, paths: Iterable[str], folder: Path) -> Raw | str:
 def said_by(stem: str) -> Split | None:
     """The split that a file's name tells: r1_dev and test_200 are for the test."""
     words = stem.lower().replace("-", "_").replace(".", "_").split("_")
-    return next((SAYS[word] for word in words if word in SAYS), None)
+    told = {SAYS[word] for word in words if word in SAYS}
+    if len(told) > 1:
+        raise ValueError(f"{stem}: the file's name says both train and test; rename it to say one of them")
+    return next(iter(told), None)
 
 
 def sort_out(source: Source, found: Iterable[Found], limit: int | None = None) -> Prepared:
@@ -87,23 +106,35 @@ def sort_out(source: Source, found: Iterable[Found], limit: int | None = None) -
             result.rejected.append((one, row))
         else:
             parsed.append((one, row))
+    has_test = any(one.split == "test" for one, _ in parsed)
+    placed = [place(source, one, row, has_test) for one, row in parsed]
     for split in SPLITS:
-        _fill(result, split, [(one, row) for one, row in parsed if row.split == split], limit)
+        _fill(result, split, [one for one in placed if one.split == split], limit)
     return result
 
 
 def read(source: Source, found: Found) -> Row | str:
-    """A row with its split, or what is wrong with it."""
+    """A row, or what is wrong with it."""
     if isinstance(found.raw, str):
         return found.raw
     name = f"{source.name}/{Path(found.place).stem}/{found.number}"
     row = source.parse(found.raw, name)
-    if isinstance(row, str):
-        return row
-    unfit = problem(row)
-    if unfit:
-        return unfit
-    return replace(row, split=row.split or found.split or source.split or dealt(row.question))
+    return row if isinstance(row, str) else problem(row) or row
+
+
+def place(source: Source, found: Found, row: Row, has_test: bool) -> Placed:
+    """The split of a row: what its file's name says, else what the row says, else the data set, else it is drawn.
+
+    A data set that its authors did not split is drawn even if its files say train, unless others say test.
+    """
+    if found.split is not None and not (source.unsplit and found.split == "train" and not has_test):
+        against = f", although their ids say {row.split}" if row.split not in (None, found.split) else ""
+        return Placed(found, row, found.split, f"as its name says{against}")
+    if row.split is not None:
+        return Placed(found, row, row.split, "by their ids")
+    if source.split is not None:
+        return Placed(found, row, source.split, f"since {source.name} is for {source.split}")
+    return Placed(found, row, dealt(row.question), DRAWN)
 
 
 def dealt(question: str) -> Split:
@@ -124,28 +155,30 @@ def write(source: str, prepared: Prepared, out: Path) -> None:
             (folder / "rejected.jsonl").write_text("".join(lines), "utf-8", errors="backslashreplace")
 
 
-def _fill(result: Prepared, split: Split, parsed: list[tuple[Found, Row]], limit: int | None) -> None:
-    seen = {key: "a row of the test" for row in result.splits["test"] for key in _keys(row, "train")}
-    for found, row in parsed:
+def _fill(result: Prepared, split: Split, placed: list[Placed], limit: int | None) -> None:
+    seen = {key: "a row of the test" for row in result.splits["test"] for key in _keys(row, unique=True)}
+    for one in placed:
         if len(result.splits[split]) == limit:
             break
-        twice = [key for key in _keys(row, split) if key in seen]
+        keys = _keys(one.row, unique=split == "train" or one.drawn)
+        twice = [key for key in keys if key in seen]
         if twice:
-            result.rejected.append((found, f"the same {twice[0][0]} as {seen[twice[0]]}"))
+            result.rejected.append((one.found, f"the same {twice[0][0]} as {seen[twice[0]]}"))
         else:
-            result.splits[split].append(row)
-            seen |= dict.fromkeys(_keys(row, split), "an earlier row")
+            result.splits[split].append(replace(one.row, split=split))
+            result.origins[split, one.found.place, one.why] += 1
+            seen |= dict.fromkeys(keys, "an earlier row")
 
 
-def _keys(row: Row, split: Split) -> list[tuple[str, str]]:
+def _keys(row: Row, unique: bool) -> list[tuple[str, str]]:
     """What no two rows may share. A question that its authors put into the test twice stays there twice."""
-    return [("id", row.id)] + ([("question", row.question.strip())] if split == "train" else [])
+    return [("id", row.id)] + ([("question", row.question.strip())] if unique else [])
 
 
 def _articles(prepared: Prepared) -> list[str]:
     """The articles of all rows, each title once, as documents to search in."""
     rows = [row for chosen in prepared.splits.values() for row in chosen]
-    found = {title: "".join(sentences).strip() for row in rows for title, sentences in row.meta["context"]}
+    found = {title: article(sentences) for row in rows for title, sentences in row.meta["context"]}
     return [json.dumps({"title": title, "text": text}, ensure_ascii=False) + "\n" for title, text in found.items()]
 
 

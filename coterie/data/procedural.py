@@ -31,4 +31,4 @@ def made_up(name: str, place: Path | None, limit: int | None) -> Iterator[Found]
     for split in SPLITS:
         for number, task in enumerate(env.tasks(split), 1):
             raw: dict[str, Any] = {"id": task.id, "question": task.prompt, "answer": task.answer, "meta": task.meta}
-            yield Found(name, number, raw, split)
+            yield Found(split, number, raw, split)

@@ -46,6 +46,7 @@ class Source:
     parse: Parse
     hubs: tuple[Hub, ...] = ()
     split: Split | None = None  # of files whose names do not say; None: some rows are held out
+    unsplit: bool = False  # its authors made no test split, so rows are held out even if all files are called train
     paths: tuple[str, ...] = ()  # fields of a row that are paths, from its file's place
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from coterie.data.hotpotqa import HOTPOTQA
+from coterie.data.hotpotqa import HOTPOTQA, article
 from coterie.envs.known import Known
 
 
@@ -20,5 +20,5 @@ class HotpotQa(Known):
     prompt: str = "{question}\n\nAnswer in a few words."
 
     def fields(self, meta: Mapping[str, Any]) -> dict[str, str]:
-        articles = (f"{title}\n{''.join(sentences).strip()}" for title, sentences in meta["context"])
+        articles = (f"{title}\n{article(sentences)}" for title, sentences in meta["context"])
         return {"context": "\n\n".join(articles)}

@@ -22,7 +22,7 @@ from coterie.cli import app
 from coterie.data import procedural
 from coterie.data.files import as_parquet, is_prepared, problem, read, read_prepared
 from coterie.data.look import statistics
-from coterie.data.prepare import Found, dealt, found_in, said_by, sort_out, write
+from coterie.data.prepare import SPLITS, Found, dealt, found_in, said_by, sort_out, write
 from coterie.data.row import Raw, Row
 from coterie.data.sources import SOURCES
 from coterie.envs.anli import Anli
@@ -157,6 +157,69 @@ def test_mbpp_is_split_as_its_authors_did() -> None:
     splits = sort_out(SOURCES["mbpp"], [Found("mbpp.jsonl", 1, row, None) for row in rows]).splits
     assert [row.id for row in splits["test"]] == ["mbpp/11", "mbpp/510"]
     assert len(splits["train"]) == 4
+
+
+def mbpp(*numbers: int) -> list[Raw]:
+    return [{**MBPP, "task_id": number, "text": f"Add {number}."} for number in numbers]
+
+
+def test_a_files_name_wins_over_the_ids_of_its_rows_and_that_is_told(tmp_path: Path) -> None:
+    jsonl(tmp_path / "test.jsonl", mbpp(11, 601, 602))
+    jsonl(tmp_path / "train.jsonl", mbpp(12, 603))
+    jsonl(tmp_path / "more.jsonl", mbpp(13, 604))
+    done = coterie("data", "prepare", "mbpp", "--source", tmp_path, "--out", tmp_path / "out")
+    assert done.exit_code == 0, done.output
+    rows = {split: [row.id for row in read_prepared(tmp_path / "out" / f"{split}.parquet")] for split in SPLITS}
+    assert rows == {
+        "train": ["mbpp/604", "mbpp/12", "mbpp/603"],
+        "test": ["mbpp/13", "mbpp/11", "mbpp/601", "mbpp/602"],
+    }
+    told = " ".join(done.output.split())
+    for line in (
+        "test.parquet 1 of test.jsonl, as its name says test.parquet",
+        "test.parquet 2 of test.jsonl, as its name says, although their ids say train",
+        "train.parquet 1 of train.jsonl, as its name says, although their ids say test",
+        "test.parquet 1 of more.jsonl, by their ids",
+    ):
+        assert line in told, told
+
+
+def test_a_file_whose_name_says_both_splits_is_refused(tmp_path: Path) -> None:
+    jsonl(tmp_path / "train_and_test.jsonl", mbpp(11, 601))
+    done = coterie("data", "prepare", "mbpp", "--source", tmp_path, "--out", tmp_path / "out")
+    assert done.exit_code == 2
+    assert "train_and_test: the file's name says both train and test; rename it to say one of them" in done.output
+
+
+def problems(count: int, start: int = 0) -> list[Raw]:
+    return [{"problem": f"{n} + 1", "answer": str(n + 1)} for n in range(start, start + count)]
+
+
+def test_deepscaler_has_a_held_out_split_that_shares_no_question_with_training() -> None:
+    rows = [*problems(300), *problems(300)]  # its files overlap
+    found = [Found("train_math.jsonl", i, row, "train") for i, row in enumerate(rows, 1)]
+    result = sort_out(SOURCES["deepscaler"], found)
+    train, test = ({row.question for row in result.splits[split]} for split in ("train", "test"))
+    assert 30 < len(test) < 90 and len(train) + len(test) == 300 and not train & test
+    assert len(result.splits["test"]) == len(test)  # and none comes twice
+    own = [Found("test.jsonl", i, row, "test") for i, row in enumerate(problems(5, start=900), 1)]
+    result = sort_out(SOURCES["deepscaler"], [*found, *own])
+    assert (len(result.splits["train"]), len(result.splits["test"])) == (300, 5)  # a test set of the user's own
+
+
+def test_a_training_file_of_another_data_set_is_for_training_alone() -> None:
+    found = [Found("train.jsonl", i, row, "train") for i, row in enumerate(sums(50), 1)]
+    assert not sort_out(SOURCES["gsm8k"], found).splits["test"]
+
+
+def test_sentences_of_an_article_are_joined_by_one_space(tmp_path: Path) -> None:
+    context = [["Bath", ["Bath is here.", "It is old. ", "", " So."]]]
+    file = jsonl(tmp_path / "train.jsonl", [{**HOTPOT, "context": context}])
+    (task,) = HotpotQa(file, prompt="{context}").tasks("train")
+    assert task.prompt == "Bath\nBath is here. It is old. So."
+    coterie("data", "prepare", "hotpotqa", "--source", file, "--out", tmp_path / "out")
+    ((_, document),) = read(tmp_path / "out" / "corpus.jsonl")
+    assert document == {"title": "Bath", "text": "Bath is here. It is old. So."}
 
 
 def test_a_files_name_tells_its_split() -> None:
@@ -395,7 +458,7 @@ def test_any_text_comes_back_from_a_prepared_file(tmp_path: Path) -> None:
 
 REAL: list[tuple[str, str, Callable[..., Known], tuple[int, int], int]] = [
     ("gsm8k", "gsm8k", Gsm8k, (7473, 200), 0),
-    ("deepscaler", "deepscaler", Math, (8179, 0), 270),  # 4 without an answer, 266 in both of its files
+    ("deepscaler", "deepscaler", Math, (6458, 1721), 270),  # 4 without an answer, 266 in both of its files
     ("aime2024", "aime24", Aime, (0, 30), 0),
     ("math500", "math500", Math, (0, 500), 0),
     ("anli", "anli", Anli, (0, 2000), 0),
