@@ -12,6 +12,7 @@ from typing import Any
 
 from coterie.rewards.batching import Asked, Batcher
 from coterie.rewards.convention import Convention
+from coterie.rewards.forks import OverLimits, call_forked
 from coterie.rewards.load import load
 from coterie.rewards.worker import START_SECONDS, call
 from coterie.types import Task
@@ -29,6 +30,7 @@ IN_A_PROCESS = {
     "format": "coterie.rewards.format:format",
     "length": "coterie.rewards.length:length",
 }
+PROCESSOR_SECONDS = {"math": 2}  # for an answer; one that needs more is wrong
 IN_THE_SANDBOX = {"code": "coterie.rewards.code:code"}  # which keeps the deadline
 CONVENTION = "coterie.rewards.convention:convention_of"
 CHECKS = {"format": "coterie.rewards.format:check", "length": "coterie.rewards.length:check"}  # of their options
@@ -54,7 +56,7 @@ class Grader:
         elif self.name in IN_THE_SANDBOX:
             value = await self._in_the_sandbox(load(IN_THE_SANDBOX[self.name]), answer, truth)
         elif self.name in IN_A_PROCESS:
-            value = await call(IN_A_PROCESS[self.name], (answer, truth), self.options, self.deadline)
+            value = await self._forked(IN_A_PROCESS[self.name], answer, truth)
         else:
             value = await self._users_own(answer, truth, task)
         if not isinstance(value, Real) or not isfinite(value):
@@ -80,9 +82,20 @@ class Grader:
         return values
 
     async def _in_the_sandbox(self, function: Callable[..., Any], answer: Any, truth: Any) -> float:
-        own = {**(function.__kwdefaults__ or {}), **self.options}["seconds"]
-        value: float = await function(answer, truth, **{**self.options, "seconds": min(own, self.deadline)})
+        value: float = await function(answer, truth, **{**self.options, "seconds": self._seconds(function)})
         return value
+
+    async def _forked(self, name: str, answer: Any, truth: Any) -> Any:
+        seconds = self._seconds(load(name))
+        try:
+            return await call_forked(name, (answer, truth), self.options, seconds, PROCESSOR_SECONDS.get(self.name))
+        except OverLimits:
+            return 0.0
+
+    def _seconds(self, function: Callable[..., Any]) -> float:
+        """The deadline: its own option `seconds` where a reward has one, but no longer than that of all rewards."""
+        own: float = {**(function.__kwdefaults__ or {}), **self.options}.get("seconds", self.deadline)
+        return min(own, self.deadline)
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,11 @@ async def call(name: str, arguments: tuple[Any, ...], options: Mapping[str, Any]
     return await asyncio.wrap_future(_threads.submit(_call, name, arguments, dict(options), deadline))
 
 
+def environment() -> dict[str, str]:
+    """With the parent's path, so that a child finds the same packages; -P keeps the current folder out."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+
 class Worker:
     """One process, started when first needed and replaced after it was killed.
 
@@ -42,12 +47,10 @@ class Worker:
 
     def __init__(self) -> None:
         self.connection, theirs = Pipe()
-        # The parent's path, so that the child finds the same packages; -P keeps the current folder out.
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", "coterie.rewards.child", str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
-            env=environment,
+            env=environment(),
             stdin=subprocess.DEVNULL,
             stdout=2,  # a grader's prints must not mix with what we print
             start_new_session=True,  # a group to kill with its own children, and out of Ctrl-C's way
