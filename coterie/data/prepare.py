@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from coterie.data.files import KINDS, as_parquet, problem, rows
 from coterie.data.hotpotqa import HOTPOTQA, article
+from coterie.data.hub import from_hub
 from coterie.data.row import Raw, Row, Source
-from coterie.data.sources import from_hub
 from coterie.files import atomic_folder
 from coterie.seeds import stable_hash
 

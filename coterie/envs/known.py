@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from coterie.data.files import read, read_prepared, source_of
+from coterie.data.hub import from_hub
 from coterie.data.row import Row, Source
-from coterie.data.sources import from_hub
 from coterie.envs.base import Count, TaskEnv
 from coterie.types import Split, Task
 from coterie.workflows.template import check, fill

@@ -6,9 +6,9 @@ import asyncio
 import json
 import os
 import re
+import subprocess
 import sys
-import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 from coterie.cli import app
 from coterie.data import procedural
 from coterie.data.files import as_parquet, is_prepared, problem, read, read_prepared
+from coterie.data.hub import from_hub
 from coterie.data.look import statistics
 from coterie.data.prepare import SPLITS, Found, dealt, found_in, said_by, sort_out, write
 from coterie.data.row import Raw, Row
@@ -36,6 +37,7 @@ from coterie.envs.rows import Rows
 from coterie.envs.swe import Swe
 from coterie.rewards.code_tests import read_tests
 from coterie.types import Episode
+from tests.hub import hub, parquet
 
 MBPP = {"text": "Add.", "code": "def add(a, b): return a + b", "task_id": 601, "test_list": ["assert add(1, 2) == 3"]}
 HUMANEVAL = {
@@ -323,7 +325,6 @@ def test_preparing_leaves_all_or_nothing(tmp_path: Path) -> None:
         (["prepare", "gsm8k", "--source", "bad.parquet"], "bad.parquet: not Parquet"),
         (["prepare", "gsm8k", "--source", "bad.csv"], "bad.csv: a .jsonl, .json or .parquet file is needed"),
         (["prepare", "gsm8k", "--source", "good.jsonl", "--out", "there"], "there is already there"),
-        (["prepare", "gsm8k"], "pip install -e '.[hub]'"),
         (["prepare", "reasoning_gym:chain_sums"], "did you mean chain_sum?"),
         (["prepare", "reasoning_gym:chain_sum", "--source", "x"], "takes no --source"),
         (["show", "good.jsonl"], "holds nothing that `coterie data prepare` has written"),
@@ -334,7 +335,6 @@ def test_a_users_mistake_is_told_plainly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(sys.modules, "datasets", None)
     for kind in ("jsonl", "json", "parquet", "csv"):
         Path(f"bad.{kind}").write_text("{")
     jsonl(Path("good.jsonl"), sums(2))
@@ -377,25 +377,61 @@ def test_made_up_tasks_are_prepared_like_others(tmp_path: Path) -> None:
     assert again.splits["train"][0].question == tasks[0].prompt
 
 
-class FakeHub(types.ModuleType):
-    """Stands for the `datasets` package: every split of everything has the rows that it was given."""
+def with_hub(address: str, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """A command whose hub is at this address, with a cache of its own and without the `datasets` package."""
+    (folder / "without").mkdir(exist_ok=True)
+    (folder / "without" / "datasets.py").write_text("raise ImportError('not a dependency')")
+    path = os.pathsep.join([str(folder / "without"), *filter(None, sys.path)])
+    own = {"HF_ENDPOINT": address, "HF_HOME": str(folder / "cache"), "PYTHONPATH": path, "NO_PROXY": "127.0.0.1"}
+    return subprocess.run(
+        [sys.executable, *words], env={**os.environ, **own}, cwd=folder, capture_output=True, text=True, timeout=600
+    )
 
-    def __init__(self, rows: Mapping[str, list[Raw]]) -> None:
-        super().__init__("datasets")
-        self.rows, self.asked = rows, list[tuple[str, str | None, str]]()
 
-    def load_dataset(self, path: str, config: str | None, split: str) -> list[Raw]:
-        self.asked.append((path, config, split))
-        return self.rows[split]
+PREPARE = ("-m", "coterie", "data", "prepare")
+GSM8K_ON_THE_HUB = {
+    "openai/gsm8k/main/train/0000.parquet": sums(3),
+    "openai/gsm8k/main/train/0001.parquet": sums(2, 5),
+    "openai/gsm8k/main/test/0000.parquet": sums(2, 9),
+    "openai/gsm8k/socratic/train/0000.parquet": sums(4, 20),
+}
 
 
-def test_without_a_file_rows_come_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hub = FakeHub({"train": sums(3), "test": sums(2, 9)})
-    monkeypatch.setitem(sys.modules, "datasets", hub)
-    splits = sort_out(SOURCES["gsm8k"], found_in(SOURCES["gsm8k"], None)).splits
-    assert [len(splits["train"]), len(splits["test"])] == [3, 2]
-    assert sorted(hub.asked) == [("openai/gsm8k", "main", "test"), ("openai/gsm8k", "main", "train")]
-    assert [task.id for task in Gsm8k().tasks("test")] == [row.id for row in splits["test"]]
+def test_without_a_file_rows_come_from_the_hub(tmp_path: Path) -> None:
+    """The real client of the hub, and a hub on loopback."""
+    with hub(GSM8K_ON_THE_HUB) as (address, downloaded):
+        done = with_hub(address, tmp_path, *PREPARE, "gsm8k")  # as the README has it
+        assert done.returncode == 0, done.stderr
+        assert sorted(downloaded) == sorted(path for path in GSM8K_ON_THE_HUB if "main" in path)
+        prepared = {split: list(read_prepared(tmp_path / f"data/gsm8k/{split}.parquet")) for split in SPLITS}
+        assert [row.answer for row in prepared["train"]] == ["1", "2", "3", "6", "7"]
+        assert [row.answer for row in prepared["test"]] == ["10", "11"]
+        ids = "from coterie.envs.gsm8k import Gsm8k; print(*(task.id for task in Gsm8k().tasks('train')))"
+        asked = with_hub(address, tmp_path, "-c", ids)
+        assert asked.stdout.split() == [row.id for row in prepared["train"]], asked.stderr
+        assert len(downloaded) == 3  # the second time they came from the cache
+
+
+def test_what_the_hub_keeps_in_part_or_not_at_all_is_told_in_a_line(tmp_path: Path) -> None:
+    with hub({"openai/gsm8k/main/partial-test/0000.parquet": sums(2)}) as (address, _):
+        part, none = (with_hub(address, tmp_path, *PREPARE, name) for name in ("gsm8k", "math500"))
+    assert (part.returncode, none.returncode) == (2, 2)
+    assert "openai/gsm8k: one main/test/*.parquet is expected on the hub's branch" in part.stderr.splitlines()[-1]
+    assert "the Hugging Face hub did not give it" in none.stderr and "--source" in none.stderr.splitlines()[-1]
+    assert "Traceback" not in part.stderr + none.stderr and not (tmp_path / "data").exists()
+
+
+def test_a_data_set_with_one_config_need_not_name_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def place(config: str) -> None:
+        (tmp_path / config / "test").mkdir(parents=True)
+        (tmp_path / config / "test" / "0000.parquet").write_bytes(parquet(problems(2)))
+
+    monkeypatch.setattr("coterie.data.hub.snapshot_download", lambda *_, **__: str(tmp_path))
+    place("default")
+    assert [raw for _, raw in from_hub(SOURCES["math500"], "test")] == problems(2)
+    place("another")
+    with pytest.raises(ValueError, match=r"one \*/test/\*.parquet is expected .*, not another, default; download"):
+        list(from_hub(SOURCES["math500"], "test"))
 
 
 def test_every_source_names_its_place_on_the_hub_once() -> None:

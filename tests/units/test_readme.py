@@ -54,7 +54,7 @@ def test_every_package_that_is_imported_is_declared() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     told = [*project["dependencies"], *(name for extra in project["optional-dependencies"].values() for name in extra)]
     declared = {re.split(r"[<>=\[]", name)[0].lower().replace("_", "-") for name in told}
-    declared |= {"modelscope", "trl", "triton", "pip"}  # asked for where they are used, or brought along by torch
+    declared |= {"modelscope", "trl", "datasets", "triton", "pip"}  # asked for where used, or brought along by another
     by_module = packages_distributions()
     for path in (ROOT / "coterie").rglob("*.py"):
         for module in imported(path) - set(sys.stdlib_module_names) - {"coterie"}:
