@@ -63,8 +63,9 @@ class DeepResearch(Library):
     """Planner → gatherers with search, open_document and python, at once → synthesizer with citations.
 
     When all is said: the planner earns the share of the needed documents that its gatherers saw; each gatherer earns
-    half for seeing one that helps and half for a finding that has the answer, or that was cited; the synthesizer earns
-    the grade, and a part for citing sources that exist.
+    half for seeing one that helps and half for a finding that has the answer, or for which such a document was cited.
+    A gatherer that saw none earns 0, even if it says the answer: it would learn to guess. The synthesizer earns the
+    grade, and a part for citing sources that exist.
     """
 
     judges_turns: ClassVar[bool] = True
@@ -143,10 +144,10 @@ def judged(
     plan.reward = evidence.recall(sources)
     rewards = []
     for each in gathered:
-        helped = any(evidence.helps(document) for document in each.documents.values())
+        helping = {name for name, document in each.documents.items() if evidence.helps(document)}
         told = each.talk.answered and bool(each.talk.text.strip())
-        useful = evidence.answered_in(each.talk.text) or bool(named & each.documents.keys())
-        rewards.append(0.5 * helped + 0.5 * (told and useful))
+        useful = told and (evidence.answered_in(each.talk.text) or bool(named & helping))
+        rewards.append((0.5 + 0.5 * useful) if helping else 0.0)
         for turn in each.talk.turns:  # one piece of work, so one reward
             turn.reward = rewards[-1]
     rate = {"gatherer_success_rate": sum(reward == 1 for reward in rewards) / len(rewards)} if rewards else {}

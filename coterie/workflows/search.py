@@ -45,13 +45,23 @@ class Found:
         return NOTHING.fullmatch(self.note.text.strip().partition("\n")[0]) is None
 
 
+@dataclass(frozen=True)
+class Round:
+    """What the optimizer said, and what came of it."""
+
+    queries: Turn
+    done: bool  # it said DONE, and no query
+    found: list[Found]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Search(Library):
     """Query optimizer → one retriever per query, at once → extractor. Queries are refined from what was found.
 
-    When all is said: the optimizer earns the share of the needed documents that its queries found for the first time;
-    a retriever earns up to 1 for keeping what helps, or 1 for NOTHING where nothing does; the extractor earns the
-    grade.
+    When all is said: the optimizer earns the share of the still missing documents that its queries found; once none is
+    missing, 1 for DONE and 0 for searching on. Compare its turns by round (`peers: [task, role, turn]`): what can be
+    found differs from round to round. A retriever earns up to 1 for keeping what helps, or 1 for NOTHING where nothing
+    does; the extractor earns the grade.
     """
 
     judges_turns: ClassVar[bool] = True
@@ -76,14 +86,15 @@ class Search(Library):
         return ("query_optimizer", "retriever", "extractor")
 
     async def run(self, task: Task, team: Team, world: Any) -> Outcome:
-        rounds: list[tuple[Turn, list[Found]]] = []
+        rounds: list[Round] = []
         notes = ""
         while len(rounds) < self.max_rounds:
             asked = {"question": task.prompt, "notes": notes, "most": str(self.max_queries)}
             queries = await team.query_optimizer.say(fill(self.optimize, asked))
-            wanted = [query for query in items(queries.text, self.max_queries) if query.upper().strip(".") != "DONE"]
+            lines = items(queries.text, self.max_queries)
+            wanted = [query for query in lines if query.upper().strip(".") != "DONE"]
             found = await self._look_up(task, team, wanted)
-            rounds.append((queries, found))
+            rounds.append(Round(queries, bool(lines) and not wanted, found))
             if not wanted:
                 break
             notes += "".join(f"Notes on “{each.query}”:\n{each.note.text.strip()}\n\n" for each in found)
@@ -94,7 +105,7 @@ class Search(Library):
             own = {"extractor_grade": answer.reward, "final_success": float(is_right(answer.reward))}
             return judged(rounds, Evidence.of(task)) | own
 
-        looked = [each for _, found in rounds for each in found]
+        looked = [each for one in rounds for each in one.found]
         said = {"total_iterations": float(len(rounds)), "queries": float(len(looked))}
         return Outcome(answer.text, said | {"search_failures": float(sum(f.failed for f in looked))}, judge=judge)
 
@@ -117,19 +128,30 @@ class Search(Library):
         return await team.retriever.say(prompt)
 
 
-def judged(rounds: list[tuple[Turn, list[Found]]], evidence: Evidence) -> Metrics:
+def judged(rounds: list[Round], evidence: Evidence) -> Metrics:
     documents: list[Document] = []
     before = 0.0
     rewards: list[float] = []
-    for queries, found in rounds:
-        documents += [document for each in found for document in each.documents]
+    for one in rounds:
+        documents += [document for each in one.found for document in each.documents]
         recall = evidence.recall(documents)
-        queries.reward, before = recall - before, recall
-        for each in found:
+        one.queries.reward = asked_well(one, before, recall)
+        before = recall
+        for each in one.found:
             each.note.reward = kept_well(each, evidence)
             rewards.append(each.note.reward)
     rate = {"retriever_success_rate": sum(rewards) / len(rewards)} if rewards else {}
     return {"query_optimizer_recall": before, **rate}
+
+
+def asked_well(one: Round, before: float, after: float) -> float:
+    """The share of what was missing that this round found. If nothing was missing, 1 for stopping.
+
+    found before   it searches            it says DONE
+    half           0 … 1 of the rest      0
+    all            0                      1
+    """
+    return float(one.done) if before == 1 else (after - before) / (1 - before)
 
 
 def kept_well(found: Found, evidence: Evidence) -> float:

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from coterie.config import ConfigError
+from coterie.config import ConfigError, load
 from coterie.data.files import as_parquet
 from coterie.data.r2egym import R2EGYM
 from coterie.envs.base import graded
@@ -256,14 +256,16 @@ def articles(tmp_path: Path) -> Env:
     return graded(HotpotQa(train=rows(tmp_path / "hotpot.jsonl", row)), "qa", {}, 20)
 
 
-def test_queries_are_refined_from_what_was_found_and_each_round_earns_what_it_adds(articles: Env, corpus: Path) -> None:
+def test_queries_are_refined_from_what_was_found_and_earn_the_share_of_what_was_missing(
+    articles: Env, corpus: Path
+) -> None:
     lines = {
         "query_optimizer": ["1. Machu Picchu country", "capital of Peru"],
         "retriever": ["Machu Picchu is in Peru.", "Lima is the capital."],
         "extractor": ["<answer>Lima</answer>"],
     }
     episode, team = play(Search(corpus=corpus, documents=1), articles, lines)
-    assert rewards(episode) == {"query_optimizer": [0.5, 0.5], "retriever": [1.0, 1.0], "extractor": [1.0]}
+    assert rewards(episode) == {"query_optimizer": [0.5, 1.0], "retriever": [1.0, 1.0], "extractor": [1.0]}
     assert "Machu Picchu is in Peru." in team.query_optimizer.heard[1][0]["content"]
     assert "Lima is the capital of Peru" in team.retriever.heard[1][0]["content"]
     assert episode.reward == episode.metrics["final_success"] == episode.metrics["query_optimizer_recall"] == 1
@@ -281,8 +283,48 @@ def test_a_retriever_earns_for_keeping_what_helps_and_for_leaving_out_what_does_
     episode, _ = play(Search(corpus=corpus, documents=1, max_queries=3), articles, lines)
     assert rewards(episode)["retriever"] == [0.0, 1.0, 0.0]  # the third left the answer out
     assert episode.metrics["retriever_success_rate"] == pytest.approx(1 / 3)
-    assert rewards(episode)["query_optimizer"] == [1.0, 0.0] and episode.reward == 0.0
+    assert rewards(episode)["query_optimizer"] == [1.0, 1.0] and episode.reward == 0.0
     assert episode.metrics["extractor_grade"] == 0.0
+
+
+ALL, HALF = "Machu Picchu\ncapital of Peru", "Machu Picchu"
+# What an optimizer says in two rounds, and what that earns.
+TWO_ROUNDS = {
+    "found all and stops": ([ALL, "DONE"], [1.0, 1.0]),
+    "found all and goes on": ([ALL, "Peru again"], [1.0, 0.0]),
+    "found all and says nothing": ([ALL, "Well:"], [1.0, 0.0]),
+    "found half and stops": ([HALF, "DONE."], [0.5, 0.0]),
+    "found half, then the rest": ([HALF, "capital of Peru"], [0.5, 1.0]),
+    "found half, then nothing": ([HALF, "Ecuador Quito"], [0.5, 0.0]),
+}
+
+
+def two_rounds(name: str, articles: Env, corpus: Path) -> Episode:
+    said, _ = TWO_ROUNDS[name]
+    notes = sum(len(text.splitlines()) for text in said if not text.startswith(("DONE", "Well")))
+    lines = {"query_optimizer": list(said), "retriever": ["NOTHING"] * notes, "extractor": ["Lima"]}
+    return play(Search(corpus=corpus, documents=1), articles, lines)[0]
+
+
+@pytest.mark.parametrize("name", list(TWO_ROUNDS))
+def test_an_optimizer_earns_for_finding_what_is_missing_and_for_stopping_when_nothing_is(
+    name: str, articles: Env, corpus: Path
+) -> None:
+    assert rewards(two_rounds(name, articles, corpus))["query_optimizer"] == TWO_ROUNDS[name][1]
+
+
+def test_stopping_in_time_is_never_held_against_what_was_found_before(articles: Env, corpus: Path) -> None:
+    """As the recipe compares them: the second round with other second rounds."""
+    config = load(Path(__file__).parents[2] / "recipes" / "search.yaml", [f"workflow.corpus={corpus}"])
+    episodes = [two_rounds(name, articles, corpus) for name in TWO_ROUNDS]
+    for number, episode in enumerate(episodes):
+        episode.id, episode.repeat = f"t/{number}", number
+    assert config.algorithm.made.peers_of("query_optimizer") == ("task", "role", "turn")
+    config.credit.made.assign(episodes, {}, once=False)
+    config.algorithm.made.credit(episodes, {})
+    last = [[turn for turn in episode.turns if turn.role == "query_optimizer"][-1] for episode in episodes]
+    good = {name for name, turn in zip(TWO_ROUNDS, last, strict=True) if float(turn.advantages[0]) > 0}
+    assert good == {"found all and stops", "found half, then the rest"}
 
 
 def test_an_optimizer_without_queries_finds_nothing(articles: Env, corpus: Path) -> None:
@@ -426,6 +468,26 @@ def test_a_gatherer_that_says_nothing_is_not_paid_for_a_citation(articles: Env, 
     lines = {"planner": ["Where?"], "gatherer": [call("search", query="Lima"), " "], "synthesizer": ["Lima [1]"]}
     episode, _ = play(DeepResearch(corpus=corpus, max_turns=2, documents=1), articles, lines)
     assert rewards(episode)["gatherer"] == [0.5, 0.5]
+
+
+def test_a_gatherer_without_evidence_earns_nothing_even_for_the_right_answer(articles: Env, corpus: Path) -> None:
+    lines = {
+        "planner": ["Where?\nWhich capital?"],
+        "gatherer": ["It is Lima.", call("search", query="Quito Ecuador"), "Surely Lima."],  # one guesses, one misreads
+        "synthesizer": ["Lima [1]. <answer>Lima</answer>"],
+    }
+    episode, _ = play(DeepResearch(corpus=corpus, documents=1), articles, lines)
+    assert rewards(episode) == {"planner": [0.0], "gatherer": [0.0] * 3, "synthesizer": [1.0]}
+
+
+def test_a_citation_pays_only_who_saw_a_document_that_helps(articles: Env, corpus: Path) -> None:
+    lines = {
+        "planner": ["Where?\nWhich capital?"],
+        "gatherer": [call("search", query="Machu Picchu"), call("search", query="Quito Ecuador"), "In Peru.", "Quito."],
+        "synthesizer": ["Peru [1], not Ecuador [2]. <answer>Lima</answer>"],
+    }
+    episode, _ = play(DeepResearch(corpus=corpus, documents=1), articles, lines)
+    assert rewards(episode)["gatherer"] == [1.0, 0.0, 1.0, 0.0]
 
 
 def test_a_plan_of_nothing_leaves_the_synthesizer_alone(articles: Env, corpus: Path) -> None:
