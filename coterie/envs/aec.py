@@ -13,6 +13,8 @@ from coterie.rewards.answers import last_number
 from coterie.rewards.load import load
 from coterie.types import Split, Task
 
+LARGEST = 2**31  # an action's number: below it, spaces compare without overflow
+
 
 class AecWorld:
     """One game: whose turn it is sees an observation and answers; every agent earns what the game says.
@@ -64,7 +66,7 @@ class AecWorld:
         if space is None or type(space).__name__ == "Text":  # gymnasium's, which need not be installed
             return text
         number = last_number(text)
-        if number is None or number != int(number) or not space.contains(int(number)):
+        if number is None or abs(number) >= LARGEST or number != int(number) or not space.contains(int(number)):
             return None
         mask = self._mask(agent)
         return int(number) if mask is None or mask[int(number)] else None

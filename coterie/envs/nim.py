@@ -37,7 +37,7 @@ class Heap:
         self.speaking = (other,)
         if self.stones == 0:
             return "The heap is gone.", {player: 1.0, other: -1.0}, True
-        return f"{player} took {taken}. {self.reset()}", {player: 0.0, other: 0.0}, False
+        return f"{player} took {int(taken)}. {self.reset()}", {player: 0.0, other: 0.0}, False
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import io
 import json
 import marshal
 import re
@@ -33,9 +34,7 @@ sys.modules[name].main(known)
 """
 OUTPUT = 32 << 20  # bytes that all tests of a program may print together
 SHOWN = 2000  # letters of an input or an output in a report
-FENCE = re.compile(
-    r"^[ \t]*```[ \t]*(?P<language>[\w+#.-]*)[^\n]*\n(?P<code>.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE
-)
+LANGUAGE = re.compile(r"[ \t]*+```[ \t]*+(?P<language>[\w+#.-]*+)")
 PYTHON = ("python", "python3", "py")
 LONGEST = 20_000  # letters of a program without a fence; parsing takes a while, and all else waits for it
 
@@ -97,11 +96,27 @@ def code_in(text: str) -> str | None:
 
     The last block need not be closed. Graders and workflows read a model's program with this one function.
     """
-    blocks = [(found["language"].lower(), found["code"]) for found in FENCE.finditer(text)]
+    blocks = _blocks(text)
     named = [code for language, code in blocks if language in PYTHON]
     if blocks:
         return (named or [code for _, code in blocks])[-1]
     return text if _is_python(text) else None
+
+
+def _blocks(text: str) -> list[tuple[str, str]]:
+    """The fenced blocks of a text, each with its language. Line by line: a pattern could look at a line many times."""
+    blocks: list[tuple[str, list[str]]] = []
+    inside = False
+    for line in io.StringIO(text, newline="\n"):  # not splitlines, which also ends a line at a form feed
+        fence = LANGUAGE.match(line)
+        if inside and fence:
+            inside = False
+        elif inside:
+            blocks[-1][1].append(line)
+        elif fence and line.endswith("\n"):
+            blocks.append((fence["language"].lower(), []))
+            inside = True
+    return [(language, "".join(lines)) for language, lines in blocks]
 
 
 async def run_tests(program: str, tests: Tests, *, test_seconds: float = 4.0, seconds: float = 20.0) -> Verdict:

@@ -78,7 +78,9 @@ class Tests:
 
     def whole(self, program: str) -> str:
         """The program, put behind what it completes where it is only the rest of a function."""
-        if self.stub and not re.search(rf"^\s*(?:async\s+)?def\s+{re.escape(self.entry)}\b", program, re.MULTILINE):
+        if self.stub and not re.search(
+            rf"^[ \t]*+(?:async[ \t]+)?def[ \t]+{re.escape(self.entry)}\b", program, re.MULTILINE
+        ):
             return self.stub + program
         return program
 

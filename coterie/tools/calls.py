@@ -75,7 +75,7 @@ def _objects(text: str) -> Iterator[Call | BadCall]:
     while place < len(text):
         try:
             value, end = decoder.raw_decode(text, place)
-        except (json.JSONDecodeError, RecursionError):
+        except (ValueError, RecursionError):
             yield _from_json(text[place:])
             return
         yield _from_object(value, text[place:end])
@@ -87,6 +87,8 @@ def _from_json(text: str) -> Call | BadCall:
         return _from_object(json.loads(text), text)
     except json.JSONDecodeError as error:
         return BadCall(f"BadJson: {error.msg} at letter {error.pos} of this call: {text[:MOST]}")
+    except ValueError:  # Python reads no integer of more than 4,300 digits
+        return BadCall(f"BadJson: a number has too many digits: {text[:MOST]}")
     except RecursionError:
         return BadCall(f"BadJson: too deeply nested: {text[:MOST]}")
 
@@ -96,15 +98,22 @@ def _from_object(value: Any, text: str) -> Call | BadCall:
         value = value["function"]  # as OpenAI's API has it
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return BadCall(f'BadCall: an object with "name" and "arguments" is wanted, not {text[:MOST]}')
+    if not is_unicode(value["name"]):
+        return BadCall(f"BadCall: the name of the tool has a character that is none: {text[:MOST]}")
     arguments = value.get("arguments", value.get("parameters", {}))
     if isinstance(arguments, str):  # JSON within JSON
         try:
             arguments = json.loads(arguments)
-        except (json.JSONDecodeError, RecursionError):
+        except (ValueError, RecursionError):
             return BadCall(f"BadJson: the arguments of {value['name']} are no JSON object: {arguments[:MOST]}")
     if not isinstance(arguments, dict):
-        return BadCall(f"BadCall: the arguments of {value['name']} must be an object, not {str(arguments)[:MOST]}")
+        return BadCall(f"BadCall: the arguments of {value['name']} must be an object: {text[:MOST]}")
     return Call(value["name"], arguments)
+
+
+def is_unicode(text: str) -> bool:
+    """False for a lone surrogate, such as JSON's "\\ud800": no tokenizer takes it."""
+    return text.encode("utf-8", "replace").decode() == text
 
 
 def _from_code(code: str, tools: Mapping[str, Tool], language: str = PYTHON) -> list[Call | BadCall]:
@@ -113,7 +122,7 @@ def _from_code(code: str, tools: Mapping[str, Tool], language: str = PYTHON) -> 
         return []
     try:
         calls = list(_called(ast.parse(code.strip()), tools)) if len(code) < LONGEST else []
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:  # {[]: 1} is a TypeError
         calls, problem = [], f"BadCode: {str(error)[:MOST]}"
     else:
         problem = f"UnknownTool: this calls no tool; there are {', '.join(tools)}: {code.strip()[:MOST]}"

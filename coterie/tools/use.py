@@ -20,7 +20,14 @@ MOST = 8000  # letters of a result
 
 
 async def use(call: Call | BadCall, tools: Mapping[str, Tool], deadline: float) -> str:
-    """What a call returns, as text; an error in words where it cannot be done within `deadline` seconds."""
+    """What a call returns, as text; an error in words where it cannot be done within `deadline` seconds.
+
+    Lone surrogates, which an argument may have brought in, become question marks: no tokenizer takes them.
+    """
+    return (await _used(call, tools, deadline)).encode("utf-8", "replace").decode()
+
+
+async def _used(call: Call | BadCall, tools: Mapping[str, Tool], deadline: float) -> str:
     try:
         if isinstance(call, BadCall):
             raise ToolError(call.problem)

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import difflib
 import re
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 Files = Mapping[str, str]
 
 SEARCH, BETWEEN, REPLACE = (re.compile(sign) for sign in (r"<{5,9} ?SEARCH", r"={5,9}", r">{5,9} ?REPLACE"))
-HEADER = re.compile(r"^--- (?P<old>[^\t\n]+)[^\n]*\n\+\+\+ (?P<new>[^\t\n]+)[^\n]*\n", re.M)
-HUNK = re.compile(r"^@@ -(?P<start>\d+)(?:,\d+)? \+\d+(?:,\d+)? @@")
+# A date may follow a path after a tab. Possessive: where it does not match, it is not tried at every length.
+HEADER = re.compile(r"^--- (?P<old>[^\t\n]++)(?:\t[^\n]*+)?\n\+\+\+ (?P<new>[^\t\n]++)(?:\t[^\n]*+)?\n", re.M)
+HUNK = re.compile(r"^@@ -(?P<start>[0-9]++)(?:,[0-9]++)? \+[0-9]++(?:,[0-9]++)? @@")
+DIGITS = 9  # of a line's number
+MOST_CHANGES = 1000
 NOWHERE = "/dev/null"
 NO_NEWLINE = "\\ No newline at end of file"
 FENCED_DIFF = re.compile(r"^```(?:diff|patch)?[ \t]*\n(?P<body>(?:diff --git|--- ).*?)^```", re.DOTALL | re.M)
@@ -44,6 +49,8 @@ def edited(text: str, files: Files) -> dict[str, str]:
     changes = _blocks(text) or _diff(text)
     if not changes:
         raise EditError("there is neither a search/replace block nor a diff in it")
+    if len(changes) > MOST_CHANGES:
+        raise EditError(f"{len(changes)} changes; at most {MOST_CHANGES} are made at once")
     result = dict(files)
     for change in changes:
         result[change.path] = _applied(change, result)
@@ -107,6 +114,8 @@ def _hunks(path: str, body: str) -> list[Change]:
     for line in [*(each.removesuffix("\n") for each in lines(body)), "@@ -0 +0 @@"]:
         if found := HUNK.match(line):
             changes += [Change(path, old, new, near)] if inside else []
+            if len(found["start"]) > DIGITS:
+                raise EditError(f"{path}: no file has a line {found['start'][:DIGITS]}…")
             old, new, near, inside = "", "", int(found["start"]), True
         elif line == NO_NEWLINE:
             old = old.removesuffix("\n") if last in "- " else old
@@ -116,7 +125,8 @@ def _hunks(path: str, body: str) -> list[Change]:
             old += f"{line[1:]}\n" if last in "- " else ""
             new += f"{line[1:]}\n" if last in "+ " else ""
         else:  # `diff --git`, `index` and whatever a model says after its diff
-            inside, changes = False, changes + ([Change(path, old, new, near)] if inside else [])
+            changes += [Change(path, old, new, near)] if inside else []
+            inside = False
     return changes
 
 
@@ -135,7 +145,8 @@ def _applied(change: Change, files: Files) -> str:
         if places:
             if len(places) > 1 and not change.near:
                 raise EditError(f"{change.path}: the text to replace stands there {len(places)} times; give more of it")
-            place = min(places, key=lambda at: abs(text.count("\n", 0, at) + 1 - change.near))
+            starts = [0, *(found.end() for found in re.finditer("\n", text))]
+            place = min(places, key=lambda at: abs(bisect_right(starts, at) - change.near))
             return text[:place] + new + text[place + len(old) :]
     raise EditError(f"{change.path}: the text to replace does not stand there:\n{change.old[:300]}")
 
@@ -149,6 +160,6 @@ def _spellings(change: Change) -> list[tuple[str, str]]:
 def _clean(path: str) -> str:
     """A path out of what stands in its line: `**src/a.py**`, "File: src/a.py"."""
     bare = re.sub(r"^(?:#+ |file(?:name)?:|path:)\s*", "", path.strip().strip("`*"), flags=re.IGNORECASE).strip("`* :")
-    if not bare or bare.startswith("/") or ".." in bare.split("/"):
+    if bare.startswith("/") or ".." in bare.split("/") or "\0" in bare or not PurePosixPath(bare).parts:
         raise EditError(f"{path.strip()[:100]!r} is no path within the project")
-    return bare.removeprefix("./")
+    return str(PurePosixPath(bare))
