@@ -14,7 +14,7 @@ from coterie.algorithms.group import Group
 from coterie.rl.confidence import Gain, gain_factor
 from coterie.rl.credit import returns_to_go
 from coterie.rl.groups import Peer, Sample, group_key
-from coterie.types import Episode
+from coterie.types import Episode, Turn
 
 ALPHA = 0.25
 EMPTY = "is empty; peers: [task, role] compares turns of one role on one task"
@@ -76,10 +76,17 @@ class Peers(Group):
         """What each turn earned and what was earned later, by its role or by all, less what leaving the reference cost
         the turn."""
         turns = episode.turns
-        whose = [turn.role if self.chain == "role" else "" for turn in turns]
         assert all(turn.earned is not None for turn in turns), "credit.assign comes before algorithm.credit"
-        togo = returns_to_go([turn.earned or 0.0 for turn in turns], whose, self.gamma_turn)
-        return [gain - float(self.token_penalty(turn).sum()) for gain, turn in zip(togo, turns, strict=True)]
+        togo = self.to_go(turns, [turn.earned or 0.0 for turn in turns])
+        return [gain - self.penalty(turn) for gain, turn in zip(togo, turns, strict=True)]
+
+    def to_go(self, turns: Sequence[Turn], rewards: Sequence[float]) -> list[float]:
+        """Each turn's reward and the discounted ones of later turns, of its role or of the team."""
+        return returns_to_go(rewards, [turn.role if self.chain == "role" else "" for turn in turns], self.gamma_turn)
+
+    def penalty(self, turn: Turn) -> float:
+        """What leaving the reference cost all of a turn's tokens."""
+        return float(self.token_penalty(turn).double().sum())
 
     def weighed(self, advantages: Sequence[Tensor], samples: Sequence[Sample], group: Tensor) -> Sequence[Tensor]:
         if self.gain == "none" or not samples:

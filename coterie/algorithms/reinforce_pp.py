@@ -12,11 +12,12 @@ from torch import Tensor
 from coterie.algorithms.base import NotNegative
 from coterie.algorithms.grpo import Grpo
 from coterie.rl.groups import Peer, Sample
+from coterie.types import Episode
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReinforcePp(Grpo):
-    """REINFORCE by token: A_t = r − β·Σ_{i≥t} KL_i, the KL of the turn's remaining tokens, whitened over all tokens.
+    """REINFORCE by token: A_t = r − β·Σ_{i≥t} KL_i, the KL that the role is still to pay, whitened over all tokens.
     For many tasks and few episodes of each, one is enough; easy tasks then look good and hard ones bad.
     Costs the reference's log-probs of every turn, and no critic. (REINFORCE++, arXiv 2501.03262)"""
 
@@ -35,7 +36,12 @@ class ReinforcePp(Grpo):
         found = self.compared([samples[i] for i in whose.tolist()], tokens, group[whose], memory)
         return found.split(sizes.tolist())
 
+    def returns(self, episode: Episode) -> list[float]:
+        """The KL is a reward like any other: that of later turns flows back, too."""
+        assert all(turn.earned is not None for turn in episode.turns), "credit.assign comes before algorithm.credit"
+        return self.to_go(episode.turns, [(turn.earned or 0.0) - self.penalty(turn) for turn in episode.turns])
+
     def token_returns(self, sample: Sample) -> Tensor:
-        """r − β·Σ_{i≥t} KL_i; the sample's reward has lost the KL of the whole turn: [L]."""
+        """r − β·Σ_{i≥t} KL_i: [L]. The sample's reward has lost the KL of the whole turn, also of the tokens before."""
         penalty = self.token_penalty(sample.turns[0]).double()
         return sample.reward + penalty.cumsum(0) - penalty

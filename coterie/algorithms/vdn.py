@@ -59,7 +59,7 @@ class Vdn(Grpo):
         """A utility foresees what comes after its turn: it is a return already. In the warm-up, as GRPO's."""
         if any(turn.utility is None for turn in episode.turns):
             return super().returns(episode)
-        return [(turn.utility or 0.0) - float(self.token_penalty(turn).sum()) for turn in episode.turns]
+        return [(turn.utility or 0.0) - self.penalty(turn) for turn in episode.turns]
 
     def compared(self, samples: Sequence[Sample], rewards: Tensor, group: Tensor, memory: dict[str, Any]) -> Tensor:
         """Where the team earned the same in all of a group, utilities do not count: what they tell apart there is

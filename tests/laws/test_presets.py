@@ -124,15 +124,18 @@ def test_every_preset_is_its_definition(name: str, seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_reinforce_pp_whitens_the_reward_less_the_kl_still_to_come_over_all_tokens(seed: int) -> None:
-    """arXiv 2501.03262, equations 8 to 10; verl's compute_reinforce_plus_plus_outcome_advantage."""
+    """arXiv 2501.03262, equations 8 to 10; verl's compute_reinforce_plus_plus_outcome_advantage, in which the KL of a
+    conversation's later turns flows back as well."""
     episodes = ragged(seed)
     metrics = credited(ReinforcePp(kl=0.3), episodes)
     said: Said = [(e, t) for e in episodes for t in e.turns]
     by_token: list[list[float]] = []
     for played, spoken in said:
-        assert spoken.ref_logprobs is not None
-        off = [a - b for a, b in zip(spoken.logprobs, spoken.ref_logprobs.tolist(), strict=True)]
-        by_token.append([slow_reward(played, spoken) - 0.3 * sum(off[t:]) for t in range(len(off))])
+        place = next(i for i, t in enumerate(played.turns) if t is spoken)
+        later = [t for t in played.turns[place:] if t.role == spoken.role]
+        off = [a - b for t in later for a, b in zip(t.logprobs, t.ref_logprobs.tolist(), strict=True)]
+        size = len(spoken.response_ids)
+        by_token.append([slow_reward(played, spoken) - 0.3 * sum(off[t:]) for t in range(size)])
     whole = [x for row in by_token for x in row]
     mean, spread = statistics.fmean(whole), statistics.stdev(whole)
     for (_, spoken), row in zip(said, by_token, strict=True):
