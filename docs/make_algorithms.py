@@ -105,10 +105,47 @@ algorithm:
 ```
 """
 
+SOURCES = """# Second sources
+
+`tests/laws/test_second_sources.py` holds the formulas against numbers that other people's code gives for the same
+inputs, or against a paper's equation worked out by hand.
+
+| formula | second source |
+|---|---|
+| GAE by token and by turn, whitening | verl `compute_gae_advantage_return`; MARFT `TokenBuffer`, `ActionBuffer` |
+| GRPO, Dr. GRPO, RLOO, REINFORCE++ | verl `compute_…_outcome_advantage`; TRL `GRPOTrainer`; arXiv 2501.03262 |
+| PPO's clip, dual clip, DAPO, GSPO, token weights | verl `compute_policy_loss_…` and `agg_loss`, gradients too |
+| truncated importance weights, k1, k2, k3, entropy | verl; TRL's k3; `torch.distributions` |
+| value loss, clipped and Huber | verl `compute_value_loss`; PyTorch `huber_loss` |
+| Dr. MAS, MAGRPO, RAE | DrMAS `group_by_agent_id`; CoMLRL `MAGRPOTrainer`; SPIRAL `prepare_trajectories` |
+| HAPPO | HARL `OnPolicyHARunner` and `HAPPO` |
+| VDN, QMIX and their targets | PyMARL `VDNMixer`, `QMixer`, `QLearner` |
+| CORY | arXiv 2410.06101, section 3 |
+| MaPoRL's scores and incentives | MAPoRL `score_rule` and `bonus_rule` |
+| Shapley shares | the glove game |
+
+Where they differ:
+
+- GRPO adds up tokens as the mean over all of them, like DAPO and verl. DeepSeekMath and TRL take the mean over answers
+  of token means, which is `reduce: turn`. A group of one gets 0; in verl it gets its reward.
+- REINFORCE++ whitens over all roles together; `peers: [batch, role]` whitens each role by itself.
+- k3 is not capped; verl caps it at 10. Log-ratios are clamped to ±20 in both.
+- RAE's average moves once a step by the mean of the step, and not game by game, so that the order of games does not
+  matter. A role's first step is held against itself.
+- HAPPO's factor is the product over the other roles' turns of the episode, not of one time step, within `max_factor`.
+- The target of VDN and QMIX takes what was said next, and no maximum over actions: texts cannot be enumerated.
+- MaPoRL's `last` is the last round that was reached. α2 and α3 reward peers who become right, at every turn but the
+  last; in the released trainer they have the opposite sign, and no effect at the first turn. Peers of whom just half
+  are right count as wrong; there as neither.
+
+No second implementation was found of AT-GRPO's tree of siblings, of the influence bonus (MAVERL) and of the gains by
+confidence: these are tested against their definitions alone.
+"""
+
 
 def page() -> str:
     shared = ", ".join(_option(field) for field in fields(Algorithm))
-    parts = [HEAD.replace("OPTIONS", shared), *_entries("algorithm"), CREDIT, *_entries("credit"), AROUND]
+    parts = [HEAD.replace("OPTIONS", shared), *_entries("algorithm"), CREDIT, *_entries("credit"), AROUND, SOURCES]
     return "\n".join(parts)
 
 
