@@ -69,11 +69,15 @@ class RunLog:
         self.display = display(folder.name, steps) if console else Display()
         self.resumed_at: int | None = None
         self.sinks: list[Sink] = []
+        self.evaluations: dict[int, float] = {}  # mean held-out reward, by the steps done before it
 
     def resume(self, step: int) -> None:
         """Forget all that was logged at `step` or later: the run goes on from there."""
         self.resumed_at = step
-        self.display.recall(truncate_after(self.metrics_path, lambda row: row["step"] < step))
+        rows = truncate_after(self.metrics_path, lambda row: row["step"] < step)
+        self.display.recall(rows)
+        for row in rows:
+            self._remember(int(row["step"]), row)
         for path in (*self.folder.glob("episodes/[0-9]*.jsonl"), *self.folder.glob("otherwise/[0-9]*.jsonl")):
             if int(path.stem) >= step:
                 path.unlink()
@@ -106,6 +110,10 @@ class RunLog:
         if self.wandb_module:
             self.sinks.append(WeightsAndBiases(self.wandb_module, self.wandb_project, self.folder, self.config_yaml))
 
+    def _remember(self, step: int, metrics: Mapping[str, float]) -> None:
+        if "eval/reward" in metrics:
+            self.evaluations[step] = metrics["eval/reward"]
+
     def _write_episodes(self, log: StepLog) -> None:
         for name, played in (("episodes", log.played), ("otherwise", log.otherwise or None)):
             if played is not None:
@@ -116,6 +124,7 @@ class RunLog:
         self._write_episodes(log)
         row = {"step": log.step, "time": round(time.time(), 3), **log.metrics}
         append_line(self.metrics_path, json.dumps(row))
+        self._remember(log.step, log.metrics)
         for sink in self.sinks:
             sink.write(log.step, log.metrics)
 

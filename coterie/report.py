@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
@@ -12,11 +13,14 @@ from rich.table import Table
 from rich.text import Text
 
 from coterie.config import Config, Policy
-from coterie.console import table, under
+from coterie.console import BARS, table, under
 from coterie.evaluate import Lone, Report
 from coterie.replay import Verdict
 from coterie.rollout import mean
 from coterie.types import Episode, Metrics, Turn
+
+HEIGHT = 5  # lines of the learning curve
+MOST_BARS = 9  # so that it fits into 80 characters
 
 
 def plan(config: Config) -> Iterator[RenderableType]:
@@ -42,6 +46,44 @@ def how_it_learns(policy: Policy) -> str:
         return "frozen"
     rank = f"LoRA of rank {policy.lora.rank}" if policy.lora else "the whole model"
     return f"{rank if policy.adapter is None else f'the adapter {policy.adapter}'}, lr {policy.lr:g}"
+
+
+def learning_curve(evaluations: Mapping[int, float]) -> Iterator[RenderableType]:
+    """A small plot of the held-out reward, a bar for each evaluation; nothing where there are not two to compare.
+
+        1.00 ┤
+             │                 ▆▆▆▆
+             │          ████   ████
+             │   ▅▅▅▅   ████   ████
+        0.00 ┤   ████   ████   ████
+                 0.31   0.60   0.75
+    after step      0      8     16
+    """
+    finite = {step: reward for step, reward in evaluations.items() if math.isfinite(reward)}
+    if len(finite) < 2:
+        return
+    shown = _spread(list(finite.items()), MOST_BARS)
+    low, high = min(0.0, *finite.values()), max(1.0, *finite.values())
+    heights = [round((reward - low) / (high - low) * HEIGHT * len(BARS)) for _, reward in shown]
+    plot = Text("held-out reward in the course of training\n")
+    for row in reversed(range(HEIGHT)):
+        mark = {HEIGHT - 1: f"{high:.2f} ┤", 0: f"{low:.2f} ┤"}
+        plot.append(f"{mark.get(row, '│'):>10}")
+        plot.append("".join(f"   {_cell_of_bar(height - row * len(BARS)) * 4}" for height in heights) + "\n", "cyan")
+    plot.append(" " * 10 + "".join(f"{reward:>7.2f}" for _, reward in shown) + "\n", "bold")
+    plot.append(f"{'after step':>10}" + "".join(f"{step:>7}" for step, _ in shown) + "\n", "dim")
+    yield plot
+
+
+def _cell_of_bar(eighths: int) -> str:
+    """One character of a bar that reaches so many eighths above the character's foot."""
+    return " " if eighths <= 0 else BARS[min(eighths, len(BARS)) - 1]
+
+
+def _spread(points: Sequence[tuple[int, float]], most: int) -> list[tuple[int, float]]:
+    """At most so many of them, evenly spread, the first and the last included."""
+    count = min(len(points), most)
+    return [points[round(i * (len(points) - 1) / (count - 1))] for i in range(count)]
 
 
 def next_steps(folder: Path, step: int, steps: int) -> Text:

@@ -52,6 +52,7 @@ def _learn(config: Config, folder: Path, examples: int, resuming: bool) -> None:
         raise
     finally:
         run.log.close()
+    _show(report.learning_curve(run.log.evaluations))
     if before is not None and not run.stopping:
         after = _held_out(run)
         _show(report.dialogues(before, after, examples))
