@@ -117,7 +117,8 @@ inputs, or against a paper's equation worked out by hand.
 | PPO's clip, dual clip, DAPO, GSPO, token weights | verl `compute_policy_loss_…` and `agg_loss`, gradients too |
 | truncated importance weights, k1, k2, k3, entropy | verl; TRL's k3; `torch.distributions` |
 | value loss, clipped and Huber | verl `compute_value_loss`; PyTorch `huber_loss` |
-| Dr. MAS, MAGRPO, RAE | DrMAS `group_by_agent_id`; CoMLRL `MAGRPOTrainer`; SPIRAL `prepare_trajectories` |
+| AT-GRPO, Dr. MAS | PettingLLMs `compute_advantage`; DrMAS `group_by_agent_id` |
+| MAGRPO, RAE | CoMLRL `MAGRPOTrainer`; SPIRAL `prepare_trajectories` |
 | HAPPO | HARL `OnPolicyHARunner` and `HAPPO` |
 | VDN, QMIX and their targets | PyMARL `VDNMixer`, `QMixer`, `QLearner` |
 | CORY | arXiv 2410.06101, section 3 |
@@ -138,8 +139,8 @@ Where they differ:
   last; in the released trainer they have the opposite sign, and no effect at the first turn. Peers of whom just half
   are right count as wrong; there as neither.
 
-No second implementation was found of AT-GRPO's tree of siblings, of the influence bonus (MAVERL) and of the gains by
-confidence: these are tested against their definitions alone.
+No second implementation was found of the influence bonus (MAVERL), of the gains by confidence and of VDN by token:
+these are tested against their definitions alone.
 """
 
 

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from coterie.algorithms.at_grpo import AtGrpo
 from coterie.algorithms.base import Algorithm
 from coterie.algorithms.cory import Cory
 from coterie.algorithms.dapo import Dapo
@@ -123,6 +124,16 @@ def test_group_advantages(algorithm: Grpo, expected: list[float]) -> None:
     episodes = [episode([turn()], r, t, i) for i, (r, t) in enumerate(zip(REWARDS, tasks, strict=True))]
     credited(algorithm, episodes)
     assert flat([e.turns[0] for e in episodes], "advantages") == pytest.approx(expected, abs=2e-6)
+
+
+def test_at_grpo_compares_turns_of_one_agent_at_one_state() -> None:
+    """PettingLLMs' compute_advantage is verl's compute_grpo_outcome_advantage on a uid for each agent, turn and prompt
+    (pettingllms/verl/ray_trainer.py; arXiv 2510.11062): the same numbers, however often a task was played."""
+    first = [spoken("a", [-1.0], reward=r) for r in REWARDS[:3]]
+    later = [spoken("a", [-1.0], 1, reward=r, prompt_ids=(7, 8)) for r in REWARDS[3:]]
+    credited(AtGrpo(), [episode([t], repeat=i) for i, t in enumerate([*first, *later])])
+    expected = [1.154699, -0.577349, -0.577349, 0.0, 0.0, 1.224744, -1.224744]
+    assert flat([*first, *later], "advantages") == pytest.approx(expected, abs=2e-6)
 
 
 def test_dr_mas_takes_the_statistics_of_each_agent_alone() -> None:
