@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -219,6 +220,55 @@ def test_the_deadline_starts_when_a_call_does(own: Path) -> None:
         return await asyncio.gather(*(ask("", "") for _ in range(2 * worker.WORKERS)))
 
     assert asyncio.run(many()) == [1.0] * (2 * worker.WORKERS)
+
+
+WAITS = """
+import time
+def grade(answer, truth):
+    while answer == "spin": pass
+    time.sleep(3600 if answer == "hang" else 0)
+    return 1.0
+async def waits(answer, truth):
+    import asyncio
+    await asyncio.sleep(3600 if answer == "hang" else 0)
+    return 1.0
+"""
+
+
+@pytest.mark.parametrize("name", ["grade", "waits"])
+def test_answers_do_not_wait_for_more_calls_that_hang_than_there_are_workers(own: Path, name: str) -> None:
+    """As when a server that a reward asks hangs for some answers: here the others would be asked after an hour."""
+    own.write_text(WAITS)
+    hanging = 3 * worker.WORKERS
+
+    async def many() -> list[float]:
+        ask = grader(f"{own}:{name}", {}, 3600.0)
+        hang = [asyncio.ensure_future(ask("hang", "")) for _ in range(hanging)]
+        await asyncio.sleep(0.5)  # they come first
+        good = await asyncio.gather(*(ask("fine", "") for _ in range(8)))
+        for task in hang:
+            task.cancel()
+        return good
+
+    try:
+        assert asyncio.run(many()) == [1.0] * 8
+    finally:
+        for left in set(worker._workers):  # or the end of the tests would wait for them
+            os.killpg(left.process.pid, signal.SIGKILL)
+
+
+def test_a_call_that_works_keeps_its_place(own: Path) -> None:
+    """More processes than processors would only make all of them slower than their deadline."""
+    own.write_text(WAITS)
+    told: list[float] = []
+    busy = worker.Worker()
+    with pytest.raises(GraderTimeout):
+        busy.call(f"{own}:grade", ("spin", ""), {}, 4 * worker.IDLE, lambda: told.append(1.0))
+    assert not told
+    idle = worker.Worker()
+    with pytest.raises(GraderTimeout, match=r"grade took more than 3 s"):
+        idle.call(f"{own}:grade", ("hang", ""), {}, 3 * worker.IDLE, lambda: told.append(1.0))
+    assert told
 
 
 def test_killing_a_call_kills_what_it_started(own: Path, tmp_path: Path) -> None:
