@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-import torch
+from safetensors import SafetensorError
 
 from coterie.errors import UserError
-from coterie.files import atomic_folder, remove_folder, write_atomic
+from coterie.files import NotWritten, atomic_folder, numbered, remove_folder, write_atomic, writing
 from coterie.models.errors import ModelError
-from coterie.models.store import read_tensors
+from coterie.models.store import read_tensors, write_tensors
+from coterie.sums import SUMS, check_sums, write_sums
 
 if TYPE_CHECKING:
     from coterie.train import Run
@@ -34,22 +36,36 @@ def save(run: Run, best: bool = False) -> Path:
     if not run.processes.first:  # all hold the same; one writes it
         return folder
     if not folder.is_dir():
-        with atomic_folder(folder) as beside:
-            for policy, learner in run.learners.items():
-                learner.save(policy_folder(beside, policy))
-            if run.critic is not None:
-                (beside / CRITIC).mkdir()
-                run.critic.save(beside / CRITIC)
-            torch.save(_state(run), beside / "state.pt")
+        with writing(folder), atomic_folder(folder) as beside:
+            _fill(run, beside)
+    _must_be_checkpoint(folder)
     write_atomic(run.folder / ("best" if best else "latest"), folder.name)
     _prune(run)
     return folder
 
 
+def _fill(run: Run, folder: Path) -> None:
+    try:
+        for policy, learner in run.learners.items():
+            learner.save(policy_folder(folder, policy))
+        if run.critic is not None:
+            (folder / CRITIC).mkdir()
+            run.critic.save(folder / CRITIC)
+        write_tensors(_state(run), folder / "state.pt")
+    except SafetensorError as error:  # how it tells of a full disk
+        raise NotWritten(f"{folder.with_name(f'{run.step:06d}')} could not be written: {error}") from error
+    write_sums(folder)
+
+
+def _must_be_checkpoint(folder: Path) -> None:
+    if not (folder / SUMS).is_file():
+        raise BadCheckpoint(f"{folder} is no checkpoint: there is no {SUMS} in it; move it away, then resume the run")
+
+
 def find(run_folder: Path, which: str = "latest") -> Path:
     """The folder of `latest`, `best` or a step number. Where `latest` was lost or not written yet, it is the newest
     checkpoint there is."""
-    pointer, there = run_folder / which, sorted(path.name for path in run_folder.glob("checkpoints/[0-9]*"))
+    pointer, there = run_folder / which, [path.name for path in numbered(run_folder / "checkpoints")]
     name = f"{int(which):06d}" if which.isdigit() else pointer.read_text().strip() if pointer.is_file() else None
     if which == "latest" and not pointer.is_file() and there:
         name = there[-1]
@@ -61,8 +77,10 @@ def find(run_folder: Path, which: str = "latest") -> Path:
 
 def latest(run_folder: Path) -> Path | None:
     """What a run goes on from, if it has saved anything yet."""
-    saved = (run_folder / "latest").is_file() or any(run_folder.glob("checkpoints/[0-9]*"))
-    return find(run_folder) if saved else None
+    there = numbered(run_folder / "checkpoints")
+    for folder in there:
+        _must_be_checkpoint(folder)
+    return find(run_folder) if there or (run_folder / "latest").is_file() else None
 
 
 def restore(run: Run, folder: Path) -> None:
@@ -70,14 +88,15 @@ def restore(run: Run, folder: Path) -> None:
     try:
         _restore(run, folder)
     except ModelError as error:
-        others = ", ".join(sorted(path.name for path in folder.parent.glob("[0-9]*") if path != folder)) or "none"
+        others = ", ".join(path.name for path in numbered(folder.parent) if path.name != folder.name) or "none"
         raise BadCheckpoint(
             f"{str(error).rstrip('.')}. Other checkpoints of this run: {others}. "
-            f"A run goes on from the one that is named in {run.folder / 'latest'}."
+            f"`coterie train --resume {run.folder} --checkpoint N` goes on from another one."
         ) from error
 
 
 def _restore(run: Run, folder: Path) -> None:
+    check_sums(folder)
     state = read_tensors(folder / "state.pt")
     run.step, run.best, run.tasks.drawn = state["step"], state["best"], state["drawn"]
     run.memory.clear()
@@ -99,12 +118,20 @@ def resume(run: Run) -> None:
     run.processes.wait()  # until all have read it
     if run.processes.first:
         _forget_later(run)
-    run.log.resume(run.step)
+    _recall_evaluation(run, run.log.resume(run.step, run.evaluation_due))
+
+
+def _recall_evaluation(run: Run, rows: Sequence[Mapping[str, float]]) -> None:
+    """What was measured after the checkpoint's step, once it was saved: it need not be measured again."""
+    rewards = [row["eval/reward"] for row in rows if row["step"] == run.step and "eval/reward" in row]
+    for reward in run.processes.agree(rewards):
+        run.measured = run.step
+        run.best = reward if run.best is None else max(run.best, reward)
 
 
 def _forget_later(run: Run) -> None:
     """What was saved after the step that the run goes on from."""
-    for path in run.folder.glob("checkpoints/[0-9]*"):
+    for path in numbered(run.folder / "checkpoints"):
         if int(path.name) > run.step:
             remove_folder(path)  # of a run that was killed before it could point at it
     if (run.folder / "best").is_file() and not (run.folder / "checkpoints" / _pointed(run, "best")).is_dir():
@@ -134,7 +161,7 @@ def _state(run: Run) -> dict[str, object]:
 def _prune(run: Run) -> None:
     """Keep the last few, and those that `latest` and `best` point at."""
     pointed = {_pointed(run, name) for name in ("latest", "best") if (run.folder / name).is_file()}
-    there = sorted(run.folder.glob("checkpoints/[0-9]*"))
+    there = numbered(run.folder / "checkpoints")
     for path in there[: -run.config.checkpoint.keep]:
         if path.name not in pointed:
             remove_folder(path)

@@ -97,8 +97,9 @@ def train(
       coterie train recipes/demo.yaml name=slow steps=40 policies.actor.lr=1e-4
       coterie train --resume runs/demo steps=60
 
-    Ctrl-C ends it after the step at hand and saves it; a second Ctrl-C ends it at once. A resumed run may be given
-    other steps, sandbox, eval.*, checkpoint.*, log.* and rollout.*; everything else stays as it was.
+    Ctrl-C, SIGTERM and SIGHUP end it after the step at hand and save it; a second one ends it at once. The exit code
+    is then 130, 143 or 129. A resumed run may be given other steps, sandbox, eval.*, checkpoint.*, log.* and rollout.*;
+    everything else stays as it was.
     """
     words = [word for word in [config, *(changes or [])] if word is not None]
     if resume is None and not words:
@@ -107,9 +108,10 @@ def train(
         raise typer.BadParameter(f"--out has no effect with --resume: the run stays in {resume}")
     with _plainly() as commands:
         if resume is not None:
-            commands.go_on(resume, words, examples)
+            code = commands.go_on(resume, words, examples)
         else:
-            commands.start(Path(words[0]), words[1:], out or Path("runs"), examples)
+            code = commands.start(Path(words[0]), words[1:], out or Path("runs"), examples)
+        raise typer.Exit(code)
 
 
 @app.command("eval")

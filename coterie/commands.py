@@ -4,42 +4,47 @@ are in the config. `cli` has their words, `sessions` does the rest."""
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from itertools import chain, count
 from pathlib import Path
 
 from coterie.config import ConfigError, load
 from coterie.config.problems import undotted
 from coterie.config.schema import schema
-from coterie.files import must_have_place
+from coterie.files import TEMPORARY, InUse, NotWritten, held, must_have_place
 from coterie.processes import joined
 
 REPLAYED = ("algorithm", "credit", "reward")
 ON_RESUME = ("steps", "eval", "checkpoint", "log", "rollout", "sandbox")  # the rest would make it another run
 
 
-def start(config_file: Path, changes: Sequence[str], out: Path, examples: int) -> None:
-    """Train a new team."""
+def start(config_file: Path, changes: Sequence[str], out: Path, examples: int) -> int:
+    """Train a new team; the exit code."""
     if _holds_run(config_file):
         raise ConfigError(f"{config_file} is a run's folder; `coterie train --resume {config_file}` goes on with it")
     config = load(config_file, changes)
     from coterie import sessions
 
     with free(out / config.name) as folder:
-        sessions.learn(config, folder, examples, resuming=False)
+        return sessions.learn(config, folder, examples, resuming=False)
 
 
-def go_on(folder: Path, changes: Sequence[str], examples: int) -> None:
-    """Train on from a run's latest checkpoint."""
+def go_on(folder: Path, changes: Sequence[str], examples: int) -> int:
+    """Train on from a run's latest checkpoint; the exit code."""
     for key, group in _changed(changes):
         if group not in ON_RESUME:
             allowed = ", ".join(group if group in ("steps", "sandbox") else f"{group}.*" for group in ON_RESUME)
             raise ConfigError(f"{key}: cannot change when a run is resumed; {allowed} can")
     config = load(_config_of(folder), changes)
+    if not os.access(folder, os.W_OK):
+        raise NotWritten(f"{folder} is read-only: a run that goes on has to write to it")
     from coterie import sessions
 
-    sessions.learn(config, folder, examples, resuming=True)
+    with held(folder) if joined().first else nullcontext():
+        return sessions.learn(config, folder, examples, resuming=True)
 
 
 def measure(what: Path, changes: Sequence[str], which: str | None, compare: bool, json_file: Path | None) -> None:
@@ -96,32 +101,49 @@ def _holds_run(folder: Path) -> bool:
 
 @contextmanager
 def free(folder: Path) -> Iterator[Path]:
-    """The folder itself, or demo-2, demo-3 … where there is one already; it is taken at once, for another run may be
-    looking for one, and given back if the run does not begin."""
+    """The folder itself, or demo-2, demo-3 … where there is a run in it; it is locked, for another run may be looking
+    for one, and given back if the run does not begin. An empty one is left by a run that was killed before it began.
+    """
     names = chain([folder], (folder.with_name(f"{folder.name}-{n}") for n in count(2)))
-    taken = joined().agree(next(filter(_taken, names)) if joined().first else folder)
-    try:
-        yield taken
-    finally:
-        if joined().first and not any(taken.iterdir()):
-            taken.rmdir()
+    with ExitStack() as locks:
+        first = joined().first
+        taken = joined().agree(next(name for name in names if _taken(name, locks)) if first else folder)
+        try:
+            yield taken
+        finally:
+            if first and _is_empty(taken):
+                shutil.rmtree(taken)
 
 
-def _taken(folder: Path) -> bool:
-    """Make a folder, unless there is one."""
+def _taken(folder: Path, locks: ExitStack) -> bool:
+    """Make and lock a folder, unless there is something in it."""
     try:
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        if folder.is_dir():
-            return False
         raise ConfigError(f"{folder}: no run can be kept here: {error.strerror}") from error
-    return True
+    with ExitStack() as lock:
+        try:
+            lock.enter_context(held(folder))
+        except (InUse, FileNotFoundError):  # of another run that begins, or has just given it back
+            return False
+        if _is_empty(folder):
+            locks.push(lock.pop_all())
+            return True
+    return False
+
+
+def _is_empty(folder: Path) -> bool:
+    """Whether nothing is in a folder but what a killed process left unfinished."""
+    return folder.is_dir() and all(path.name.startswith(TEMPORARY) for path in folder.iterdir())
 
 
 def _config_of(folder: Path) -> Path:
     run = folder.parent.parent
     if folder.parent.name == "checkpoints" and _holds_run(run):
         raise ConfigError(f"{folder} is a checkpoint; `coterie eval {run} --checkpoint {folder.name}` plays it")
+    if _is_empty(folder):
+        again = "`coterie train CONFIG` starts it anew, in this folder"
+        raise ConfigError(f"{folder} is empty: its run was ended before it began; {again}")
     if not _holds_run(folder):
         raise ConfigError(f"{folder} holds no run: there is no config.yaml in it")
     return folder / "config.yaml"

@@ -50,6 +50,9 @@ class Display:
     def write(self, step: int, metrics: Metrics) -> None:
         """A step is done."""
 
+    def stopped(self, why: str) -> None:
+        """The run was told to stop, and is saved."""
+
     def close(self) -> None:
         """The run ends, or something went wrong."""
 
@@ -78,13 +81,14 @@ class LivePanel(Display):
         self.name, self.steps = name, steps
         self.done = self.done_here = 0
         self.started = time.monotonic()
-        self.doing = ""
+        self.doing = self.ended = ""  # the phase at hand; how the run ended
         self.latest: Metrics = {}
         self.rewards: dict[str, list[float]] = {}  # "team", then each role
         self.live = Live(console=rich.get_console(), refresh_per_second=4)
 
     def open(self) -> None:
         if not self.live.is_started:
+            self.ended = ""
             self.live.start()
             self._draw()
 
@@ -97,16 +101,27 @@ class LivePanel(Display):
             self._remember(int(row["step"]), row)
 
     def write(self, step: int, metrics: Metrics) -> None:
+        self.done_here += step > self.done
+        self.latest = metrics if step > self.done else self.latest | metrics  # an evaluation after the step
         self._remember(step, metrics)
-        self.done_here += 1
-        self.latest, self.doing = metrics, ""
+        self.doing = ""
         self._draw()
 
+    def stopped(self, why: str) -> None:
+        self.ended = f"stopped by {why}, saved"
+
     def close(self) -> None:
+        if not self.live.is_started:
+            return
+        whole = f"done in {timedelta(seconds=round(time.monotonic() - self.started))}"
+        broken = f"ended in step {self.done + 1}, {self.doing}" if self.done < self.steps else f"ended in {self.doing}"
+        self.ended = self.ended or (broken if self.doing or self.done < self.steps else whole)
+        self.doing = ""
+        self._draw()
         self.live.stop()
 
     def _remember(self, step: int, metrics: Mapping[str, float]) -> None:
-        self.done = step + 1
+        self.done = step
         if "reward" in metrics:
             self.rewards.setdefault("team", []).append(metrics["reward"])
         for role, reward in under("reward/", metrics).items():
@@ -125,11 +140,11 @@ class LivePanel(Display):
         line = Table.grid(padding=(0, 2))
         bar = ProgressBar(total=self.steps, completed=self.done, width=WIDTH)
         now = Spinner("dots", Text(self.doing)) if self.doing else Text("")
-        line.add_row(bar, f"{self.done}/{self.steps} steps", self._time_left(), now)
+        line.add_row(bar, f"{self.done}/{self.steps} steps", self.ended or self._time_left(), now)
         return line
 
     def _time_left(self) -> str:
-        if not self.done_here:
+        if not self.done_here or self.done >= self.steps:
             return ""
         pace = (time.monotonic() - self.started) / self.done_here
         return f"{timedelta(seconds=round(pace * (self.steps - self.done)))} left"

@@ -25,10 +25,29 @@ class NoPlace(UserError):
     """A file cannot be written where it was asked for."""
 
 
+class NotWritten(UserError, OSError):
+    """The disk is full, or a folder is read-only."""
+
+
+class BadRow(UserError, ValueError):
+    """A line of a JSONL file that is no row."""
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """What keeps `path` from being written is told in one line."""
+    try:
+        yield
+    except (UserError, FileExistsError):
+        raise
+    except OSError as error:
+        raise NotWritten(f"{path} could not be written: {error.strerror or error}") from error
+
+
 def write_atomic(path: Path, content: str | bytes) -> None:
     """Write a file so that a reader sees the old content or the new, never a part."""
     data = content.encode() if isinstance(content, str) else content
-    with _temporary_sibling(path, lambda sibling: sibling.touch(exist_ok=False)) as temporary:
+    with writing(path), _temporary_sibling(path, lambda sibling: sibling.touch(exist_ok=False)) as temporary:
         temporary.write_bytes(data)
         _flush_to_disk(temporary)
         temporary.replace(path)
@@ -61,8 +80,9 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 def remove_folder(path: Path) -> None:
     """Delete a folder so that a reader finds it whole or not at all."""
     gone = path.parent / f"{TEMPORARY}{uuid.uuid4().hex}"
-    path.rename(gone)
-    shutil.rmtree(gone)
+    with writing(path):
+        path.rename(gone)
+        shutil.rmtree(gone)
 
 
 def append_line(path: Path, text: str) -> None:
@@ -70,22 +90,44 @@ def append_line(path: Path, text: str) -> None:
     if "\n" in text:
         raise ValueError(f"{path}: one line was to be added, but the text has a line break: {text[:80]!r}")
     data = (text + "\n").encode()
-    with path.open("ab", buffering=0) as file:
+    with writing(path), path.open("ab", buffering=0) as file:
         if file.write(data) != len(data):
-            raise OSError(f"{path}: only a part of the line could be written; is the disk full?")
+            raise OSError("only a part of a line was; is the disk full?")
 
 
 def truncate_after(path: Path, keep: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
-    """Keep the rows of a JSONL file that `keep` says yes to, and give them back; a half-written last line goes.
+    """Keep the rows of a JSONL file that `keep` says yes to, and give them back; a half-written last line goes."""
+    kept = [row for row in read_rows(path) if keep(row)]
+    if path.exists():
+        write_atomic(path, "".join(json.dumps(row) + "\n" for row in kept))
+    return kept
 
-    A file that is not there has no rows.
-    """
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The whole rows of a JSONL file, each with its `step`; a file that is not there has none."""
     if not path.exists():
         return []
     *whole, _half = path.read_bytes().split(b"\n")
-    kept = [(line, row) for line in whole if keep(row := json.loads(line))]
-    write_atomic(path, b"".join(line + b"\n" for line, _ in kept))
-    return [row for _, row in kept]
+    return [_row(line, f"{path}, line {number}") for number, line in enumerate(whole, start=1)]
+
+
+def _row(line: bytes, where: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        row = None
+    if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+        raise BadRow(
+            f"{where} is no row of metrics: {line[:40].decode(errors='replace')!r}; delete the line, then resume"
+        )
+    return row
+
+
+def numbered(folder: Path, suffix: str = "") -> list[Path]:
+    """What lies in a folder under a number, like 000120.jsonl, in the order of the numbers. Copies that somebody has
+    put beside it under another name do not count."""
+    found = [path for path in folder.glob(f"*{suffix}") if path.name.removesuffix(suffix).isdecimal()]
+    return sorted(found, key=lambda path: int(path.name.removesuffix(suffix)))
 
 
 @contextmanager

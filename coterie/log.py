@@ -19,7 +19,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from coterie.config.problems import ConfigError
 from coterie.console import Display, display
-from coterie.files import append_line, truncate_after, write_atomic
+from coterie.files import append_line, numbered, truncate_after, write_atomic, writing
 from coterie.types import Episode, Metrics, Task, Turn
 
 
@@ -71,16 +71,23 @@ class RunLog:
         self.sinks: list[Sink] = []
         self.evaluations: dict[int, float] = {}  # mean held-out reward, by the steps done before it
 
-    def resume(self, step: int) -> None:
-        """Forget all that was logged at `step` or later: the run goes on from there."""
-        self.resumed_at = step
-        rows = truncate_after(self.metrics_path, lambda row: row["step"] < step)
-        self.display.recall(rows)
-        for row in rows:
+    def resume(self, done: int, evaluated: bool) -> list[dict[str, Any]]:
+        """Forget what was logged after so many steps, which the run now does again; gives back the rows that stay.
+
+        `evaluated`: whether the evaluation after the last of them belongs to the run; else it was only due because
+        the run was to end there.
+        """
+        self.resumed_at = done
+        until = done if evaluated else done - 1
+        kept = truncate_after(self.metrics_path, lambda row: row["step"] <= (until if "eval/reward" in row else done))
+        self.display.recall(kept)
+        for row in kept:
             self._remember(int(row["step"]), row)
-        for path in (*self.folder.glob("episodes/[0-9]*.jsonl"), *self.folder.glob("otherwise/[0-9]*.jsonl")):
-            if int(path.stem) >= step:
-                path.unlink()
+        for name in ("episodes", "otherwise"):
+            for path in numbered(self.folder / name, ".jsonl"):
+                if int(path.stem) > done:
+                    path.unlink()
+        return kept
 
     @contextmanager
     def step(self, step: int) -> Iterator[StepLog]:
@@ -97,6 +104,10 @@ class RunLog:
         log.add({f"seconds/{phase}": seconds for phase, seconds in log.seconds.items()})
         self._write(log)
 
+    def stopped(self, why: str) -> None:
+        """The run ends before its last step, and is saved."""
+        self.display.stopped(why)
+
     def close(self) -> None:
         """Let go of the terminal, finish TensorBoard's file and the W&B run."""
         for sink in self.sinks:
@@ -106,7 +117,7 @@ class RunLog:
         if self.resumed_at is None and self.metrics_path.exists():
             raise FileExistsError(f"{self.folder} already holds a run; resume it, or train into another folder")
         write_atomic(self.folder / "config.yaml", self.config_yaml)
-        self.sinks = [TensorBoard(self.folder / "tensorboard", self.resumed_at), self.display]
+        self.sinks = [self.display, TensorBoard(self.folder / "tensorboard", self.resumed_at)]
         if self.wandb_module:
             self.sinks.append(WeightsAndBiases(self.wandb_module, self.wandb_project, self.folder, self.config_yaml))
 
@@ -132,8 +143,9 @@ class RunLog:
 class NoLog(RunLog):
     """The record that a process keeps which leaves writing to another."""
 
-    def resume(self, step: int) -> None:
-        self.resumed_at = step
+    def resume(self, done: int, evaluated: bool) -> list[dict[str, Any]]:
+        self.resumed_at = done
+        return []
 
     def _open(self) -> None:
         pass
@@ -153,18 +165,22 @@ class Sink(Protocol):
 
 
 class TensorBoard:
-    """One event file per start of the run; what an earlier start logged after `resumed_at` is hidden."""
+    """One event file per start of the run; what an earlier start logged after step `resumed_at` is hidden."""
 
     def __init__(self, folder: Path, resumed_at: int | None) -> None:
-        self.writer = SummaryWriter(str(folder), purge_step=resumed_at)
+        self.folder = folder
+        with writing(folder):
+            self.writer = SummaryWriter(str(folder), purge_step=None if resumed_at is None else resumed_at + 1)
 
     def write(self, step: int, metrics: Metrics) -> None:
-        for name, value in metrics.items():
-            self.writer.add_scalar(name, value, step)
-        self.writer.flush()
+        with writing(self.folder):
+            for name, value in metrics.items():
+                self.writer.add_scalar(name, value, step)
+            self.writer.flush()
 
     def close(self) -> None:
-        self.writer.close()
+        with writing(self.folder):
+            self.writer.close()
 
 
 class WeightsAndBiases:

@@ -19,6 +19,7 @@ from coterie.config.problems import Problems
 from coterie.config.protected import must_be_protected
 from coterie.credit.base import Credit
 from coterie.envs.base import graded
+from coterie.files import numbered
 from coterie.log import read_episodes
 from coterie.types import Episode, Turn
 
@@ -51,18 +52,19 @@ def replay(folder: Path, config: Config, rescore: bool) -> Iterator[Verdict]:
     if rescore:
         must_be_protected(config, env)
     # Of the whole run: of one step all episodes with one purpose may have failed.
-    purposes = {e.fork for path in folder.glob("otherwise/[0-9]*.jsonl") for e in read_episodes(path)}
+    purposes = {e.fork for path in numbered(folder / "otherwise", ".jsonl") for e in read_episodes(path)}
     for path in _stored(folder):
         episodes = [episode for episode in read_episodes(path) if episode.error is None]
         aside = folder / "otherwise" / path.name
         otherwise = [episode for episode in read_episodes(aside) if episode.error is None] if aside.is_file() else []
         before = [[_mean(turn.advantages) for turn in episode.turns] for episode in episodes]
         rewards = [episode.reward for episode in episodes]
-        _must_know(algorithm, int(path.stem), [turn for episode in episodes for turn in episode.turns])
+        done = int(path.stem) - 1  # steps before this one, by which algorithms count
+        _must_know(algorithm, done, [turn for episode in episodes for turn in episode.turns])
         if rescore:
             score_again([*episodes, *otherwise], config, env)
         _must_have_played(credit, episodes, purposes)
-        drop_other_rounds(episodes, algorithm, int(path.stem))
+        drop_other_rounds(episodes, algorithm, done)
         _judge_again(episodes, otherwise, algorithm, credit, memory)
         for episode, was, reward in zip(episodes, before, rewards, strict=True):
             for turn, advantage in zip(episode.turns, was, strict=True):
@@ -71,7 +73,7 @@ def replay(folder: Path, config: Config, rescore: bool) -> Iterator[Verdict]:
 
 
 def _stored(folder: Path) -> list[Path]:
-    paths = sorted(folder.glob("episodes/[0-9]*.jsonl"))
+    paths = numbered(folder / "episodes", ".jsonl")
     if not paths:
         raise ConfigError(f"{folder}: there are no episodes to judge again; a run that has trained leaves them there")
     return paths

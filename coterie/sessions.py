@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from coterie.build import base_policy, build
 from coterie.check import dry_run, findings, tables
 from coterie.config import Config, ConfigError
 from coterie.evaluate import Lone, Report, baselines, evaluate, right_by_task
-from coterie.files import held, write_atomic
+from coterie.files import NotWritten, read_rows, write_atomic
 from coterie.processes import joined
 from coterie.replay import replay
 from coterie.rollout import Seat
@@ -26,14 +26,20 @@ from coterie.seeds import stable_hash
 from coterie.train import Run, train
 
 
-def learn(config: Config, folder: Path, examples: int, resuming: bool) -> None:
-    """Train a new team, or one that has a checkpoint."""
-    with held(folder) if joined().first else nullcontext():
-        _learn(config, folder, examples, resuming)
+def learn(config: Config, folder: Path, examples: int, resuming: bool) -> int:
+    """Train a new team, or one that has a checkpoint; the exit code, 128 + its number after a signal."""
+    try:
+        return _learn(config, folder, examples, resuming)
+    except NotWritten as error:
+        if not (folder / "config.yaml").is_file():
+            raise
+        then = f"when that is put right, `coterie train --resume {folder}` goes on from the latest checkpoint"
+        raise NotWritten(f"{error}; {then}") from error
 
 
-def _learn(config: Config, folder: Path, examples: int, resuming: bool) -> None:
+def _learn(config: Config, folder: Path, examples: int, resuming: bool) -> int:
     latest = checkpoint.latest(folder)
+    read_rows(folder / "metrics.jsonl")  # what is wrong in it is told before the models load
     done = int(latest.name) if latest else 0
     if done > config.steps:
         raise ConfigError(f"steps: {folder} has done {done} steps already, and {config.steps} are asked for")
@@ -44,12 +50,11 @@ def _learn(config: Config, folder: Path, examples: int, resuming: bool) -> None:
     before = _held_out(run) if examples else None  # fresh weights: a resumed run's are put in after this
     if resuming:
         checkpoint.resume(run)
-        _show([Text(f"  going on at step {run.step}\n")])
+        _show([Text(f"  going on after step {run.step}\n")])
     try:
         train(run)
-    except KeyboardInterrupt:
-        _show([report.next_steps(folder, run.step, config.steps)])
-        raise
+    except KeyboardInterrupt:  # the second signal
+        run.stopping = True
     finally:
         run.log.close()
     _show(report.learning_curve(run.log.evaluations))
@@ -58,6 +63,7 @@ def _learn(config: Config, folder: Path, examples: int, resuming: bool) -> None:
         _show(report.dialogues(before, after, examples))
         _show([report.evaluation(_amount(run), {"untrained team": before, f"after {run.step} steps": after})])
     _show([report.next_steps(folder, run.step, config.steps)])
+    return 128 + run.signal if run.stopping else 0
 
 
 def measure(config: Config, what: Path, which: str | None, compare: bool, json_file: Path | None) -> None:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import random
-import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from coterie import alarm, checkpoint, opponents
@@ -28,6 +25,7 @@ from coterie.processes import ALONE, Processes
 from coterie.rollout import Collector, Seat, enough, summary
 from coterie.sandbox import unprotected
 from coterie.seeds import stable_hash
+from coterie.signals import finishing_steps, told
 from coterie.tasks import TaskStream
 from coterie.types import Critic, Episode, Metrics, Task
 
@@ -49,10 +47,18 @@ class Run:
     credit: Credit
     critic: Critic | None = None
     memory: dict[str, Any] = field(default_factory=dict)  # what the algorithm remembers from step to step
-    step: int = 0
+    step: int = 0  # how many are done; steps are told to people from 1 on
     best: float | None = None  # the best evaluation so far
+    measured: int | None = None  # after how many steps the last evaluation was
     processes: Processes = ALONE
     stopping: bool = field(default=False, repr=False)
+    signal: int = field(default=0, repr=False)  # the one that asked to stop; 0: none did
+
+    @property
+    def evaluation_due(self) -> bool:
+        """Whether the team as it is now is to be measured."""
+        every = self.config.eval.every
+        return self.step == self.config.steps or (every > 0 and self.step % every == 0)
 
     def seats(self, evaluating: bool = False) -> dict[str, Seat]:
         """Who plays which role now, and how it is sampled."""
@@ -66,24 +72,38 @@ class Run:
 
 
 def train(run: Run) -> None:
-    """Train to the last step, or until Ctrl-C."""
-    config, stopping = run.config, False
-    with _finishing_on_interrupt(run):
-        while run.step < config.steps and not stopping:
-            with run.log.step(run.step) as log:
+    """Train to the last step, or until Ctrl-C, SIGTERM or SIGHUP."""
+    config = run.config
+    with finishing_steps(run):
+        measure_if_due(run)
+        while run.step < config.steps and not stopping(run):
+            with run.log.step(run.step + 1) as log:
                 log.add(protection())
-                if config.eval.every and run.step % config.eval.every == 0:
-                    measure(run, log)
                 learn(run, log)
             run.step += 1
-            stopping = run.processes.any(run.stopping)  # asked once a step: all end after the same one
-            if run.step % config.checkpoint.every == 0 or run.step == config.steps or stopping:
+            if run.step % config.checkpoint.every == 0 or run.step == config.steps:
                 checkpoint.save(run)
-        if run.step == config.steps:
-            with run.log.step(run.step) as log:
-                log.add(protection())
-                measure(run, log)
-    run.stopping = run.processes.any(run.stopping)  # and none leaves before the first has written all
+            measure_if_due(run)
+        if stopping(run):
+            checkpoint.save(run)
+            run.signal = max(run.processes.gather([run.signal]))
+            run.log.stopped(told(run.signal))
+    run.stopping = stopping(run)  # and none leaves before the first has written all
+
+
+def stopping(run: Run) -> bool:
+    """Whether any process was told to stop: all end after the same step."""
+    return run.processes.any(run.stopping)
+
+
+def measure_if_due(run: Run) -> None:
+    """Evaluate after every few steps, before the first and after the last. What a stopped run leaves out, it makes up
+    for when it is resumed."""
+    if run.evaluation_due and run.measured != run.step and not stopping(run):
+        with run.log.step(run.step) as log:
+            log.add(protection())
+            measure(run, log)
+        run.measured = run.step
 
 
 def protection() -> Metrics:
@@ -118,7 +138,7 @@ def learn(run: Run, log: StepLog) -> None:
     alarmed, news = alarm.watch(run.config, run.memory, played, log.metrics)
     log.add(alarmed)
     for line in news if run.processes.first else ():
-        print(f"step {run.step}: {line}", file=sys.stderr)
+        print(f"step {run.step + 1}: {line}", file=sys.stderr)
 
 
 def play(run: Run, tasks: list[Task], repeats: int) -> tuple[list[Episode], dict[str, Episode]]:
@@ -178,21 +198,3 @@ def measure(run: Run, log: StepLog) -> None:
         run.best = report.metrics["reward"]
         if run.config.checkpoint.best is not False and run.config.eval.every:
             checkpoint.save(run, best=True)
-
-
-@contextmanager
-def _finishing_on_interrupt(run: Run) -> Iterator[None]:
-    """The first Ctrl-C ends the run after its step; the second ends it at once."""
-
-    def stop(signum: int, frame: FrameType | None) -> None:
-        if run.stopping:
-            raise KeyboardInterrupt
-        run.stopping = True
-        if run.processes.first:
-            print("\nfinishing this step, then saving; Ctrl-C again stops at once", file=sys.stderr)
-
-    before = signal.signal(signal.SIGINT, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
@@ -42,8 +42,9 @@ def on_call(number: int, function: Callable[..., Any], instead: Callable[..., An
     return counted
 
 
-def half_written(state: Any, path: Path) -> None:
-    path.write_bytes(b"half a checkp")
+def half_written(state: Any, file: BinaryIO) -> None:
+    file.write(b"half a checkp")
+    file.flush()
     die()
 
 
@@ -53,14 +54,14 @@ def arm(moment: str) -> None:
         descend = on_call(14, TorchLearner.descend, die)
         TorchLearner.descend = lambda *args: descend(*args)  # type: ignore[method-assign]
     elif moment == MOMENTS[1]:
-        checkpoint.torch.save = on_call(3, torch.save, half_written)
+        torch.save = on_call(3, torch.save, half_written)
     elif moment == MOMENTS[2]:
         checkpoint.write_atomic = on_call(3, checkpoint.write_atomic, die)
 
 
 def interrupt(process: int, folder: Path) -> None:
-    """Press Ctrl-C once the run has begun to log."""
-    while not (folder / "metrics.jsonl").exists():
+    """Press Ctrl-C once the run has logged a step."""
+    while not (folder / "episodes").exists():
         time.sleep(0.01)
     os.kill(process, signal.SIGINT)
 

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import quote
 
-import torch
 from torch import Tensor
 
 from coterie.batch import hand_back, make_batches
 from coterie.learners.torch import TorchLearner
 from coterie.models.errors import ModelError
-from coterie.models.store import read_tensors
+from coterie.models.store import read_tensors, write_tensors
 from coterie.types import Batch, Episode, Loss, Metrics, Turn
 
 
@@ -104,7 +103,7 @@ class Critics:
     def save(self, folder: Path) -> None:
         for name, judge in self.judges.items():
             judge.learner.save(folder / quote(name, safe=" "))
-        torch.save({name: judge.learner.state() for name, judge in self.judges.items()}, folder / "critics.pt")
+        write_tensors({name: judge.learner.state() for name, judge in self.judges.items()}, folder / "critics.pt")
 
     def load(self, folder: Path) -> None:
         states = read_tensors(folder / "critics.pt")

@@ -13,7 +13,7 @@ from torch import Tensor
 from coterie.algorithms.vdn import Vdn
 from coterie.learners.buffer import Buffer, Rounds, no_rounds
 from coterie.learners.critics import joint_context
-from coterie.models.store import read_tensors
+from coterie.models.store import read_tensors, write_tensors
 from coterie.rl.credit import returns_to_go
 from coterie.rl.mixers import Decomposition, standardised_by, td_target, track
 from coterie.types import Encoder, Episode, Metrics, Turn
@@ -80,7 +80,7 @@ class Mixer:
             "generator": self.generator.get_state(),
             "lessons": self.lessons,
         }
-        torch.save(state, folder / FILE)
+        write_tensors(state, folder / FILE)
 
     def load(self, folder: Path) -> None:
         state = read_tensors(folder / FILE)

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from coterie.models.errors import ModelError
 from coterie.models.lora import Adapter, RoutedLinear
+from coterie.sums import check_saved_adapter
 
 WEIGHTS = "adapter_model.safetensors"
 # Settings of peft that leave an adapter plain LoRA. Any other one that is set, also one that peft has yet to
@@ -47,6 +48,7 @@ def save_adapter(adapter: Adapter, folder: Path, model: str) -> None:
 
 def load_adapter(name: str, folder: Path, layers: Mapping[str, RoutedLinear]) -> Adapter:
     """An adapter saved by us or by peft, attached under `name`."""
+    check_saved_adapter(folder)
     config, tensors = _settings(folder), weights_of(folder)
     rank, alpha = config["r"], config["lora_alpha"]
     tail = ".lora_A.weight"

@@ -153,6 +153,17 @@ def load_end_ids(folder: Path) -> frozenset[int]:
     return frozenset([ends] if isinstance(ends, int) else ends or ())
 
 
+def write_tensors(tensors: dict[str, Any], file: Path) -> None:
+    """As `torch.save`, but a full disk is an OSError: PyTorch tells of it by where in its archive it was."""
+    with file.open("wb") as out:
+        try:
+            torch.save(tensors, out)
+        except RuntimeError as error:
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from error
+            raise
+
+
 def read_tensors(file: Path) -> dict[str, Any]:
     """What `torch.save` has written there, if it is all as it was written: PyTorch itself does not look at the sums
     of its archive."""

@@ -250,7 +250,7 @@ def test_a_role_absent_from_some_episodes_is_handled_and_counted(
     tree = config(model_folder("llama"), kind) | {"steps": 1, "workflow": f"{Path(__file__)}:Sometimes"}
     run = started(tree | {"tasks_per_step": 4}, tmp_path)
     train(run)
-    played = read_episodes(tmp_path / "episodes" / "000000.jsonl")
+    played = read_episodes(tmp_path / "episodes" / "000001.jsonl")
     alone = sum(len(e.turns) == 1 for e in played)
     assert 0 < alone < len(played)
     assert (logged(run)[0]["absent/left"], logged(run)[0]["absent/right"]) == (0.0, alone)

@@ -41,7 +41,7 @@ def test_two_steps_on_real_weights(workflow: str, tmp_path: Path) -> None:
     run = trained(tree, tmp_path / "run")
     rows = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
     assert all(math.isfinite(value) for row in rows for value in row.values())
-    episodes = [json.loads(line) for line in (run.folder / "episodes" / "000000.jsonl").read_text().splitlines()]
+    episodes = [json.loads(line) for line in (run.folder / "episodes" / "000001.jsonl").read_text().splitlines()]
     assert {turn["role"] for episode in episodes for turn in episode["turns"]} == set(roles)
     assert run.learners["both"].version == 2
 

@@ -60,7 +60,7 @@ def test_a_run_that_learned_round_by_round_is_judged_round_by_round(model_folder
     workflow = tree["workflow"] | {"rounds": 2}
     folder = played(model_folder("llama"), tmp_path, workflow=workflow, algorithm={"name": "grpo", "rotate_turns": 1})
     verdicts = judged(folder)
-    assert {(one.step, one.turn.round) for one in verdicts if one.after is not None} == {(0, 0), (1, 1)}
+    assert {(one.step, one.turn.round) for one in verdicts if one.after is not None} == {(1, 0), (2, 1)}
     assert [one.after is None for one in verdicts] == [one.before is None for one in verdicts]
     both = [(one.before, one.after) for one in verdicts if one.before is not None and one.after is not None]
     assert [after for _, after in both] == pytest.approx([before for before, _ in both], abs=1e-5)
@@ -143,7 +143,7 @@ def test_turns_that_a_workflow_judged_are_judged_again_under_another_reward(refi
 
 
 def test_the_same_reward_gives_every_turn_what_it_had(refined: Path) -> None:
-    stored = [turn.reward for e in read_episodes(refined / "episodes" / "000000.jsonl") for turn in e.turns]
+    stored = [turn.reward for e in read_episodes(refined / "episodes" / "000001.jsonl") for turn in e.turns]
     assert [turn.reward for turn in judged_by(refined, "reward=exact")] == stored
 
 

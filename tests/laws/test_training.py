@@ -43,7 +43,7 @@ def moved(before: dict[str, Tensor], after: dict[str, Tensor]) -> float:
     return max(float((after[name] - tensor).abs().max()) for name, tensor in before.items())
 
 
-def said(run: Run, policy: str, step: int = 0) -> Batch:
+def said(run: Run, policy: str, step: int = 1) -> Batch:
     """What a policy said in one step, as a batch."""
     return make_batches(read_episodes(run.folder / "episodes" / f"{step:06d}.jsonl"), judged=False)[policy]
 
@@ -106,7 +106,7 @@ def test_sampler_and_learner_agree_at_every_step(
     run = trained(tree, tmp_path)
     for policy in ("left", "right"):
         assert max(metrics(run, f"{policy}/gap_max")) < 1e-4
-    versions = {t.version for e in read_episodes(tmp_path / "episodes" / "000002.jsonl") for t in e.turns}
+    versions = {t.version for e in read_episodes(tmp_path / "episodes" / "000003.jsonl") for t in e.turns}
     assert versions == {4}  # two optimiser steps in each of the two steps before
 
 
@@ -115,7 +115,7 @@ def test_gradient_checkpointing_changes_nothing_that_is_sampled(model_folder: Fo
     plain = trained(tree, tmp_path / "plain")
     thrifty = trained(tree | {"learning": {"checkpointing": True}}, tmp_path / "thrifty")
     for policy in ("left", "right"):
-        assert torch.equal(said(plain, policy, 1).tokens, said(thrifty, policy, 1).tokens)
+        assert torch.equal(said(plain, policy, 2).tokens, said(thrifty, policy, 2).tokens)
         assert max(metrics(thrifty, f"{policy}/gap_max")) < 1e-4
 
 
@@ -184,7 +184,7 @@ def test_a_kl_changes_what_is_learned(where: str, model_folder: Folder, tmp_path
     dear = free | {"algorithm": plain | {"kl": 1.0, "kl_in": where}}
     runs = [trained(tree, tmp_path / name) for name, tree in (("free", free), ("dear", dear))]
     # The first step starts at the reference, so they part in the second.
-    assert torch.equal(said(runs[0], "left", 1).tokens, said(runs[1], "left", 1).tokens)
+    assert torch.equal(said(runs[0], "left", 2).tokens, said(runs[1], "left", 2).tokens)
     assert moved(weights(runs[0], "left"), weights(runs[1], "left")) > 1e-3
 
 
@@ -221,7 +221,7 @@ def test_reference_log_probs_are_those_of_the_base_without_its_adapter(model_fol
     tree = naming_config(model_folder("llama"), steps=3, algorithm={"name": "grpo", "kl": 0.1})
     run = trained(tree, tmp_path)
     untrained = started(tree, tmp_path / "untrained")
-    batch = said(run, "left", step=2)
+    batch = said(run, "left", step=3)
     expected = untrained.learners["left"].logprobs(batch)
     torch.testing.assert_close(batch.ref_logprobs[batch.mask], expected[batch.mask], atol=1e-4, rtol=1e-5)
     assert float((batch.ref_logprobs - batch.logprobs)[batch.mask].abs().max()) > 0.01
@@ -261,7 +261,7 @@ def test_two_architectures_with_tokenizers_of_their_own_train_in_one_team(model_
     for policy in ("left", "right"):
         assert moved(before[policy], weights(run, policy)) > 1e-3
         assert max(metrics(run, f"{policy}/gap_max")) < 1e-4
-    for played in read_episodes(run.folder / "episodes" / "000001.jsonl"):
+    for played in read_episodes(run.folder / "episodes" / "000002.jsonl"):
         left, right = played.turns
         assert left.text in run.learners["right"].base.tokenizer.decode(list(right.prompt_ids))
         assert all(turn.text == chats[turn.policy].text(turn.response_ids) for turn in played.turns)
@@ -277,7 +277,7 @@ def test_a_run_in_which_too_much_fails_stops_and_keeps_what_was_played(model_fol
     with pytest.raises(TooManyFailures, match=r"8 of 8 episodes failed \(8 KeyError\)(.|\n)*KeyError: 'right'"):
         trained(tree, tmp_path)
     assert not (tmp_path / "metrics.jsonl").exists()
-    failed = read_episodes(tmp_path / "episodes" / "000000.jsonl")
+    failed = read_episodes(tmp_path / "episodes" / "000001.jsonl")
     assert len(failed) == 8 and all("KeyError: 'right'" in (episode.error or "") for episode in failed)
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import pty
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import ExitStack
+import termios
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +98,7 @@ def test_the_schema_is_json() -> None:
 
 def test_training_leaves_a_run_and_says_what_it_will_do_and_what_comes_next(trained: tuple[Path, str]) -> None:
     run, printed = trained
-    assert [row["step"] for row in metrics(run)] == [0, 1, 2]
+    assert [(row["step"], "eval/reward" in row) for row in metrics(run)] == [(1, False), (2, False), (2, True)]
     assert (run / "latest").read_text() == "000002"
     assert "2 steps × 3 tasks × 4 episodes, grpo" in printed and "LoRA of rank 2" in printed
     assert f"coterie eval {run}" in printed and f"coterie train --resume {run} steps=4" in printed
@@ -162,7 +165,7 @@ def test_a_run_needs_the_adapter_that_it_began_from_only_to_begin(tmp_path: Path
     shutil.rmtree(tmp_path / "start")
     run = tmp_path / "game"
     assert "team, step 1" in well("eval", run, "--no-baselines")
-    assert "going on at step 1" in well("train", "--resume", run, "steps=2")
+    assert "going on after step 1" in well("train", "--resume", run, "steps=2")
     assert json.loads((run / "checkpoints/000002/policies/thinker/adapter_config.json").read_text())["r"] == 3
     assert "no adapter_config.json" in plainly(coterie("train", config, "name=new", "--out", tmp_path))
 
@@ -180,9 +183,9 @@ def test_a_context_beyond_the_model_s_own_is_said_to_be_its_own(
 def test_resuming_goes_on_to_the_new_last_step(tmp_path: Path, tiny_model: Path) -> None:
     well("train", game(tmp_path, tiny_model), "steps=1", "--out", tmp_path)
     printed = well("train", "--resume", tmp_path / "game", "steps=2", "eval.tasks=3")
-    assert "going on at step 1" in printed
-    assert [row["step"] for row in metrics(tmp_path / "game")] == [0, 1, 2]
-    assert len(read_episodes(tmp_path / "game" / "episodes" / "000001.jsonl")) == 12
+    assert "going on after step 1" in printed
+    assert [row["step"] for row in metrics(tmp_path / "game")] == [1, 2, 2]
+    assert len(read_episodes(tmp_path / "game" / "episodes" / "000002.jsonl")) == 12
 
 
 def test_the_untrained_team_of_a_resumed_run_is_the_one_it_began_with(
@@ -390,17 +393,61 @@ def test_a_dialogue_of_unequal_length_shows_all_turns() -> None:
     assert dialogue(lost, episode([turn("reasoner"), turn("actor")])).row_count == 3
 
 
-def test_ctrl_c_saves_the_run_and_says_how_to_go_on(tmp_path: Path, tiny_model: Path) -> None:
-    config = game(tmp_path, tiny_model, checkpoint={"every": 1000})
+@contextmanager
+def training(tmp_path: Path, model: Path, **how: Any) -> Iterator[subprocess.Popen[str]]:
+    """`coterie train` in a process of its own, which would not save for a long time."""
+    config = game(tmp_path, model, checkpoint={"every": 1000})
     command = [sys.executable, "-m", "coterie.cli", "train", str(config), "steps=1000", "--out", str(tmp_path)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=tmp_path) as process:
-        assert process.stdout is not None
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TERM": "xterm"}
+    with subprocess.Popen(command, text=True, env=environment, cwd=tmp_path, **how) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_saves_the_run_and_says_how_to_go_on(number: signal.Signals, tmp_path: Path, tiny_model: Path) -> None:
+    with training(tmp_path, tiny_model, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
         for line in process.stdout:
             if line.startswith("step"):
                 break
-        process.send_signal(signal.SIGINT)
-        rest = process.stdout.read()
-    assert process.returncode == 0
+        process.send_signal(number)
+        rest, told = process.stdout.read(), process.stderr.read()
+        assert process.wait() == 128 + number
+    name = "Ctrl-C" if number == signal.SIGINT else number.name
+    assert f"{name}: finishing this step, then saving; once more stops at once" in told and "Traceback" not in told
     done = int((tmp_path / "game" / "latest").read_text())
     assert f"{done} of 1000 steps done" in rest and f"coterie train --resume {tmp_path / 'game'} " in rest
+
+
+def test_a_run_whose_terminal_is_closed_is_saved(tmp_path: Path, tiny_model: Path) -> None:
+    ours, theirs = pty.openpty()
+
+    def own_terminal() -> None:
+        os.setsid()
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+    streams = dict.fromkeys(("stdin", "stdout", "stderr"), theirs)
+    with training(tmp_path, tiny_model, **streams, preexec_fn=own_terminal) as process:
+        os.close(theirs)
+        seen = b""
+        while b"2/1000 steps" not in seen:
+            seen = seen[-2000:] + os.read(ours, 4096)
+        os.close(ours)  # the kernel sends SIGHUP
+        assert process.wait() == 128 + signal.SIGHUP
+    assert int((tmp_path / "game" / "latest").read_text()) >= 2
+
+
+def test_a_run_under_nohup_outlives_its_terminal(tmp_path: Path, tiny_model: Path) -> None:
+    def nohup() -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    with training(tmp_path, tiny_model, stdout=subprocess.PIPE, preexec_fn=nohup) as process:
+        assert process.stdout is not None
+        lines = (line for line in process.stdout if line.startswith("step"))
+        next(lines)
+        process.send_signal(signal.SIGHUP)
+        later = [next(lines).split("/")[0] for _ in range(3)]
+    assert len(set(later)) == 3 and not (tmp_path / "game" / "latest").exists()

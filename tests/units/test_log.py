@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import numpy
 import pytest
 import rich.console
 import torch
+from rich.live import Live
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from coterie.config import ConfigError
@@ -268,24 +270,35 @@ def test_a_damaged_episode_is_named_by_its_file_and_line(damage: Callable[[str],
 
 def test_resuming_forgets_the_steps_that_are_done_again(tmp_path: Path) -> None:
     first = run_log(tmp_path)
-    for step in range(4):
+    for step in range(1, 5):
         with first.step(step) as log:
             log.add({"reward": step, "old": 1.0})
             log.episodes([])
     first.close()
     with (tmp_path / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 4, "rew')
+        file.write('{"step": 5, "rew')
 
     again = run_log(tmp_path)
-    again.resume(2)
-    assert [row["step"] for row in rows(tmp_path)] == [0, 1]
-    assert names(tmp_path / "episodes") == ["000000.jsonl", "000001.jsonl"]
-    with again.step(2) as log:
+    again.resume(2, evaluated=False)
+    assert [row["step"] for row in rows(tmp_path)] == [1, 2]
+    assert names(tmp_path / "episodes") == ["000001.jsonl", "000002.jsonl"]
+    with again.step(3) as log:
         log.add({"reward": 20.0})
     again.close()
-    assert [row["reward"] for row in rows(tmp_path)] == [0.0, 1.0, 20.0]
-    assert scalars(tmp_path, "reward") == {0: 0.0, 1: 1.0, 2: 20.0}
-    assert scalars(tmp_path, "old") == {0: 1.0, 1: 1.0}
+    assert [row["reward"] for row in rows(tmp_path)] == [1.0, 2.0, 20.0]
+    assert scalars(tmp_path, "reward") == {1: 1.0, 2: 2.0, 3: 20.0}
+    assert scalars(tmp_path, "old") == {1: 1.0, 2: 1.0}
+
+
+@pytest.mark.parametrize("evaluated", [True, False])
+def test_an_evaluation_that_was_only_due_at_the_old_end_is_forgotten(tmp_path: Path, evaluated: bool) -> None:
+    first = run_log(tmp_path)
+    for metric in ("reward", "eval/reward"):
+        with first.step(2) as log:
+            log.add({metric: 0.5})
+    again = run_log(tmp_path)
+    kept = again.resume(2, evaluated)
+    assert kept == rows(tmp_path) and ["eval/reward" in row for row in kept] == [False, True][: 1 + evaluated]
 
 
 def test_a_run_is_not_started_over_another(tmp_path: Path) -> None:
@@ -333,16 +346,16 @@ class RemembersCalls:
 def test_a_resumed_run_is_the_same_run_on_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     service = RemembersCalls()
     monkeypatch.setitem(sys.modules, "wandb", service)
-    for step in range(2):
+    for step in (1, 2):
         run = run_log(tmp_path, wandb="teams")
-        if step:
-            run.resume(step)
+        if step == 2:
+            run.resume(1, evaluated=False)
         with run.step(step) as log:
             log.add({"reward": 0.5})
         run.close()
     assert [settings["id"] for settings in service.settings] == [None, "abc"]
     assert service.settings[0]["project"] == "teams" and service.settings[0]["config"] == {"steps": 40}
-    assert service.logged == [{"step": 0, "reward": 0.5}, {}, {"step": 1, "reward": 0.5}, {}]
+    assert service.logged == [{"step": 1, "reward": 0.5}, {}, {"step": 2, "reward": 0.5}, {}]
 
 
 # The console
@@ -396,8 +409,8 @@ def drawn(thing: Any) -> str:
 
 def test_the_panel_shows_rewards_by_role_and_survives_nan() -> None:
     panel = LivePanel("demo", 40)
-    panel.recall([{"step": 0, "time": 1.0, "reward": 0.0, "reward/[red]": 0.9}])
-    panel.write(1, METRICS | {"reward/[red]": float("nan"), "shared/loss": float("nan"), "failed/KeyError": 1.0})
+    panel.recall([{"step": 1, "time": 1.0, "reward": 0.0, "reward/[red]": 0.9}])
+    panel.write(2, METRICS | {"reward/[red]": float("nan"), "shared/loss": float("nan"), "failed/KeyError": 1.0})
     text = drawn(panel.live.renderable)
     for part in ("2/40 steps", "left", "· [red]", "0.900", "▁█", "rollout 3.1s", "812 tok/s", "2e-06", "KeyError 1"):
         assert part in text
@@ -408,10 +421,10 @@ def test_a_terminal_gets_the_panel_and_it_ends_when_a_step_fails(tmp_path: Path)
         from pathlib import Path
         from coterie.log import RunLog
         run = RunLog(Path({str(tmp_path / "demo")!r}), "", steps=3, wandb=None, console=True)
-        for step in range(2):
+        for divisor in range(2):
             try:
-                with run.step(step) as log, log.phase("rollout"):
-                    log.add({{"reward": 0.412, "right": 1 / step}})
+                with run.step(1) as log, log.phase("rollout"):
+                    log.add({{"reward": 0.412, "right": 1 / divisor}})
             except ZeroDivisionError:
                 print("caught")
         run.close()
@@ -433,7 +446,47 @@ def test_a_terminal_gets_the_panel_and_it_ends_when_a_step_fails(tmp_path: Path)
     hide, show = "\x1b[?25l", "\x1b[?25h"
     assert text.count(hide) == text.count(show) == 2  # the cursor goes and comes back, once for each start
     assert text.index(show) < text.index("caught") < text.rindex(hide)
-    assert "2/3 steps" in text and "0.412" in text
+    assert "1/3 steps" in text and "0.412" in text
+    assert "ended in step 1, rollout" in text[: text.index("caught")] and "ended in step 1" not in text[-800:]
+
+
+def last_frame(panel: LivePanel) -> str:
+    panel.close()
+    return drawn(panel.live.renderable)
+
+
+def panel_at(step: int, steps: int = 4) -> LivePanel:
+    """The panel of a run that has done so many steps, each with its evaluation."""
+    panel = LivePanel("demo", steps)
+    panel.live = Live(console=rich.console.Console(file=io.StringIO()))
+    panel.open()
+    for done in range(1, step + 1):
+        panel.phase("update")
+        panel.write(done, METRICS)
+        panel.phase("eval")
+        panel.write(done, {"eval/reward": 0.5})
+    return panel
+
+
+def test_the_last_frame_says_how_the_run_ended() -> None:
+    whole = last_frame(panel_at(4))
+    assert "4/4 steps" in whole and "done in 0:00:00" in whole and "left" not in whole
+    assert "eval 0.500" in whole and "812 tok/s" in whole  # an evaluation does not wipe out its step
+    stopped = panel_at(2)
+    stopped.stopped("SIGTERM")
+    assert "2/4 steps" in (frame := last_frame(stopped)) and "stopped by SIGTERM, saved" in frame
+    failed = panel_at(2)
+    failed.phase("credit")
+    assert "ended in step 3, credit" in last_frame(failed)
+    unmeasured = panel_at(4)
+    unmeasured.phase("eval")
+    assert "4/4 steps" in (frame := last_frame(unmeasured)) and "ended in eval" in frame
+
+
+def test_the_time_left_counts_steps_and_not_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, *[60.0] * 99])
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    assert "0:01:00 left" in drawn(panel_at(2).live.renderable)
 
 
 def test_a_table_aligns_numbers_and_leaves_gaps_empty() -> None:
