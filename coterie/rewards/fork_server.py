@@ -1,4 +1,4 @@
-"""The process that builtin graders are forked from: it imports them once, and each answer gets a process of its own.
+"""The process that the answers to a builtin grader are forked from: it imports the grader once for all of them.
 
 Run as `python -P -m coterie.rewards.fork_server FD`. It has no threads, so that forking it is safe.
 """

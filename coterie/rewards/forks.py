@@ -94,7 +94,7 @@ class Place:
 
 
 class Server:
-    """The process that answers are forked from."""
+    """The process that the answers to one grader are forked from: the less it has loaded, the sooner a fork is made."""
 
     def __init__(self) -> None:
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -135,11 +135,10 @@ def _call(name: str, request: tuple[Any, ...]) -> Any:
 
 
 def _connect(name: str) -> Connection:
-    global _server
     with _starting:
-        if _server is None or _server.process.poll() is not None:
-            _server = Server()
-        return _server.connect(name)
+        if name not in _servers or _servers[name].process.poll() is not None:
+            _servers[name] = Server()
+        return _servers[name].connect(name)
 
 
 def _result(name: str, connection: Connection, request: tuple[Any, ...], place: Place) -> Any:
@@ -180,10 +179,10 @@ def _processor_seconds(pid: int) -> float:
 _threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="forks")
 _places = Places(WORKERS)
 _starting = threading.Lock()
-_server: Server | None = None
+_servers: dict[str, Server] = {}
 
 
 @atexit.register
 def _stop() -> None:
-    if _server is not None:
-        _server.close()
+    for server in _servers.values():
+        server.close()

@@ -23,7 +23,6 @@ from coterie.envs.code import Mbpp
 from coterie.envs.reasoning_gym import ReasoningGym
 from coterie.envs.rows import Rows
 from coterie.envs.swe import Swe
-from coterie.rewards import GraderTimeout
 from coterie.rewards.answers import boxed, final, last_number, marked, pointed_out, stated, tagged
 from coterie.rewards.choice import choice, letter
 from coterie.rewards.code import code_in
@@ -109,7 +108,8 @@ def test_what_is_graded_at_once_takes_time_in_proportion_to_the_text() -> None:
             assert time.process_time() - started < 0.5, (reward, text[:9])
 
 
-BOMBS = [r"\boxed{9^{9^{9^{9}}}}", r"\boxed{10000000!!}"]  # for a computer algebra system
+# For a computer algebra system: those that are not parsed, and one that runs out of processor time.
+BOMBS = [r"\boxed{9^{9^{9^{9}}}}", r"\boxed{10000000!!}", r"\boxed{(x+y+z+w)^{999}}"]
 
 
 def rows(folder: Path, row: dict[str, Any]) -> Path:
@@ -118,11 +118,11 @@ def rows(folder: Path, row: dict[str, Any]) -> Path:
 
 
 def question(folder: Path, reward: str, **options: Any) -> Env:
-    return graded(Rows(rows(folder, {"question": "?", "answer": "5"})), reward, options, 3.0)
+    return graded(Rows(rows(folder, {"question": "?", "answer": "5"})), reward, options, 60.0)
 
 
 def composed(folder: Path) -> Env:
-    parts = [Weighted(name, {}, None, 0.5) for name in ("math", "qa")]
+    parts = [Weighted(name, options, None, 0.5) for name, options in (("math", {"seconds": 60.0}), ("qa", {}))]
     return question(folder, "compose", parts=tuple(parts))
 
 
@@ -138,7 +138,7 @@ def project(folder: Path) -> Env:
 
 
 ENVS: dict[str, Callable[[Path], Env]] = {
-    "math": lambda folder: question(folder, "math"),
+    "math": lambda folder: question(folder, "math", seconds=60.0),
     "qa": lambda folder: question(folder, "qa"),
     "nli": lambda folder: graded(Rows(rows(folder, {"question": "?", "answer": "neutral"})), "nli", {}, 3.0),
     "choice": lambda folder: graded(Rows(rows(folder, {"question": "?", "answer": "B"})), "choice", {}, 3.0),
@@ -164,13 +164,10 @@ def scored(env: Env, answers: list[str]) -> dict[str, float | BaseException]:
 
 
 def survives(name: str, answers: list[str], folder: Path) -> None:
-    """Every answer gets a grade, but for one that a computer algebra system never gets done with: that is killed."""
-    bombs = BOMBS if name == "math" else []
-    grades = scored(ENVS[name](folder), [*answers, *bombs])
-    killed = {answer for answer, grade in grades.items() if isinstance(grade, GraderTimeout)}
-    assert killed <= set(bombs), [answer[:80] for answer in killed]
-    others = [grade for answer, grade in grades.items() if answer not in killed]
-    assert all(isinstance(grade, float) and -1 <= grade <= 1 for grade in others), others
+    """Every answer gets a grade; what a computer algebra system never gets done with is wrong."""
+    grades = scored(ENVS[name](folder), [*answers, *BOMBS])
+    assert all(isinstance(grade, float) and -1 <= grade <= 1 for grade in grades.values()), grades
+    assert name in ("format", "length") or [grades[bomb] for bomb in BOMBS] == [0.0] * len(BOMBS)
 
 
 @pytest.mark.parametrize("name", list(ENVS))
