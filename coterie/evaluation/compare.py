@@ -86,15 +86,24 @@ def compare(file: Path, changes: tuple[str, ...], out: Path, jobs: int) -> None:
     runner = Runner(comparison, out, changes)
     # An arm `of` another waits for that one's training: all with a recipe come first.
     own = [name for name, arm in comparison.arms.items() if arm.recipe is not None]
-    with ThreadPoolExecutor(jobs) as pool:
-        results = dict(zip(own, pool.map(runner.run, own), strict=True))
-        others = [name for name in comparison.arms if name not in results]
-        results |= dict(zip(others, pool.map(runner.run, others), strict=True))
+    results = run_all(runner, own, jobs)
+    results |= run_all(runner, [name for name in comparison.arms if name not in results], jobs)
     ordered = {name: results[name] for name in comparison.arms}
     write_atomic(out / "table.md", markdown(ordered, comparison.against))
     for part in shown(ordered, comparison.against):
         rich.get_console().print(part)
     rich.get_console().print(Text(f"  written to {out / 'table.md'}"), soft_wrap=True)
+
+
+def run_all(runner: Runner, names: Sequence[str], jobs: int) -> dict[str, Result]:
+    """The results of these arms. One that fails does not stop the others; all failures are told in the end."""
+    with ThreadPoolExecutor(jobs) as pool:
+        running = {name: pool.submit(runner.run, name) for name in names}
+    failures = [error for future in running.values() if (error := future.exception()) is not None]
+    if failures:
+        others = "".join(f"\nalso failed: {str(error).splitlines()[0]}" for error in failures[1:])
+        raise ArmFailed(f"{failures[0]}{others}") from failures[0]
+    return {name: future.result() for name, future in running.items()}
 
 
 def rows_of(results: Mapping[str, Result], against: str) -> Iterator[dict[str, str | float | int]]:

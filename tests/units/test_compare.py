@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
 
@@ -68,17 +69,17 @@ def comparison(tmp_path: Path, model_folder: Callable[[str], Path]) -> Path:
     return file
 
 
-class InThisThread:
-    """A pool that works in the calling thread: training in this process sets signal handlers, which only the main
-    thread may."""
+class InThisThread(Executor):
+    """Works in the calling thread: training in this process sets signal handlers, which only the main thread may."""
 
     def __init__(self, workers: int) -> None: ...
-    def __enter__(self) -> InThisThread:
-        return self
-
-    def __exit__(self, *error: object) -> None: ...
-    def map(self, function: Callable[[str], Result], names: list[str]) -> list[Result]:
-        return [function(name) for name in names]
+    def submit(self, function: Callable[..., Result], /, *arguments: Any, **named: Any) -> Future[Result]:
+        done: Future[Result] = Future()
+        try:
+            done.set_result(function(*arguments, **named))
+        except ArmFailed as error:
+            done.set_exception(error)
+        return done
 
 
 @pytest.fixture
@@ -89,7 +90,8 @@ def here(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def command(self: Runner, name: str, words: Sequence[object]) -> None:
         ran.append(f"{name} {words[0]}")
         result = CliRunner().invoke(app, [str(word) for word in words])
-        assert result.exit_code == 0, result.output
+        if result.exit_code:
+            raise ArmFailed(result.output)
 
     monkeypatch.setattr(Runner, "_command", command)
     monkeypatch.setattr("coterie.evaluation.compare.ThreadPoolExecutor", InThisThread)
@@ -133,6 +135,15 @@ def test_an_arm_runs_in_a_process_of_its_own_and_its_failure_is_told(comparison:
     out.mkdir()
     with pytest.raises(ArmFailed, match=r"U1: coterie eval ended with exit code 2(.|\n)*stepps: unknown key"):
         Runner(load(comparison), out, ("stepps=1",)).run("U1")
+
+
+def test_an_arm_that_fails_does_not_stop_the_others(comparison: Path, here: list[str]) -> None:
+    tree = yaml.safe_load(comparison.read_text())
+    tree["arms"] = {"bad": {"recipe": "single.yaml", "set": ["stepps=1"], "train": False}} | tree["arms"]
+    comparison.write_text(yaml.safe_dump(tree, sort_keys=False))
+    with pytest.raises(ArmFailed, match="stepps: unknown key"):
+        compare(comparison, (), comparison.parent / "out", jobs=1)
+    assert here == ["bad eval", "U1 eval", "S1 train", "S1 eval", "T train", "T eval"]
 
 
 def test_the_table_compares_task_by_task() -> None:
