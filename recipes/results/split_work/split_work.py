@@ -1,0 +1,88 @@
+"""Two jobs, two workers who speak at the same time: the smallest task in which a team has to divide the work.
+
+Each job is to say a word. A worker has one reply, and a reply does one job: that of its first word. The team earns 0.5
+for each job that somebody did, so two workers who do the same job earn 0.5.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import permutations
+from typing import Any
+
+from coterie.types import Episode, Message, Split, Task, Team
+
+WORDS = (
+    "apple", "bread", "chair", "cloud", "dance", "earth", "field", "glass", "horse",
+    "juice", "knife", "lemon", "money", "night", "ocean", "paper", "queen", "river",
+    "smile", "table", "train", "uncle", "voice", "water", "wheel", "world",
+)  # fmt: skip
+PROMPT = "There are two jobs.\nJob A: say {0}.\nJob B: say {1}.\nDo one of the jobs. Reply with one word."
+
+
+@dataclass(frozen=True)
+class Jobs:
+    """Ordered pairs of words; pairs that are held out never occur in training, in either order."""
+
+    held_out: int = 100
+    seed: int = 0
+
+    def tasks(self, split: Split) -> list[Task]:
+        pairs = list(permutations(WORDS, 2))
+        random.Random(self.seed).shuffle(pairs)
+        test = pairs[: self.held_out]
+        if split == "test":
+            return [_task(pair) for pair in test]
+        known = {frozenset(pair) for pair in test}
+        return [_task(pair) for pair in pairs if frozenset(pair) not in known]
+
+    def open(self, task: Task) -> None:
+        return None
+
+    async def score(self, episode: Episode) -> None:
+        said = [first_word(reply) for reply in episode.answer]
+        done = set(said) & set(episode.task.answer)
+        episode.reward = len(done) / 2
+        episode.metrics["right"] = float(len(done) == 2)
+        episode.metrics["job_done"] = sum(word in episode.task.answer for word in said) / len(said)
+
+
+@dataclass(frozen=True)
+class AtOnce:
+    """Both workers read the same words and reply at the same time."""
+
+    roles: tuple[str, ...] = ("left", "right")
+
+    async def run(self, task: Task, team: Team, world: Any) -> list[str]:
+        turns = await asyncio.gather(*(team[role].say(task.prompt) for role in self.roles))
+        return [turn.text for turn in turns]
+
+
+@dataclass(frozen=True)
+class Alone:
+    """One worker, asked `calls` times in one conversation; each call waits for the one before."""
+
+    calls: int = 1
+    roles: tuple[str, ...] = ("worker",)
+
+    async def run(self, task: Task, team: Team, world: Any) -> list[str]:
+        messages, replies = [Message(role="user", content=task.prompt)], []
+        for _ in range(self.calls):
+            turn = await team[self.roles[0]].say(messages)
+            replies.append(turn.text)
+            messages = [*messages, Message(role="assistant", content=turn.text)]
+            messages.append(Message(role="user", content="Do the other job. Reply with one word."))
+        return replies
+
+
+def first_word(text: str) -> str:
+    found = re.search(r"[a-z]+", text.lower())
+    return found[0] if found else ""
+
+
+def _task(pair: Sequence[str]) -> Task:
+    return Task(f"{pair[0]}-{pair[1]}", PROMPT.format(*pair), tuple(pair))
