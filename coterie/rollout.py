@@ -6,8 +6,7 @@ import asyncio
 import inspect
 import traceback
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import partial
 from typing import Any
@@ -17,18 +16,16 @@ from coterie.errors import UserError
 from coterie.finite import must_be_numbers
 from coterie.patience import impatient
 from coterie.processes import ALONE, Processes
-from coterie.rewards import TIMEOUTS, GraderFailed, GraderTimeout
+from coterie.rewards import TIMEOUTS
 from coterie.sandbox import SandboxMissing
+from coterie.scoring import asked_again, copy_to_score, in_time, write_score
 from coterie.seeds import stable_hash
-from coterie.types import Engine, Env, Episode, Fork, Message, Metrics, Outcome, Sampling, Task, Turn, Workflow
+from coterie.types import Engine, Env, Episode, Fork, Grade, Message, Metrics, Outcome, Sampling, Task, Turn, Workflow
 
 Given = Mapping[tuple[str, int], Turn | str]
+Judge = Callable[[Grade], Awaitable[Mapping[str, float]]]
 HELD_UP = 1 / 8  # of the deadline, but a second at least: for so long one episode may hold up all others
 CLOSING = 10.0  # seconds that a world may take to close
-# A score is tried again when the grader hung, died, or could not be reached; OSError holds TimeoutError, GraderTimeout
-# and ConnectionError. Any other error is a mistake in the grader and would come again.
-DOWN = (GraderFailed, OSError)
-BACKOFF = (1.0,)  # seconds to wait before each further attempt, so a hanging grader costs two deadlines and a second
 SAMPLED = [f.name for f in fields(Turn) if f.default is MISSING]  # what a turn is, before anyone judges it
 
 
@@ -218,7 +215,7 @@ class Collector:
         self, episode: Episode, seats: Mapping[str, Seat], gate: asyncio.Semaphore, given: Given
     ) -> None:
         try:
-            async with gate, _in_time("the episode", self.deadline, "rollout.deadline"):
+            async with gate, in_time("the episode", self.deadline, "rollout.deadline"):
                 outcome = await self._play(episode, seats, given)
             # Not under the gate: how long a grader takes must not decide which episodes are sampled together.
             await self.score(episode, outcome)
@@ -253,66 +250,37 @@ class Collector:
         await self._scored(episode, owner=episode)
         episode.metrics |= outcome.metrics
         if outcome.judge is not None:
-            async with self._in_score_time():
-                episode.metrics |= await outcome.judge(partial(self._grade, episode))
+            episode.metrics |= await self._judged(episode, outcome.judge)
         must_be_numbers(episode)
 
     async def _scored(self, episode: Episode, owner: Episode) -> None:
-        """Let the environment score; once more, from the same start, if its grader hung or was down.
+        """Let the environment score, each time from the same start."""
 
-        Nothing is sampled again. An episode that gets no score fails: a zero would teach that its answer was wrong.
-        """
-        for pause in (*BACKOFF, None):
-            attempt = _copy(episode)
-            try:
-                async with self._in_score_time():
-                    await self.env.score(attempt)
-                return _write_score(attempt, episode)
-            except DOWN as error:
-                if isinstance(error, GraderTimeout):
-                    owner.metrics[TIMEOUTS] = owner.metrics.get(TIMEOUTS, 0.0) + 1.0
-                if pause is None:
-                    raise
-                await asyncio.sleep(pause)
+        async def attempt() -> None:
+            scored = copy_to_score(episode)
+            await self.env.score(scored)
+            write_score(scored, episode)
 
-    def _in_score_time(self) -> AbstractAsyncContextManager[None]:
-        return _in_time("its score", self.score_deadline, "rollout.score_deadline")
+        await asked_again(attempt, owner, self.score_deadline)
+
+    async def _judged(self, episode: Episode, judge: Judge) -> Metrics:
+        """Let the workflow judge its turns, each time from the same start: it may run tests of its own."""
+        before = [turn.reward for turn in episode.turns]
+
+        async def attempt() -> Metrics:
+            for turn, reward in zip(episode.turns, before, strict=True):
+                turn.reward = reward
+            return dict(await judge(partial(self._grade, episode)))
+
+        return await asked_again(attempt, episode, self.score_deadline)
 
     async def _grade(self, episode: Episode, answer: Any) -> float:
         """What the environment would give for another answer."""
         if answer == episode.answer:
             return episode.reward
-        trial = replace(_copy(episode), answer=answer, metrics={})
+        trial = replace(copy_to_score(episode), answer=answer, metrics={})
         await self._scored(trial, owner=episode)
         return trial.reward
-
-
-def _copy(episode: Episode) -> Episode:
-    """One whose scores can be written and thrown away."""
-    return replace(episode, turns=[replace(turn) for turn in episode.turns], metrics=dict(episode.metrics))
-
-
-def _write_score(scored: Episode, episode: Episode) -> None:
-    """Take over all that scoring wrote. The turns stay the same objects: a workflow's judge holds on to them."""
-    for turn, copy in zip(episode.turns, scored.turns, strict=True):
-        vars(turn).update(vars(copy))
-    vars(episode).update({**vars(scored), "turns": episode.turns})
-
-
-@asynccontextmanager
-async def _in_time(what: str, seconds: float | None, key: str) -> AsyncIterator[None]:
-    """Code that blocks, or does not let itself be cancelled, comes to its end all the same; too late is too late."""
-    late = TimeoutError(f"{what} took longer than the {seconds:g} seconds of {key}" if seconds else "")
-    limit = asyncio.timeout(seconds)
-    try:
-        async with limit:
-            yield
-    except TimeoutError as error:
-        if limit.expired():
-            raise late from error
-        raise
-    if (end := limit.when()) is not None and asyncio.get_running_loop().time() > end:
-        raise late
 
 
 def _without_task(episode: Episode) -> dict[str, Any]:

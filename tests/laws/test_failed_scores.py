@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from coterie import rollout
+from coterie import scoring
 from coterie.envs.base import TaskEnv, graded
 from coterie.rewards import GraderTimeout
 from coterie.rollout import Collector, Seat, TooManyFailures, enough, summary
@@ -73,7 +73,7 @@ class Questions(TaskEnv):
 
 @pytest.fixture(autouse=True)
 def short_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rollout, "BACKOFF", (0.05,))
+    monkeypatch.setattr(scoring, "BACKOFF", (0.05,))
 
 
 def played(env: Env, tasks: Sequence[Task], workflow: Once | None = None, score_deadline: float | None = None) -> Any:
@@ -165,6 +165,43 @@ def test_a_grade_that_a_judge_asks_for_is_tried_again_too(tmp_path: Path) -> Non
     hangs = "def grade(answer, truth):\n    while answer == 'another': pass\n    return 1.0\n"
     (episode,), _ = played(own(tmp_path / "..", hangs, deadline=0.5), [Task("t", "Go.", "x")], Judged())
     assert (episode.error_kind, episode.metrics["grader_timeouts"]) == ("GraderTimeout", 2.0)
+
+
+@dataclass(frozen=True)
+class RunsTests(Once):
+    """A team that judges its turn by tests of its own, which may hang."""
+
+    errors: list[BaseException] = field(default_factory=list)
+    attempts: list[float | None] = field(default_factory=list)
+
+    async def run(self, task: Task, team: Team, world: Any) -> Any:
+        turn = await team.solver.say(task.prompt)
+
+        async def judge(grade: Any) -> dict[str, float]:
+            self.attempts.append(turn.reward)
+            turn.reward = 0.5
+            if self.errors:
+                raise self.errors.pop()
+            return {"tested": 1.0}
+
+        return Outcome(turn.text, judge=judge)
+
+
+def test_tests_that_a_judge_runs_are_run_again_too() -> None:
+    tests = RunsTests(errors=[GraderTimeout("the tests hang")])
+    (episode,), engine = played(AsksAServer(), [Task("t", "Go.", None)], tests, score_deadline=30.0)
+    assert (episode.error, episode.turns[0].reward, engine.asked) == (None, 0.5, 1)
+    assert (episode.metrics["tested"], episode.metrics["grader_timeouts"]) == (1.0, 1.0)
+    assert tests.attempts == [0.25, 0.25]  # what the environment gave; each attempt begins there
+    tests = RunsTests(errors=[GraderTimeout("the tests hang")] * 3)
+    (episode,), _ = played(AsksAServer(), [Task("t", "Go.", None)], tests, score_deadline=30.0)
+    assert (episode.error_kind, episode.metrics["grader_timeouts"]) == ("GraderTimeout", 2.0)
+
+
+def test_a_grade_that_was_asked_for_twice_is_not_asked_for_by_a_judge_again(tmp_path: Path) -> None:
+    down = "def grade(answer, truth):\n    if answer == 'another' and [first('n')]: raise OSError\n    return 1.0\n"
+    (episode,), _ = played(own(tmp_path, down), [Task("t", "Go.", "x")], Judged())
+    assert (episode.error_kind, calls(tmp_path, "n")) == ("GraderFailed", 2)
 
 
 @dataclass(frozen=True)

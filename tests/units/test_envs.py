@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import pickle
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -212,8 +211,11 @@ def test_gsm8k_tells_of_a_row_without_a_marked_answer(tmp_path: Path) -> None:
 
 
 def test_gsm8k_without_a_file_or_the_hub_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ImportError, match=r"pip install -e '\.\[hub\]'"):
+    def offline(*_: Any, **__: Any) -> str:
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr("coterie.data.hub.snapshot_download", offline)
+    with pytest.raises(ValueError, match=r"gsm8k: the Hugging Face hub did not give it \(no route\); .*--source"):
         Gsm8k().tasks("train")
 
 

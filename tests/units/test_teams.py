@@ -287,15 +287,15 @@ def test_a_retriever_earns_for_keeping_what_helps_and_for_leaving_out_what_does_
     assert episode.metrics["extractor_grade"] == 0.0
 
 
-ALL, HALF = "Machu Picchu\ncapital of Peru", "Machu Picchu"
+BOTH, ONE = "Machu Picchu\ncapital of Peru", "Machu Picchu"
 # What an optimizer says in two rounds, and what that earns.
 TWO_ROUNDS = {
-    "found all and stops": ([ALL, "DONE"], [1.0, 1.0]),
-    "found all and goes on": ([ALL, "Peru again"], [1.0, 0.0]),
-    "found all and says nothing": ([ALL, "Well:"], [1.0, 0.0]),
-    "found half and stops": ([HALF, "DONE."], [0.5, 0.0]),
-    "found half, then the rest": ([HALF, "capital of Peru"], [0.5, 1.0]),
-    "found half, then nothing": ([HALF, "Ecuador Quito"], [0.5, 0.0]),
+    "found all and stops": ([BOTH, "DONE"], [1.0, 1.0]),
+    "found all and goes on": ([BOTH, "Peru again"], [1.0, 0.0]),
+    "found all and says nothing": ([BOTH, "Well:"], [1.0, 0.0]),
+    "found half and stops": ([ONE, "DONE."], [0.5, 0.0]),
+    "found half, then the rest": ([ONE, "capital of Peru"], [0.5, 1.0]),
+    "found half, then nothing": ([ONE, "Ecuador Quito"], [0.5, 0.0]),
 }
 
 
