@@ -5,15 +5,19 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import random
+import secrets
 import subprocess
 import sys
 import tarfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path, PurePosixPath
 
+from coterie.envs.altered_tests import altered
 from coterie.sandbox import Limits, files_in, shared
+from coterie.seeds import stable_hash
 from coterie.workflows.edits import EditError, edited
 
 INSIDE, RUNNER = (Path(__file__).with_name(f"checkout_{name}.py").read_text() for name in ("inside", "tests"))
@@ -21,6 +25,10 @@ INSIDE, RUNNER = (Path(__file__).with_name(f"checkout_{name}.py").read_text() fo
 RUNNERS = {"conftest", "pytest", "_pytest", "unittest", "sitecustomize", "usercustomize"}
 # Where pytest finds its options. Nothing is installed before the tests, so these files matter to nobody else there.
 SETTINGS = {"pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini", "setup.cfg", "pyproject.toml"}
+FORGED = "it passes also when its tests expect something else, so the change does not meet what they expect"
+NO_TEST = "none of the tests that passed is a function in the project's test files"
+Files = dict[str, str | bytes]
+LOUDEST = 16 << 20  # bytes that a command may print; hundreds of tests that fail have much to say
 OUTPUT = 2000  # letters of a test's output that are kept, the last ones
 REMEMBERED = 1000  # results
 
@@ -36,6 +44,18 @@ class Tested:
     @property
     def fraction(self) -> float:
         return self.passed / self.total
+
+
+@dataclass(frozen=True)
+class Command:
+    """One test command that was run."""
+
+    command: str
+    ok: bool
+    output: str  # what to say of it if it did not pass
+    seconds: float
+    late: bool  # it ran out of time
+    places: frozenset[str] | None = None  # tests that are said to have passed; None of a command that says none
 
 
 @dataclass(frozen=True)
@@ -87,32 +107,68 @@ class Checkout:
         return hashlib.sha256(told.encode("utf-8", "replace")).hexdigest()
 
     async def _tested(self, changes: Mapping[str, str]) -> Tested:
-        made = {path: text for path, text in changes.items() if PurePosixPath(path).name not in SETTINGS}
-        files: dict[str, str | bytes] = {**self.files, **made, **self.test_files}
-        failed, left = await self._failures(self.tests, files, self.seconds)
-        if len(failed) == len(self.tests):  # then no guard matters
-            return Tested(0, len(self.tests), "\n\n".join(failed))
-        broken, _ = await self._failures(self.guards, files, left)
-        passed = 0 if broken else len(self.tests) - len(failed)
-        return Tested(passed, len(self.tests), "\n\n".join(failed + broken))
+        total, files = len(self.tests), self._with(changes)
+        ran = await self._run(self.tests, files, self.seconds)
+        if any(each.ok for each in ran):  # else no guard matters
+            ran += await self._run(self.guards, files, self.seconds - sum(each.seconds for each in ran))
+        failed = [each.output for each in ran if not each.ok]
+        passed = sum(each.ok for each in ran[:total]) if all(each.ok for each in ran[total:]) else 0
+        if passed:
+            rng = random.Random(stable_hash(self._key(changes)))
+            for each in (each for each in ran if each.ok):
+                if doubt := await self._doubt(each, files, rng):
+                    return Tested(0, total, f"$ {each.command}\n({doubt})")
+        return Tested(passed, total, "\n\n".join(failed))
 
-    async def _failures(
-        self, commands: Sequence[str], files: Mapping[str, str | bytes], left: float
-    ) -> tuple[list[str], float]:
-        """What the commands said that did not pass, and how many seconds are left after them."""
-        said: list[str] = []
+    def _with(self, changes: Mapping[str, str]) -> Files:
+        made = {path: text for path, text in changes.items() if PurePosixPath(path).name not in SETTINGS}
+        return {**self.files, **made, **self.test_files}
+
+    async def _run(self, commands: Sequence[str], files: Files, left: float) -> list[Command]:
+        """Run commands one after the other, while there is time."""
+        ran: list[Command] = []
         for command in commands:
-            if left <= 0:
-                said.append(f"$ {command}\n(no time was left for it)")
-                continue
-            request = json.dumps({"command": command, "runner": RUNNER})
-            limits = Limits(seconds=left, processes=64)
-            ran = await shared().run(INSIDE, stdin=request, files=files, limits=limits)
-            left -= ran.seconds  # its own: how long it waited for a place does not count
-            if not ran.ok:
-                output = f"{ran.stdout}\n{ran.stderr}".strip()[-OUTPUT:]
-                said.append(f"$ {command}\n{output}\n({ran.ended})")
-        return said, left
+            ran.append(await run_command(command, files, left))
+            left -= ran[-1].seconds
+        return ran
+
+    def _test_files(self, places: Iterable[str]) -> dict[str, str]:
+        """The test files in which these functions stand. A change cannot write them."""
+        texts = {**self.texts, **self.test_files}
+        paths = {place.partition("::")[0] for place in places}
+        return {path: texts[path] for path in sorted(paths & texts.keys()) if is_test(path) or path in self.test_files}
+
+    async def _doubt(self, real: Command, files: Files, rng: random.Random) -> str | None:
+        """Why a command that passes proves nothing, or None: it must not pass when its tests expect something else."""
+        if real.places is None:
+            return None
+        found = {path: altered(text, rng) for path, text in self._test_files(real.places).items()}
+        changed = {path: each for path, each in found.items() if each is not None}
+        tests = {f"{path}::{name}" for path, each in changed.items() for name in each.tests}
+        if not tests & real.places:
+            return NO_TEST
+        again = await run_command(real.command, {**files, **{p: e.text for p, e in changed.items()}}, self.seconds)
+        return FORGED if again.ok or tests & (again.places or frozenset()) else None
+
+
+async def run_command(command: str, files: Files, left: float) -> Command:
+    """Run one test command in the sandbox."""
+    if left <= 0:
+        return Command(command, False, f"$ {command}\n(no time was left for it)", 0.0, late=True)
+    token = secrets.token_hex(8)
+    request = json.dumps({"command": command, "runner": RUNNER, "token": token})
+    limits = Limits(seconds=left, processes=64, output=LOUDEST)
+    ran = await shared().run(INSIDE, stdin=request, files=files, limits=limits)
+    printed, _, report = ran.stdout.partition(f"\n{token}")
+    shown = f"{printed}\n{ran.stderr}".strip()[-OUTPUT:]
+    output = f"$ {command}\n{shown}\n({ran.ended})"
+    try:
+        told = json.loads(report.partition("\n")[0])
+    except ValueError:  # it was killed, or what the tests started writes into the middle of the line
+        return Command(command, False, output, ran.seconds, ran.ended == "timeout")
+    # Its own time: how long it waited for a place does not count.
+    places = None if told is None else frozenset(told)
+    return Command(command, ran.ok, output, ran.seconds, ran.ended == "timeout", places)
 
 
 def is_test(path: str) -> bool:

@@ -1,7 +1,8 @@
 """What runs a project's tests: unittest or pytest, which must be the same at the end as they were at the beginning.
 
 Its text is handed to a Python that knows nothing of Coterie. It loads all that runs tests before the project's folder
-can be imported from, and tells by a secret that tests have passed.
+can be imported from, and reports every test that passes: `tests/test_add.py::TestAdd.test_zero`, then `done`. The
+project's code can find the pipe and lie; `checkout_inside` says what becomes of that.
 """
 
 import sys
@@ -9,6 +10,7 @@ import sys
 STARTED = set(sys.modules)
 
 import importlib  # noqa: E402
+import inspect  # noqa: E402
 import json  # noqa: E402
 import os  # noqa: E402
 from collections.abc import Callable, Iterator  # noqa: E402
@@ -16,8 +18,10 @@ from types import FunctionType  # noqa: E402
 from typing import Any  # noqa: E402
 
 RUNNERS = ("builtins", "unittest", "pytest", "_pytest", "pluggy")
+HERE = os.getcwd()  # the project; a test may leave it
 LENT = "_pytest.legacypath"  # whose functions pytest itself puts elsewhere
 Part = tuple[Any, str]  # a module or a class, and a name in it
+Tell = Callable[[list[str]], None]
 
 
 def is_runner(module: str) -> bool:
@@ -73,10 +77,30 @@ class Watch:
         return id(value) not in self.values and packaged and os.path.isfile(file)
 
 
-def by_unittest(arguments: list[str], ready: Callable[[], Watch]) -> tuple[bool, Watch]:
+def places(function: Any, owner: type | None, name: str, module: Any) -> list[str]:
+    """Where a test stands: by the function itself, and by the class or module that has it under its name."""
+    found: list[tuple[str | None, str]] = []
+    plain = inspect.unwrap(getattr(getattr(function, "hypothesis", None), "inner_test", function))
+    plain = getattr(plain, "__func__", plain)
+    if isinstance(plain, FunctionType):
+        found.append((plain.__code__.co_filename, plain.__qualname__))
+    above = next((kind for kind in (owner.__mro__ if owner else ()) if name in vars(kind)), None)
+    if above is not None:
+        found.append((getattr(sys.modules.get(above.__module__), "__file__", None), f"{above.__qualname__}.{name}"))
+    elif owner is None:
+        found.append((getattr(module, "__file__", None), name))
+    return [f"{os.path.relpath(file, HERE)}::{named}" for file, named in found if file]
+
+
+def by_unittest(arguments: list[str], ready: Callable[[], Watch], tell: Tell) -> tuple[bool, Watch]:
     import unittest.async_case
 
     class Result(unittest.TextTestResult):
+        def addSuccess(self, test: unittest.TestCase) -> None:
+            super().addSuccess(test)
+            name = getattr(test, "_testMethodName", "")
+            tell(places(getattr(test, name, None), type(test), name, None))
+
         def stopTest(self, test: unittest.TestCase) -> None:
             super().stopTest(test)
             watch.look()
@@ -89,7 +113,7 @@ def by_unittest(arguments: list[str], ready: Callable[[], Watch]) -> tuple[bool,
     return ran.wasSuccessful() and ran.testsRun > len(ran.skipped), watch
 
 
-def by_pytest(arguments: list[str], ready: Callable[[], Watch]) -> tuple[bool, Watch]:
+def by_pytest(arguments: list[str], ready: Callable[[], Watch], tell: Tell) -> tuple[bool, Watch]:
     import pytest
     from _pytest.config import default_plugins
 
@@ -97,16 +121,29 @@ def by_pytest(arguments: list[str], ready: Callable[[], Watch]) -> tuple[bool, W
         importlib.import_module(f"_pytest.{plugin}")
 
     class Reports:
-        passed = 0
+        def __init__(self) -> None:
+            self.passed: set[str] = set()
+            self.failed: set[str] = set()
+            self.places: dict[str, list[str]] = {}
+
+        def pytest_itemcollected(self, item: Any) -> None:
+            if isinstance(item, pytest.Function):
+                name = item.originalname or item.name
+                self.places[item.nodeid] = places(item.obj, item.cls, name, item.module)
 
         def pytest_runtest_logreport(self, report: Any) -> None:
-            self.passed += report.when == "call" and report.passed
+            if report.when == "call" and report.passed:
+                self.passed.add(report.nodeid)
+            if report.failed:  # also of a subtest, whose test is said to have passed all the same
+                self.failed.add(report.nodeid)
             if report.when == "teardown":
+                if report.nodeid in self.passed - self.failed:
+                    tell(self.places.get(report.nodeid, []))
                 watch.look()
 
     reports, watch = Reports(), ready()
     code = pytest.main(arguments, plugins=[reports])
-    return code == 0 and reports.passed > 0, watch
+    return code == 0 and bool(reports.passed), watch
 
 
 def enter_project(installed: list[str]) -> Watch:
@@ -123,21 +160,25 @@ def enter_project(installed: list[str]) -> Watch:
 
 
 def main() -> None:
-    given, tell = map(int, sys.argv[1:])
-    os.set_inheritable(tell, False)
-    with open(given) as pipe:
-        request = json.load(pipe)
-    secret, write = bytes.fromhex(request["secret"]), os.write
+    pipe, request = int(sys.argv[1]), json.loads(sys.argv[2])
+    os.set_inheritable(pipe, False)
+    write = os.write
+
+    def tell(lines: list[str]) -> None:
+        rest = "".join(f"{line}\n" for line in lines).encode("utf-8", "replace")
+        while rest:
+            rest = rest[write(pipe, rest) :]
+
     sys.path[:] = [*request["path"], *(folder for folder in sys.path if folder not in request["path"])]
     sys.argv[:] = [request["module"], *request["arguments"]]
     run = by_pytest if request["module"] == "pytest" else by_unittest
-    passed, watch = run(request["arguments"], lambda: enter_project(request["path"]))
+    passed, watch = run(request["arguments"], lambda: enter_project(request["path"]), tell)
     watch.look()
     if watch.changed:
         print(f"the project changes what runs its tests: {', '.join(sorted(watch.changed)[:5])}", file=sys.stderr)
     if not passed or watch.changed:
         sys.exit(1)
-    write(tell, secret)
+    tell(["done"])
 
 
 main()

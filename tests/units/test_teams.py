@@ -683,7 +683,7 @@ def test_a_test_that_never_ends_takes_the_time_of_all_and_earns_nothing(project:
     assert episode.reward == 0.0 and episode.metrics["right"] == 0.0
 
 
-def test_a_change_is_tested_once(project: Env, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_is_tested_once_and_once_more_where_it_passes(project: Env, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs: list[str] = []
     run = shared().run
 
@@ -694,7 +694,7 @@ def test_a_change_is_tested_once(project: Env, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(shared(), "run", counted)
     lines = {"analyzer": ["calc/ops.py"], "writer": [BAD_FIX, FIX], "validator": ["Verdict: fail", "Verdict: pass"]}
     episode, _ = play(Swe(), project, lines)
-    assert episode.reward == 1.0 and len(jobs) == 2
+    assert episode.reward == 1.0 and len(jobs) == 3, "the one that passes meets altered tests, too"
 
 
 SWE_ROW = {"instance_id": "a-1", "repo": "a/b", "base_commit": "c", "problem_statement": "d", "patch": "e"}
