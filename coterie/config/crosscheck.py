@@ -191,7 +191,7 @@ def _reward(config: Config) -> Found:
 
 
 def _testing(config: Config) -> Found:
-    """Tests of projects have a time of their own, in which they fail and are not left out."""
+    """Tests of projects have a time of their own."""
     told = config.rollout.score_deadline != Rollout().score_deadline
     if isinstance(config.env.made, Swe) and told:
         yield ("rollout", "score_deadline"), "has no effect: env.seconds says how long the tests of a change may take"

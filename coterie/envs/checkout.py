@@ -16,6 +16,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path, PurePosixPath
 
 from coterie.envs.altered_tests import altered
+from coterie.rewards import GraderTimeout
 from coterie.sandbox import Limits, files_in, shared
 from coterie.seeds import stable_hash
 from coterie.workflows.edits import EditError, edited
@@ -67,6 +68,7 @@ class Checkout:
     test_files: Mapping[str, str] = field(default_factory=dict)
     guards: Sequence[str] = ()  # commands that pass and must go on passing
     seconds: float = 60.0  # for all commands together
+    patch: str | None = None  # the known repair, to tell a slow machine from a change that hangs
     name: str = ""  # what `results` know it by: all that its tests depend on, but for the change
     results: dict[str, Tested] = field(default_factory=dict)  # of changes that were tested before, by `_key`
 
@@ -111,6 +113,7 @@ class Checkout:
         ran = await self._run(self.tests, files, self.seconds)
         if any(each.ok for each in ran):  # else no guard matters
             ran += await self._run(self.guards, files, self.seconds - sum(each.seconds for each in ran))
+        await self._must_be_its_own_fault(ran)
         failed = [each.output for each in ran if not each.ok]
         passed = sum(each.ok for each in ran[:total]) if all(each.ok for each in ran[total:]) else 0
         if passed:
@@ -149,6 +152,33 @@ class Checkout:
             return NO_TEST
         again = await run_command(real.command, {**files, **{p: e.text for p, e in changed.items()}}, self.seconds)
         return FORGED if again.ok or tests & (again.places or frozenset()) else None
+
+    async def _must_be_its_own_fault(self, ran: Sequence[Command]) -> None:
+        """Raise GraderTimeout if tests ran out of time for another reason than the change.
+
+        The same commands run on the known repair, or on the project as it is where none is known. If they need more
+        than half of the time there, the machine or the tests are slow, and the change cannot be judged.
+        """
+        late = next((place for place, each in enumerate(ran) if each.late), None)
+        if late is None:
+            return
+        commands = [each.command for each in ran[: late + 1]]
+        again = await self._run(commands, self._with(self._repair()), self.seconds)
+        needed = sum(each.seconds for each in again)
+        if needed > self.seconds / 2:
+            raise GraderTimeout(
+                f"{commands[-1]}: not done after the {self.seconds:g} s of env.seconds; without the change "
+                f"these tests take {needed:.1f} s, so it need not be the change that hangs"
+            )
+
+    def _repair(self) -> dict[str, str]:
+        """What the known repair writes; nothing where there is none."""
+        if self.patch is None:
+            return {}
+        try:
+            return edited(self.patch, self.texts)
+        except EditError as error:
+            raise ValueError(f"patch: the known repair cannot be made: {error}") from error
 
 
 async def run_command(command: str, files: Files, left: float) -> Command:

@@ -30,7 +30,8 @@ class Swe:
 
     A row of yours has `issue`, `repository` (a folder, from the file's place) and `tests` (commands that fail until the
     issue is closed); and if you like `id`, `commit`, `test_files` (path → text, put in before the tests run) and
-    `patch`. The answer is a diff; it is worth 1 when all tests pass. Tests that are not done in time fail.
+    `patch`, the known repair. The answer is a diff; it is worth 1 when all tests pass. A change that keeps its tests
+    from being done in time is worth 0; where they are slow without it too, the episode fails.
     """
 
     needs_sandbox: ClassVar[bool] = True
@@ -52,7 +53,9 @@ class Swe:
         project, name = task.meta, json.dumps(dict(task.meta), sort_keys=True)
         files = files_at(Path(project["repository"]), project["commit"])
         tests, guards = project["tests"], project["guards"]
-        checkout = Checkout(files, tests, project["test_files"], guards, self.seconds, name, self._results)
+        checkout = Checkout(
+            files, tests, project["test_files"], guards, self.seconds, task.answer or None, name, self._results
+        )
         if not project["test_patch"]:
             return checkout
         patched = edited(project["test_patch"], checkout.texts)

@@ -671,11 +671,11 @@ LOOP = "calc/ops.py\n<<<<<<< SEARCH\n    return a - b\n=======\n    while True: 
 
 
 def test_a_test_that_never_ends_takes_the_time_of_all_and_earns_nothing(project: Env) -> None:
-    env = replace(project, seconds=1.0)  # type: ignore[type-var]
+    env = replace(project, seconds=6.0)  # type: ignore[type-var]
     checkout = replace(env.open(env.tasks("train")[0]), tests=["python -m unittest tests.test_ops"] * 50)
     started = time.perf_counter()
     tested = asyncio.run(checkout.test(checkout.edited(LOOP)))
-    assert tested.passed == 0 and time.perf_counter() - started < 10
+    assert tested.passed == 0 and time.perf_counter() - started < 60
     assert "(timeout)" in tested.output and "no time was left" in tested.output
     lines = {"analyzer": ["x"], "writer": [LOOP], "validator": ["Verdict: fail"]}
     episode, _ = play(Swe(max_rounds=1), env, lines)
