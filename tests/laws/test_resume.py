@@ -31,7 +31,8 @@ ALGORITHMS: dict[str, dict[str, Any]] = {"grpo": {"name": "grpo", **SHUFFLED}, "
 
 
 def config(model: Path, algorithm: str = "grpo", whole: bool = False, steps: int = 4, **changes: Any) -> dict[str, Any]:
-    tree = naming_config(model, steps=steps, algorithm=ALGORITHMS[algorithm], eval={"every": 2, "tasks": 3}, **changes)
+    evaluation = {"every": min(2, steps), "tasks": 3}
+    tree = naming_config(model, steps=steps, algorithm=ALGORITHMS[algorithm], eval=evaluation, **changes)
     if whole:
         tree["policies"] = {name: {"model": str(model), "lr": 1e-3, "lora": None} for name in ("left", "right")}
     return tree
@@ -162,7 +163,7 @@ class Impatient(Naming):
 
 
 def test_a_second_ctrl_c_ends_the_run_at_once_and_nothing_is_lost(model_folder: Folder, tmp_path: Path) -> None:
-    tree = config(model_folder("llama"), steps=2)
+    tree = config(model_folder("llama"), steps=2) | {"eval": {"every": 1, "tasks": 3}}
     trained(tree | {"steps": 1}, tmp_path)
     run = started(tree, tmp_path)
     checkpoint.resume(run)
