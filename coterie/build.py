@@ -17,7 +17,7 @@ from coterie.algorithms.base import Algorithm
 from coterie.algorithms.ppo import Ppo
 from coterie.algorithms.vdn import Vdn
 from coterie.checkpoint import policy_folder
-from coterie.config import Config, ConfigError, CriticConfig, Policy, dump
+from coterie.config import Config, ConfigError, CriticConfig, Lora, Policy, dump
 from coterie.config.crosscheck import cross_check
 from coterie.config.installed import must_be_installed
 from coterie.config.problems import Path as Names
@@ -41,8 +41,9 @@ from coterie.log import NoLog, RunLog
 from coterie.models.base import Base
 from coterie.models.errors import ModelError
 from coterie.models.lora import Adapter
+from coterie.models.lora_targets import targets_for
 from coterie.models.peft import load_adapter
-from coterie.models.store import resolve
+from coterie.models.store import longest_text, read_config, resolve
 from coterie.placement import device_beside, device_of, must_have_devices
 from coterie.processes import Processes, joined
 from coterie.rollout import Collector
@@ -77,6 +78,8 @@ def build(config: Config, folder: Path, console: bool = True, training: bool = T
     shared: Shared = {}
     everyone = as_saved(opponents.with_slots(config), saved)
     bases = load_bases(everyone, shared)
+    if processes.first:
+        tell_of_templates(bases)
     engine = build_engine(everyone, bases)
     learners = {name: build_learner(everyone, name, bases[name], algorithm, processes) for name in everyone.policies}
     chats = {name: base.chat for name, base in bases.items()}
@@ -154,6 +157,15 @@ def _all_but_its_name(task: Task) -> str:
     return repr((task.prompt, task.answer, task.meta))
 
 
+def tell_of_templates(bases: Mapping[str, Base]) -> None:
+    """Say once of each model what its template makes of messages, where that is not what a user may think."""
+    told: set[Base] = set()
+    for name, base in bases.items():
+        for remark in base.chat.remarks if base not in told else ():
+            print(f"policies.{name}.model: {base.folder} {remark}", file=sys.stderr)
+        told.add(base)
+
+
 @contextmanager
 def blaming(config: Config, path: Names, options: Mapping[str, Any], otherwise: Names | None = None) -> Iterator[None]:
     """What a part complains of is told with its key and its line: of the option it names, else of all."""
@@ -172,18 +184,40 @@ Shared = dict[tuple[Path, str | None, torch.device], Base]
 def load_bases(config: Config, shared: Shared) -> dict[str, Base]:
     """The base of every policy, on its device."""
     bases = {}
+    must_leave_room(config)
     for name, policy in config.policies.items():
         with blaming(config, ("policies", name, "model"), {}):
-            bases[name] = load_base(policy.model, policy.lora is None, name, device_of(config, name), shared)
+            bases[name] = load_base(config, policy.model, policy.lora is None, name, device_of(config, name), shared)
     return bases
 
 
-def load_base(model: str, whole: bool, owner: str, device: torch.device, shared: Shared) -> Base:
+def must_leave_room(config: Config) -> None:
+    """A turn and its prompt fit into the model's context together; its config says how long that is."""
+    contexts: dict[str, int | None] = {}
+    for name, policy in config.policies.items():
+        with blaming(config, ("policies", name, "model"), {}):
+            if policy.model not in contexts:
+                contexts[policy.model] = longest_text(read_config(resolve(policy.model)))
+    problems = Problems(config.sources)
+    for name, role in config.roles.items():
+        most = config.sampling_of(name).max_tokens
+        for model in {config.policies[policy].model for policy in role.policies}:
+            if (context := contexts[model]) is not None and most >= context:
+                path = ("sampling", "max_tokens") if role.max_tokens is None else ("roles", name, "max_tokens")
+                room = f"{most} tokens for {name} leave no room for a prompt"
+                problems.add(path, f"{room}: {model} reads {context} tokens at most, prompt and answer together")
+    problems.raise_any()
+
+
+def load_base(config: Config, model: str, whole: bool, owner: str, device: torch.device, shared: Shared) -> Base:
     """Adapters on one model share it; a model that is trained whole is its owner's own."""
     key = (resolve(model), owner if whole else None, device)
     if key not in shared:
-        # Weights that are trained are kept in full precision; autocast makes them fast on CUDA.
-        shared[key] = Base(key[0], device, torch.bfloat16 if device.type == "cuda" and not whole else torch.float32)
+        wanted = config.learning.precision
+        half = wanted == "bf16" or (wanted == "auto" and device.type == "cuda")
+        # Weights that are trained are kept in full precision; autocast makes them fast.
+        dtype = torch.bfloat16 if half and not whole else torch.float32
+        shared[key] = Base(key[0], device, dtype, half=half)
     return shared[key]
 
 
@@ -228,7 +262,7 @@ def build_learner(config: Config, name: str, base: Base, algorithm: Algorithm, p
         config.steps,
         frozen=policy.frozen,
         value_lr=algorithm.value_lr if isinstance(algorithm, Ppo) and not critics_of(config, algorithm) else None,
-        reference=Base(base.folder, base.device) if whole_reference else None,
+        reference=Base(base.folder, base.device, half=base.half) if whole_reference else None,
         processes=processes,
     )
 
@@ -248,10 +282,16 @@ def build_adapter(config: Config, name: str, policy: Policy, base: Base) -> Adap
     if policy.adapter is not None:
         with blaming(config, ("policies", name, "adapter"), {}):
             return load_adapter(name, policy.adapter, base.layers)
-    lora = policy.lora
     with blaming(config, ("policies", name), vars(policy)):
-        seed = stable_hash(config.seed, "adapter", name)
-        return Adapter(name, lora.rank, lora.alpha, lora.targets).attach(base.layers, seed)
+        return fresh_adapter(name, policy.lora, base, stable_hash(config.seed, "adapter", name))
+
+
+def fresh_adapter(name: str, lora: Lora, base: Base, seed: int) -> Adapter:
+    targets, left_out = targets_for(base.model, base.layers, lora.targets, lora.rank)
+    if left_out and joined().first:
+        small = f"no adapter on {', '.join(left_out)}, which are smaller than the rank of {lora.rank}"
+        print(f"{name}: {small}", file=sys.stderr)
+    return Adapter(name, lora.rank, lora.alpha, targets).attach(base.layers, seed)
 
 
 def critics_of(config: Config, algorithm: Algorithm) -> dict[str, CriticConfig]:
@@ -272,7 +312,7 @@ def build_critics(
     for name, critic in critics_of(config, algorithm).items():
         device = device_beside(config, critic.model)
         with blaming(config, ("critics", name, "model"), {}):
-            base = load_base(critic.model, critic.lora is None, f"critic {name}", device, shared)
+            base = load_base(config, critic.model, critic.lora is None, f"critic {name}", device, shared)
         learner = build_critic(config, name, critic, base, algorithm.value_lr, processes)
         roles = frozenset(critic.roles or config.roles)
         for policy in sorted(learning & players(config, algorithm, roles)):
@@ -289,9 +329,8 @@ def build_critic(
     if owner in config.policies:
         raise ConfigError(f"policies.{owner}: critics.{name} goes by that name; call one of them otherwise")
     if critic.lora is not None:
-        seed, lora = stable_hash(config.seed, "critic", name), critic.lora
         with blaming(config, ("critics", name), vars(critic)):
-            adapter = Adapter(owner, lora.rank, lora.alpha, lora.targets).attach(base.layers, seed)
+            adapter = fresh_adapter(owner, critic.lora, base, stable_hash(config.seed, "critic", name))
     return TorchLearner(
         owner, base, adapter, critic.lr, config.learning, config.steps,
         value_lr=value_lr, speaks=False, processes=processes,
@@ -322,5 +361,5 @@ def build_encoder(config: Config, shared: Shared) -> Encoder:
         return made
     model = made.model or next(iter(config.policies.values())).model
     with blaming(config, ("encoder",), config.encoder.options):
-        base = load_base(model, False, "encoder", device_beside(config, model), shared)
+        base = load_base(config, model, False, "encoder", device_beside(config, model), shared)
     return HiddenStates(base, token_budget(base, config.learning))

@@ -78,8 +78,20 @@ class Chat:
             added = added[1:]
         return (*prompt_ids, *response_ids, *added)
 
+    @property
+    def remarks(self) -> list[str]:
+        """What a user may not expect of this model's template."""
+        remarks = []
+        if not self.tokenizer.chat_template:
+            shown = repr(render(self.tokenizer, [Message(role="user", content="…")]))
+            remarks.append(f"has no chat template; a conversation is written as {shown}, which it may not have learned")
+        elif not _knows_system(self.tokenizer):
+            remarks.append("has a chat template without a system role; system texts go into the first user message")
+        return remarks
+
     def _written(self, messages: Sequence[Message]) -> str:
-        spelled = [Message(role=self._role(m), content=_as_letters(self.tokenizer, m["content"])) for m in messages]
+        known = messages if _knows_system(self.tokenizer) else without_system(messages)
+        spelled = [Message(role=self._role(m), content=_as_letters(self.tokenizer, m["content"])) for m in known]
         return render(self.tokenizer, spelled)
 
     def _role(self, message: Message) -> str:
@@ -127,6 +139,27 @@ def render(tokenizer: PreTrainedTokenizerBase, messages: Iterable[Message], gene
     return str(tokenizer.apply_chat_template(plain, chat_template=template, **options))
 
 
+def without_system(messages: Sequence[Message]) -> list[Message]:
+    """The same for a template without a system role: each such text begins the user message that follows it.
+
+    [system "Be brief.", user "1 + 1?", …]   →  [user "Be brief.\n\n1 + 1?", …]
+    [system "Be brief.", assistant "2"]      →  [user "Be brief.", assistant "2"]
+    """
+    out: list[Message] = []
+    waiting: list[str] = []
+    for message in messages:
+        if message["role"] == "system":
+            waiting.append(message["content"])
+        elif message["role"] == "user":
+            out.append(Message(role="user", content="\n\n".join([*waiting, message["content"]])))
+            waiting = []
+        else:
+            out += [Message(role="user", content="\n\n".join(waiting))] if waiting else []
+            out.append(message)
+            waiting = []
+    return [*out, Message(role="user", content="\n\n".join(waiting))] if waiting else out
+
+
 def turn_end(tokenizer: PreTrainedTokenizerBase) -> int | None:
     """The control token that follows a reply in the chat template; None where the template writes none."""
     reply = "Certainly."
@@ -139,10 +172,20 @@ def turn_end(tokenizer: PreTrainedTokenizerBase) -> int | None:
 @lru_cache(maxsize=8)
 def _knows_tools(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether the template shows a message of the role `tool`: some refuse it, some leave it out."""
-    returned = "The result is 4."
     talk: list[Message] = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Certainly."}]
+    return _shows(tokenizer, [*talk, {"role": TOOL, "content": "The result is 4."}], "The result is 4.")
+
+
+@lru_cache(maxsize=8)
+def _knows_system(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether the template shows a system message: Gemma 2's refuses it."""
+    talk: list[Message] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
+    return _shows(tokenizer, talk, "Be brief.")
+
+
+def _shows(tokenizer: PreTrainedTokenizerBase, talk: list[Message], text: str) -> bool:
     try:
-        return returned in render(tokenizer, [*talk, {"role": TOOL, "content": returned}])
+        return text in render(tokenizer, talk)
     except TemplateError:
         return False
 

@@ -13,10 +13,10 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedModel, Qwen2Config
 
-from coterie.config.settings import LINEARS
 from coterie.games.model import letters
 from coterie.models.base import Base
 from coterie.models.lora import Adapter
+from coterie.models.lora_targets import USUAL
 from coterie.types import Batch
 
 NO_WORDS: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
@@ -65,7 +65,7 @@ def scratch() -> Path:
 
 def adapters_on(base: Base, count: int) -> list[Adapter]:
     """Adapters a0, a1 … on all linear layers; they start as no change."""
-    return [Adapter(f"a{i}", 16, 32.0, LINEARS).attach(base.layers, seed=i) for i in range(count)]
+    return [Adapter(f"a{i}", 16, 32.0, USUAL).attach(base.layers, seed=i) for i in range(count)]
 
 
 def size_of(model: PreTrainedModel) -> int:

@@ -15,8 +15,8 @@ from coterie.bench.loop import SAMPLES, evenness, texts
 from coterie.bench.measure import Timing, peak_of
 from coterie.bench.options import half
 from coterie.bench.shapes import scratch, shaped
-from coterie.config.settings import LINEARS
 from coterie.games.model import letters
+from coterie.models.lora_targets import USUAL
 
 AT_ONCE = 16  # rows in a forward of its update
 
@@ -74,7 +74,7 @@ def steps(shape: str, device: torch.device, asked: int, prompt: int, most: int, 
         args=config,
         train_dataset=Dataset.from_dict({"prompt": texts(asked, prompt)}),
         processing_class=letters(),
-        peft_config=LoraConfig(r=16, lora_alpha=32, target_modules=list(LINEARS)),
+        peft_config=LoraConfig(r=16, lora_alpha=32, target_modules=list(USUAL)),
         callbacks=[clock],
     )
     trainer.train()

@@ -48,5 +48,5 @@ def late_evaluation(config: Config) -> Found:
 def empty_targets(config: Config) -> Found:
     for group, several in (("policies", config.policies), ("critics", config.critics)):
         for name, learner in several.items():
-            if learner.lora is not None and not learner.lora.targets:
+            if learner.lora is not None and learner.lora.targets == ():
                 yield (group, name, "lora", "targets"), "is empty: an adapter of no layer can learn nothing"

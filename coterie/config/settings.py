@@ -22,8 +22,6 @@ TopP = Annotated[float, Field(gt=0, le=1)]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Several = Annotated[tuple[str, ...], Field(min_length=1)]
 
-LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-
 
 @dataclass(frozen=True)
 class Lora:
@@ -31,7 +29,7 @@ class Lora:
 
     rank: Count = 16
     alpha: Positive = 32.0
-    targets: tuple[str, ...] = LINEARS
+    targets: tuple[str, ...] | Literal["all-linear"] | None = None  # null: q_proj … down_proj; without these, all
 
 
 @dataclass(frozen=True)
@@ -98,13 +96,17 @@ class Alarm:
 
 @dataclass(frozen=True)
 class Learning:
-    """How gradients become steps, the same for every policy."""
+    """How gradients become steps, the same for every policy.
+
+    What is trained, and what the optimizer keeps of it, is fp32 whatever the precision; frozen weights are in it.
+    """
 
     warmup: CountFromZero = 0  # steps
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     weight_decay: NotNegative = 0.0
     clip_norm: Positive = 1.0
     microbatch_tokens: Count | None = None  # null: 4096 on a CPU, on a GPU what a sixth of its memory holds
+    precision: Literal["auto", "bf16", "fp32"] = "auto"  # of products; auto: bf16 on a GPU, fp32 on a CPU
     checkpointing: bool = False  # recompute activations: less memory, more time
 
 

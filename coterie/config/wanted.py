@@ -30,7 +30,8 @@ def wanted(hint: Any) -> str:
     if get_origin(hint) is Annotated:
         return f"{wanted(bare(hint))} {' and '.join(_bounds(hint))}".rstrip()
     if get_origin(hint) is Literal:
-        return ", ".join(map(str, get_args(hint)[:-1])) + f" or {get_args(hint)[-1]}"
+        *others, last = map(str, get_args(hint))
+        return f"{', '.join(others)} or {last}" if others else last
     if is_union(hint):
         return " or ".join(wanted(member) for member in get_args(hint))
     if is_dataclass(hint):

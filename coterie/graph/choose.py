@@ -7,7 +7,6 @@ from pathlib import Path as File
 from typing import Any
 
 from coterie.config.problems import Path
-from coterie.config.settings import LINEARS
 from coterie.data.files import rows
 from coterie.graph.cast import Cast
 from coterie.graph.script import Script
@@ -60,7 +59,7 @@ def lora(script: Script, lead: str) -> Given | None:
     if (alpha := script.get(f"{lead}model.lora_alpha")) is not None:
         made["alpha"] = alpha.value
     if (targets := script.get(f"{lead}model.target_modules")) is not None:
-        made["targets"] = list(LINEARS) if targets.value == "all-linear" else targets.value
+        made["targets"] = targets.value
     return Given(made, rank.place)
 
 

@@ -181,7 +181,7 @@ class TorchLearner:
         return self.adapter.name if self.adapter else None
 
     def precision(self) -> torch.autocast:
-        return torch.autocast(self.base.device.type, torch.bfloat16, enabled=self.base.device.type == "cuda")
+        return torch.autocast(self.base.device.type, torch.bfloat16, enabled=self.base.half)
 
     def here(self, batch: Batch) -> Batch:
         """The batch on the model's device: moved once, and then cut there."""

@@ -20,7 +20,7 @@ from coterie.models.lora import route
 from coterie.models.probe import Asked, Kept, Noting, alike, alone, texts
 from coterie.models.products import logits_of
 from coterie.models.routing import Routing, Segment
-from coterie.models.store import load_end_ids, load_model, load_tokenizer
+from coterie.models.store import load_end_ids, load_model, load_tokenizer, longest_text
 
 
 class Base:
@@ -32,9 +32,12 @@ class Base:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
         model: PreTrainedModel | None = None,
+        half: bool | None = None,
     ) -> None:
-        """`model`: one that is at hand already, in eval mode; then the folder needs no weights."""
+        """`model`: one that is at hand already, in eval mode; then the folder needs no weights. `half`: whether
+        products are computed in bfloat16 while it learns, whatever the weights are in; None: on a GPU."""
         self.folder, self.device = folder, torch.device(device)
+        self.half = self.device.type == "cuda" if half is None else half
         self.tokenizer = load_tokenizer(folder)
         self.chat = Chat(self.tokenizer, load_end_ids(folder))
         self.model, self.own_attention = _load(folder, dtype) if model is None else (model, "sdpa")
@@ -43,7 +46,7 @@ class Base:
         self.softcap: float | None = getattr(config, "final_logit_softcapping", None)
         self.logit_scale = _logit_scale(config)
         # Models without learned or rotary positions name no longest text; their tokenizers may.
-        self.context: int = getattr(config, "max_position_embeddings", None) or self.tokenizer.model_max_length
+        self.context: int = longest_text(config) or self.tokenizer.model_max_length
         self.width: int = config.hidden_size
         self.vocabulary: int = config.vocab_size
         rows = texts(self.vocabulary, self.device)

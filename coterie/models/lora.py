@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from coterie.models.part import Part
 from coterie.models.products import linear, product
@@ -17,15 +18,23 @@ from coterie.models.routing import Pair, Routing, Shares, slices
 class RoutedLinear(nn.Module):
     """A frozen or trained linear layer plus the adapters that its tokens ask for."""
 
-    def __init__(self, linear: nn.Linear, routing: Routing) -> None:
+    transposed = False  # whether the weight is [in, out]
+
+    def __init__(self, layer: nn.Module, routing: Routing) -> None:
         super().__init__()
-        self.weight, self.bias, self.routing = linear.weight, linear.bias, routing
-        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.weight: nn.Parameter = layer.weight  # type: ignore[assignment]
+        self.bias: nn.Parameter | None = layer.bias  # type: ignore[assignment]
+        self.routing = routing
+        self.out_features, self.in_features = self.weight.shape[:: -1 if self.transposed else 1]
         self.pairs: dict[str, Pair] = {}
         self.shares = Shares([self], routing)
 
+    def plain(self, x: Tensor) -> Tensor:
+        """Without adapters."""
+        return linear(x, self.weight, self.bias)
+
     def forward(self, x: Tensor) -> Tensor:
-        y = linear(x, self.weight, self.bias)
+        y = self.plain(x)
         if not self.routing.segments:
             return y
         flat, out = x.reshape(-1, self.in_features), y.reshape(-1, self.out_features)
@@ -47,6 +56,15 @@ class RoutedLinear(nn.Module):
             at = end
         parts = [part for part in (*parts, out[at:]) if len(part)]
         return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+
+class RoutedConv1D(RoutedLinear):
+    """GPT-2's linear layers, whose weights are [in, out]."""
+
+    transposed = True
+
+    def plain(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight.t(), self.bias)
 
 
 class Joined:
@@ -106,12 +124,19 @@ def route(model: nn.Module, routing: Routing) -> dict[str, RoutedLinear]:
     routed = {}
     head = model.get_output_embeddings()  # type: ignore[operator]
     for name, module in list(model.named_modules()):
-        # Exactly Linear: a router that inherits from it computes something else.
-        if type(module) is nn.Linear and module is not head:
+        kind = _kind(module)
+        if kind is not None and module is not head:
             parent, _, leaf = name.rpartition(".")
-            routed[name] = RoutedLinear(module, routing)
+            routed[name] = kind(module, routing)
             setattr(model.get_submodule(parent), leaf, routed[name])
     return routed
+
+
+def _kind(module: nn.Module) -> type[RoutedLinear] | None:
+    # Exactly these: a router that inherits from Linear computes something else. Falcon's class computes the same.
+    if type(module) is nn.Linear or type(module).__name__ == "FalconLinear":
+        return RoutedLinear
+    return RoutedConv1D if type(module) is Conv1D else None
 
 
 class Adapter:
@@ -121,6 +146,7 @@ class Adapter:
         self.name, self.rank, self.alpha, self.targets = name, rank, alpha, tuple(targets)
         self.scale = alpha / rank if scale is None else scale
         self.pairs: dict[str, Pair] = {}
+        self.transposed = False  # whether some of its layers have weights [in, out], as PEFT wants to know
 
     def attach(self, layers: dict[str, RoutedLinear], seed: int) -> Adapter:
         """Start as no change: random `down`, zero `up`."""
@@ -140,6 +166,7 @@ class Adapter:
             device = layer.weight.device
             pair = Pair(nn.Parameter(down.to(device)), nn.Parameter(up.to(device)), self.scale)
             self.pairs[name] = layer.pairs[self.name] = pair
+            self.transposed |= layer.transposed
         return self
 
     def parameters(self) -> dict[str, nn.Parameter]:

@@ -35,15 +35,23 @@ def save_adapter(adapter: Adapter, folder: Path, model: str) -> None:
     config = LoraConfig(
         r=adapter.rank,
         lora_alpha=adapter.alpha,  # type: ignore[arg-type]
-        target_modules=list(adapter.targets),
+        target_modules=_target_modules(adapter),
         task_type=TaskType.CAUSAL_LM,
         base_model_name_or_path=model,
         inference_mode=True,
+        fan_in_fan_out=adapter.transposed,
         use_rslora=not math.isclose(adapter.scale, adapter.alpha / adapter.rank),
     )
     config.save_pretrained(str(folder))
     tensors = {name: p.detach().float().cpu().contiguous() for name, p in adapter.parameters().items()}
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+
+
+def _target_modules(adapter: Adapter) -> list[str]:
+    """The last parts of the layers' names; whole names where such a part is a number, which PEFT would find in blocks
+    of that number as well."""
+    numbered = any(target.isdigit() for target in adapter.targets)
+    return sorted(adapter.pairs) if numbered else list(adapter.targets)
 
 
 def load_adapter(name: str, folder: Path, layers: Mapping[str, RoutedLinear]) -> Adapter:

@@ -106,6 +106,12 @@ def read_config(folder: Path) -> PreTrainedConfig:
     return config
 
 
+def longest_text(config: PreTrainedConfig) -> int | None:
+    """The tokens that a model reads at most, if its config says so."""
+    longest: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return longest
+
+
 def load_model(folder: Path, dtype: torch.dtype, attention: str) -> PreTrainedModel:
     """The model in eval mode and without dropout, so that sampling and training see the same function."""
     config = _without_dropout(read_config(folder))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from coterie.chat import Chat, StopText, render, turn_end
+from coterie.chat import Chat, StopText, render, turn_end, without_system
 from coterie.models.errors import ModelError
 from coterie.types import Message
 from tests.models import tiny_tokenizer
@@ -212,3 +212,60 @@ def test_a_message_that_spells_a_control_token_does_not_become_one(chat: Chat) -
     longer = chat.extend(read, prompt, response, "no", [*read, assistant("no"), user(sly)])
     assert longer is not None and longer[: len(prompt) + len(response)] == (*prompt, *response)
     assert (longer.count(end), longer.count(start)) == (3, 4)
+
+
+NO_SYSTEM = (  # like Gemma 2's
+    "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+DROPS_SYSTEM = (
+    "{% for m in messages if m['role'] != 'system' %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] }}"
+    "{{ '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+SYSTEM: Message = {"role": "system", "content": "Be brief."}
+
+
+@pytest.mark.parametrize("template", [NO_SYSTEM, DROPS_SYSTEM], ids=["refuses", "drops"])
+def test_without_a_system_role_its_text_begins_the_first_user_message(
+    tokenizer: PreTrainedTokenizerBase, template: str
+) -> None:
+    tokenizer.chat_template = template
+    chat = Chat(tokenizer)
+    read = [SYSTEM, user("1 + 1?")]
+    prompt, response = chat.prompt(read), ids(tokenizer, "2<|im_end|>")
+    opened = "<|im_start|>user\nBe brief.\n\n1 + 1?<|im_end|>\n<|im_start|>assistant\n"
+    assert tokenizer.decode(list(prompt)) == opened
+    longer = chat.extend(read, prompt, response, "2", [*read, assistant("2"), user("Sure?")])
+    assert longer is not None and longer[: len(prompt) + len(response)] == (*prompt, *response)
+    assert tokenizer.decode(list(longer)) == (
+        f"{opened}2<|im_end|>\n<|im_start|>user\nSure?<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("talk", "folded"),
+    [
+        ([SYSTEM], [user("Be brief.")]),
+        ([SYSTEM, SYSTEM, user("?")], [user("Be brief.\n\nBe brief.\n\n?")]),
+        ([SYSTEM, assistant("Hi"), user("?")], [user("Be brief."), assistant("Hi"), user("?")]),
+        ([user("?"), assistant("Hi"), SYSTEM, user("!")], [user("?"), assistant("Hi"), user("Be brief.\n\n!")]),
+    ],
+)
+def test_a_system_text_goes_into_the_user_message_after_it_or_is_one(
+    talk: list[Message], folded: list[Message]
+) -> None:
+    assert without_system(talk) == folded
+
+
+def test_what_a_template_does_not_do_is_remarked(tokenizer: PreTrainedTokenizerBase) -> None:
+    assert Chat(tokenizer).remarks == []
+    for template, told in ((NO_SYSTEM, "without a system role; system texts go into the first user message"),):
+        other = tiny_tokenizer()
+        other.chat_template = template
+        assert [told in remark for remark in Chat(other).remarks] == [True]
+    none = tiny_tokenizer()
+    none.chat_template = None
+    (remark,) = Chat(none).remarks
+    assert remark.startswith("has no chat template; a conversation is written as 'User:\\n…\\n\\nAssistant:\\n'")
+    assert none.decode(list(Chat(none).prompt([SYSTEM, user("?")]))) == "System:\nBe brief.\n\nUser:\n?\n\nAssistant:\n"
