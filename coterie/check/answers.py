@@ -18,20 +18,28 @@ def unseen(dry: DryRun) -> Found:
     if not missed:
         return
     blind = dry.graded and len(missed) == len(dry.golds) and all(not _tells(dry, gold) for gold in missed)
-    level: Level = "error" if blind else "warning"
+    level, few = _level(dry, blind)
     first = missed[0]
     count = f"of {len(missed)} of {len(dry.golds)} tasks"
     if first.alone > first.episode.reward:
         passed = f"it passed on {brief(first.episode.answer)} for {brief(first.text)}"
         mend = "let it keep the part that `reward` reads"
         worth = f"earns {first.alone:g} by itself and {first.episode.reward:g} through the workflow"
-        yield Finding(
-            level, f"the workflow hides answers from the grader: the reference {count} {worth}; {passed}; {mend}"
-        )
+        hides = "the workflow hides answers from the grader"
+        yield Finding(level, f"{hides}: the reference {count} {worth}; {passed}; {mend}{few}")
     else:
         mend = "look at `reward`, and at what the data has as its answers"
         seen = f"the grader was given {brief(first.episode.answer)}"
-        yield Finding(level, f"the reference answer {count} earns {first.episode.reward:g}, not 1: {seen}; {mend}")
+        yield Finding(level, f"the reference answer {count} earns {first.episode.reward:g}, not 1: {seen}; {mend}{few}")
+
+
+def _level(dry: DryRun, everywhere: bool) -> tuple[Level, str]:
+    """An error if it holds for all tasks and these are several; of a single one, which may be odd, it says so."""
+    alone = everywhere and len(dry.golds) == 1
+    return (
+        "error" if everywhere and not alone else "warning",
+        "; 1 task is too few to tell, see --tasks" if alone else "",
+    )
 
 
 def _tells(dry: DryRun, gold: Gold) -> bool:
@@ -49,9 +57,9 @@ def fooled(dry: DryRun) -> Found:
         tried = [p.episode for p in dry.probes if p.kind == kind and p.episode.task.id in right]
         paid = [episode for episode in tried if episode.error is None and episode.reward >= right[episode.task.id]]
         if paid:
-            level: Level = "error" if len(paid) == len(tried) else "warning"
+            level, few = _level(dry, len(paid) == len(tried))
             worth = f"earns as much as the right answer in {len(paid)} of {len(tried)} tasks ({paid[0].reward:g})"
-            yield Finding(level, f"{kind} {worth}: the reward cannot tell them apart; choose a stricter `reward`")
+            yield Finding(level, f"{kind} {worth}: the reward cannot tell them apart; choose a stricter `reward`{few}")
 
 
 def stuck(dry: DryRun) -> Found:
@@ -60,11 +68,11 @@ def stuck(dry: DryRun) -> Found:
         return
     rewards = dry.by_role(dry.tried)
     still = [role for role in dry.learning if len(set(rewards[role])) == 1]
-    level: Level = "error" if len(still) == len(dry.learning) else "warning"
+    level, few = _level(dry, len(still) == len(dry.learning))
     for role in still:
         given = "give its turns a reward that depends on them (turn.reward), or use credit: team"
         yield Finding(
-            level, f"whatever is said, {role} earns {rewards[role][0]:g}: it has nothing to learn from; {given}"
+            level, f"whatever is said, {role} earns {rewards[role][0]:g}: it has nothing to learn from; {given}{few}"
         )
 
 

@@ -16,6 +16,7 @@ from coterie.types import Turn
 NO_CREDIT = 1e-6  # an advantage below this moves nothing
 WIDE_GAP = 1e-2  # nats; bfloat16 stays below it, another prompt or adapter does not
 ECHO = 0.7  # of a role's words; a quotation is less
+ENOUGH = 16  # episodes, before it says something that no two of a task earned differently
 SAME = 4  # verdicts, at least, before it says something that all agree
 
 Found = Iterator[Finding]
@@ -23,6 +24,9 @@ Found = Iterator[Finding]
 
 def findings(dry: DryRun) -> list[Finding]:
     """Everything that is wrong with what was played."""
+    if dry.played and not dry.turns:
+        ask = "its run has to ask roles, as in `turn = await team[role].say(prompt)`"
+        return [*_failures(dry), Finding("error", f"nobody spoke in any of {len(dry.played)} episodes; {ask}")]
     played = (_silence, _rewards, _credit, _cuts, _empties, _groups, _gaps, _echoes, _verdicts, _timeouts)
     rules = (*played, unseen, fooled, stuck, crashes) if dry.played else ()
     return [*_failures(dry), *_waits(dry), *(finding for rule in rules for finding in rule(dry))]
@@ -74,12 +78,25 @@ def _reachable(dry: DryRun) -> str:
 def _credit(dry: DryRun) -> Found:
     """A reward teaches only what it reaches: sampled tokens, of a trained policy, with an advantage."""
     reached = [role for role in dry.learning if any(has_credit(turn) for turn in dry.turns[role])]
+    if not reached and len(dry.played) < ENOUGH and not _differ(dry):
+        more = "see with more of them, by --tasks and --episodes, whether rewards differ"
+        yield Finding(
+            "warning", f"{len(dry.played)} episodes are too few to tell whether a reward reaches anyone; {more}"
+        )
+        return
     if not reached:
         yield Finding("error", "no reward reaches a trained token: every advantage is zero or was never given")
         return
     for role in dry.learning:
         if role not in reached:
             yield Finding("warning", f"no reward reaches {role}: all its tokens have an advantage of zero, or none")
+
+
+def _differ(dry: DryRun) -> bool:
+    """Whether some task earned more in one of its episodes than in another, so that there was something to learn."""
+    tasks = dict.fromkeys(episode.task.id for episode in dry.played)
+    groups = [dry.by_role([e for e in dry.played if e.task.id == task]) for task in tasks]
+    return any(len(set(rewards)) > 1 for group in groups for rewards in group.values())
 
 
 def has_credit(turn: Turn) -> bool:

@@ -111,7 +111,8 @@ class Table:
         if PRE not in hooks.functions:
             self.prompt = read  # with a hook, what it put around the prompt is this agent's alone
         turn = await speaker.say_ids(read)
-        self.prompt = hooks.post(tokenizer, self.prompt, turn.response_ids)
+        # A reply that was put into the agent's mouth, by `coterie check` or a counterfactual, is text without ids.
+        self.prompt = hooks.post(tokenizer, self.prompt, turn.response_ids or encoded(tokenizer, turn.text))
         self.turns.append(turn)
         return turn
 

@@ -183,3 +183,14 @@ def test_a_step_is_estimated_from_the_share_that_was_played(run: Run) -> None:
     spoken = sum(len(turn.response_ids) for one in dry.episodes for turn in one.turns)
     assert dry.tokens_per_step == 3 * spoken  # the config plays three tasks a step
     assert dry.seconds_per_step > 0
+
+
+def test_a_few_episodes_that_earn_the_same_are_too_few_to_tell() -> None:
+    same = [
+        episode([said("reasoner", 0.0), said("actor", 0.0)], reward=0.0, task=task, repeat=repeat)
+        for task in "abcd"
+        for repeat in range(4)
+    ]
+    few = [finding for finding in found(same[:15]) if "15 episodes are too few to tell" in finding.text]
+    assert [finding.level for finding in few] == ["warning"]
+    assert [f.level for f in found(same) if "no reward reaches a trained token" in f.text] == ["error"]

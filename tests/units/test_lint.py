@@ -143,3 +143,15 @@ def test_prompts_that_fill_the_context_are_an_error(checked: Check) -> None:
         finding.level == "error" and "2 of 12 turns of optimizer had no room for a token" in finding.text
         for finding in findings(dry)
     )
+
+
+@pytest.mark.parametrize(
+    ("workflow", "said"),
+    [("Strips", "the workflow hides answers from the grader"), ("Pays", "whatever is said, optimizer earns 0.5")],
+)
+def test_what_a_single_task_shows_is_too_little_for_an_error(
+    workflow: str, said: str, model_folder: Folder, tmp_path: Path
+) -> None:
+    found = findings(dry_run(planted(tmp_path, model_folder("llama"), workflow, honest), tasks=1, repeats=6))
+    assert [finding for finding in found if finding.level == "error"] == []
+    assert any(said in finding.text and "1 task is too few to tell" in finding.text for finding in found), found
