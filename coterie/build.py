@@ -17,7 +17,8 @@ from coterie.algorithms.base import Algorithm
 from coterie.algorithms.ppo import Ppo
 from coterie.algorithms.vdn import Vdn
 from coterie.checkpoint import policy_folder
-from coterie.config import Config, ConfigError, CriticConfig, Lora, Policy, dump
+from coterie.config import Config, ConfigError, CriticConfig, Lora, Policy, yamltree
+from coterie.config.config import plain
 from coterie.config.crosscheck import cross_check
 from coterie.config.installed import must_be_installed
 from coterie.config.problems import Path as Names
@@ -26,6 +27,7 @@ from coterie.config.protected import must_be_protected
 from coterie.config.registry import line_in_users_file
 from coterie.config.settings import Hidden
 from coterie.config.strict import complaint
+from coterie.copies import Copies
 from coterie.engines.hf import HfEngine
 from coterie.engines.native.engine import NativeEngine
 from coterie.engines.router import ClearableEngine, Router
@@ -73,7 +75,10 @@ def build(config: Config, folder: Path, console: bool = True, training: bool = T
         tell_of_few(config, tasks.tasks)
     must_have_devices(config, processes)
     record = RunLog if processes.first else NoLog
-    log = record(folder, dump(config), config.steps, config.log.wandb, console and processes.first)
+    copies = Copies(folder)
+    config_yaml = yamltree.write(copies.config(plain(config)))
+    shown = console and processes.first
+    log = record(folder, config_yaml, config.steps, config.log.wandb, shown, copies.files)
 
     shared: Shared = {}
     everyone = as_saved(opponents.with_slots(config), saved)

@@ -20,6 +20,7 @@ from torch.utils.tensorboard import SummaryWriter
 from coterie.config.problems import ConfigError
 from coterie.console import Display, display
 from coterie.files import append_line, numbered, truncate_after, write_atomic, writing
+from coterie.hand_changes import AS_WRITTEN
 from coterie.types import Episode, Metrics, Task, Turn
 
 
@@ -60,8 +61,17 @@ class StepLog:
 class RunLog:
     """The record of a run in its folder. Nothing is touched before the first step or `resume`."""
 
-    def __init__(self, folder: Path, config_yaml: str, steps: int, wandb: str | None, console: bool) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        config_yaml: str,
+        steps: int,
+        wandb: str | None,
+        console: bool,
+        copies: Mapping[str, bytes] | None = None,  # of the user's own files, by their place in the folder
+    ) -> None:
         self.folder = folder
+        self.copies = dict(copies or {})
         self.metrics_path = folder / "metrics.jsonl"
         self.config_yaml = config_yaml
         self.wandb_project = wandb
@@ -116,6 +126,8 @@ class RunLog:
     def _open(self) -> None:
         if self.resumed_at is None and self.metrics_path.exists():
             raise FileExistsError(f"{self.folder} already holds a run; resume it, or train into another folder")
+        for name, content in (self.copies | {AS_WRITTEN: self.config_yaml.encode()}).items():
+            write_atomic(self.folder / name, content)
         write_atomic(self.folder / "config.yaml", self.config_yaml)
         self.sinks = [self.display, TensorBoard(self.folder / "tensorboard", self.resumed_at)]
         if self.wandb_module:

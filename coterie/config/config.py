@@ -35,6 +35,7 @@ from coterie.config.settings import (
 from coterie.config.strict import Limits, Part, Reader, Weighted
 from coterie.credit.team import Team
 from coterie.types import Sampling
+from coterie.user_code import in_run
 
 __all__ = [
     "PARTS", "Alarm", "Checkpoints", "Config", "ConfigError", "CriticConfig", "EngineConfig", "Evaluation", "Hidden",
@@ -137,6 +138,7 @@ def of(tree: dict[str, Any], problems: Problems, folder: Path, overrides: Sequen
         yamltree.override(tree, override, problems)
         _spell_out(tree)
     _leave_out_misspelt_roles(tree, problems)
+    tree = in_run(tree, folder)
     config = Reader(problems, folder).value(Config, tree, ())
     problems.raise_any()
     for path, message in unusable_names(config):

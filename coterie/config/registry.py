@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import inspect
 import sys
 import traceback
@@ -15,6 +14,7 @@ from typing import Any, Literal, get_type_hints
 from zlib import crc32
 
 from coterie.config.problems import ConfigError, did_you_mean
+from coterie.user_code import run_file
 
 Kind = Literal["algorithm", "credit", "workflow", "env", "reward", "encoder"]
 
@@ -185,25 +185,18 @@ def _locate(path: str, folder: Path) -> Path:
 @cache
 def user_module(path: Path) -> ModuleType:
     """A user's file, run once. Whatever goes wrong in it is a ConfigError that tells where."""
-    name = f"{USERS}{path.stem}_{crc32(str(path).encode()):08x}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None  # the name ends in .py
-    module = importlib.util.module_from_spec(spec)
-    # Dataclasses and type hints look their own module up by name.
-    sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
+        return run_file(path, f"{USERS}{path.stem}_{crc32(str(path).encode()):08x}")
     except (Exception, SystemExit) as error:  # it is not our code, so it may be anything
-        del sys.modules[name]
         raise ConfigError(f"{path}{_line_of(error, path)}: {type(error).__name__}: {error}") from error
-    return module
 
 
 def line_in_users_file(part: Any, error: BaseException) -> str | None:
     """`parts.py, line 3`, where an error of a user's own class or function arose; None for one of ours."""
     if not part.__module__.startswith(USERS):
         return None
-    path = Path(inspect.getfile(part))
+    spec = sys.modules[part.__module__].__spec__
+    path = Path(str(spec and spec.origin))  # not `__file__`, which in a run's copy is the original's
     return f"{path}{_line_of(error, path)}"
 
 

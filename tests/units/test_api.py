@@ -116,8 +116,9 @@ def test_a_users_own_file_trains_and_its_run_can_be_resumed(
     folder, metrics = as_script(tmp_path, AS_FUNCTIONS if form == "functions" else AS_CLASSES, call)
     assert 0 <= metrics["reward"] <= 1
     stored = load(tmp_path / folder / "config.yaml")
-    assert stored.workflow.options == {"hint": "So: "} and stored.workflow.name == f"{tmp_path}/mine.py:pair"
-    assert stored.env.options == {"size": 3} and stored.reward.name == f"{tmp_path}/mine.py:vowels"
+    copy = tmp_path / folder / "files" / "0" / "mine.py"
+    assert stored.workflow.options == {"hint": "So: "} and stored.workflow.name == f"{copy}:pair"
+    assert stored.env.options == {"size": 3} and stored.reward.name == f"{copy}:vowels"
     if form == "functions":  # resuming reads the file again, whatever is in it
         monkeypatch.chdir(tmp_path)
         go_on(Path(folder), ["steps=3"], examples=0)
