@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 from safetensors import SafetensorError
 
+from coterie.aside import set_aside
 from coterie.errors import UserError
 from coterie.files import NotWritten, atomic_folder, numbered, remove_folder, write_atomic, writing
 from coterie.models.errors import ModelError
@@ -111,14 +112,22 @@ def _restore(run: Run, folder: Path) -> None:
         run.critic.load(folder / CRITIC)
 
 
-def resume(run: Run) -> None:
-    """Go on from the latest checkpoint, or from the start where none was written yet."""
-    if (saved := latest(run.folder)) is not None:
+def resume(run: Run, which: str | None = None) -> Path | None:
+    """Go on from the latest checkpoint, or from the start where none was written yet. `which`: go back to this one;
+    the folder in which what was done after it is set aside, if there is any."""
+    aside = None
+    if (saved := latest(run.folder) if which is None else find(run.folder, which)) is not None:
         restore(run, saved)
     run.processes.wait()  # until all have read it
+    if run.processes.first and which is not None:
+        aside = set_aside(run.folder, run.step)
+    run.processes.wait()
+    if which is not None and not (run.folder / "best").is_file():
+        run.best = None  # the next evaluation is the best of this way on
     if run.processes.first:
         _forget_later(run)
     _recall_evaluation(run, run.log.resume(run.step, run.evaluation_due))
+    return aside
 
 
 def _recall_evaluation(run: Run, rows: Sequence[Mapping[str, float]]) -> None:
@@ -126,7 +135,10 @@ def _recall_evaluation(run: Run, rows: Sequence[Mapping[str, float]]) -> None:
     rewards = [row["eval/reward"] for row in rows if row["step"] == run.step and "eval/reward" in row]
     for reward in run.processes.agree(rewards):
         run.measured = run.step
-        run.best = reward if run.best is None else max(run.best, reward)
+        if run.best is None or reward > run.best:
+            run.best = reward
+            if run.keeps_best:
+                save(run, best=True)
 
 
 def _forget_later(run: Run) -> None:

@@ -78,6 +78,13 @@ def train(
         Path | None,
         typer.Option(metavar="RUN", help="Go on with the run in this folder, from its latest checkpoint."),
     ] = None,
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WHICH",
+            help="Go back to this one: a step's number, or best. What the run did after it is moved to RUN/aside.",
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -96,6 +103,7 @@ def train(
       coterie train recipes/demo.yaml
       coterie train recipes/demo.yaml name=slow steps=40 policies.actor.lr=1e-4
       coterie train --resume runs/demo steps=60
+      coterie train --resume runs/demo --checkpoint 20
 
     Ctrl-C, SIGTERM and SIGHUP end it after the step at hand and save it; a second one ends it at once. The exit code
     is then 130, 143 or 129. A resumed run may be given other steps, sandbox, eval.*, checkpoint.*, log.* and rollout.*;
@@ -106,9 +114,11 @@ def train(
         raise typer.BadParameter("name a config, as in `coterie train recipes/demo.yaml`, or --resume a run")
     if resume is not None and out is not None:
         raise typer.BadParameter(f"--out has no effect with --resume: the run stays in {resume}")
+    if resume is None and checkpoint is not None:
+        raise typer.BadParameter(f"--checkpoint {checkpoint} has no effect without --resume: a new run has none")
     with _plainly() as commands:
         if resume is not None:
-            code = commands.go_on(resume, words, examples)
+            code = commands.go_on(resume, words, examples, checkpoint)
         else:
             code = commands.start(Path(words[0]), words[1:], out or Path("runs"), examples)
         raise typer.Exit(code)

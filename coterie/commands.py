@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from itertools import chain, count
@@ -15,7 +15,9 @@ from coterie.config import ConfigError, load
 from coterie.config.problems import undotted
 from coterie.config.schema import schema
 from coterie.files import TEMPORARY, InUse, NotWritten, held, must_have_place
+from coterie.hand_changes import hand_changes
 from coterie.processes import joined
+from coterie.user_code import FILES
 
 REPLAYED = ("algorithm", "credit", "reward")
 ON_RESUME = ("steps", "eval", "checkpoint", "log", "rollout", "sandbox")  # the rest would make it another run
@@ -32,8 +34,8 @@ def start(config_file: Path, changes: Sequence[str], out: Path, examples: int) -
         return sessions.learn(config, folder, examples, resuming=False)
 
 
-def go_on(folder: Path, changes: Sequence[str], examples: int) -> int:
-    """Train on from a run's latest checkpoint; the exit code."""
+def go_on(folder: Path, changes: Sequence[str], examples: int, which: str | None = None) -> int:
+    """Train on from a run's latest checkpoint, or from `which`; the exit code."""
     for key, group in _changed(changes):
         if group not in ON_RESUME:
             allowed = ", ".join(group if group in ("steps", "sandbox") else f"{group}.*" for group in ON_RESUME)
@@ -41,10 +43,12 @@ def go_on(folder: Path, changes: Sequence[str], examples: int) -> int:
     config = load(_config_of(folder), changes)
     if not os.access(folder, os.W_OK):
         raise NotWritten(f"{folder} is read-only: a run that goes on has to write to it")
+    for line in hand_changes(folder) if joined().first else ():
+        print(line, file=sys.stderr)
     from coterie import sessions
 
     with held(folder) if joined().first else nullcontext():
-        return sessions.learn(config, folder, examples, resuming=True)
+        return sessions.learn(config, folder, examples, resuming=True, which=which)
 
 
 def measure(what: Path, changes: Sequence[str], which: str | None, compare: bool, json_file: Path | None) -> None:
@@ -111,8 +115,8 @@ def free(folder: Path) -> Iterator[Path]:
         try:
             yield taken
         finally:
-            if first and _is_empty(taken):
-                shutil.rmtree(taken)
+            if first and not any(taken.iterdir()):
+                taken.rmdir()
 
 
 def _taken(folder: Path, locks: ExitStack) -> bool:
@@ -133,8 +137,8 @@ def _taken(folder: Path, locks: ExitStack) -> bool:
 
 
 def _is_empty(folder: Path) -> bool:
-    """Whether nothing is in a folder but what a killed process left unfinished."""
-    return folder.is_dir() and all(path.name.startswith(TEMPORARY) for path in folder.iterdir())
+    """Whether nothing is in a folder but what a run left that was killed before it wrote its config."""
+    return folder.is_dir() and all(path.name.startswith((TEMPORARY, FILES)) for path in folder.iterdir())
 
 
 def _config_of(folder: Path) -> Path:

@@ -26,10 +26,11 @@ from coterie.seeds import stable_hash
 from coterie.train import Run, train
 
 
-def learn(config: Config, folder: Path, examples: int, resuming: bool) -> int:
-    """Train a new team, or one that has a checkpoint; the exit code, 128 + its number after a signal."""
+def learn(config: Config, folder: Path, examples: int, resuming: bool, which: str | None = None) -> int:
+    """Train a new team, or one that has a checkpoint, from `which` of them; the exit code, 128 + its number after a
+    signal."""
     try:
-        return _learn(config, folder, examples, resuming)
+        return _learn(config, folder, examples, resuming, which)
     except NotWritten as error:
         if not (folder / "config.yaml").is_file():
             raise
@@ -37,8 +38,8 @@ def learn(config: Config, folder: Path, examples: int, resuming: bool) -> int:
         raise NotWritten(f"{error}; {then}") from error
 
 
-def _learn(config: Config, folder: Path, examples: int, resuming: bool) -> int:
-    latest = checkpoint.latest(folder)
+def _learn(config: Config, folder: Path, examples: int, resuming: bool, which: str | None) -> int:
+    latest = checkpoint.latest(folder) if which is None else checkpoint.find(folder, which)
     read_rows(folder / "metrics.jsonl")  # what is wrong in it is told before the models load
     done = int(latest.name) if latest else 0
     if done > config.steps:
@@ -49,8 +50,9 @@ def _learn(config: Config, folder: Path, examples: int, resuming: bool) -> int:
     _show(report.plan(config))
     before = _held_out(run) if examples else None  # fresh weights: a resumed run's are put in after this
     if resuming:
-        checkpoint.resume(run)
-        _show([Text(f"  going on after step {run.step}\n")])
+        aside = checkpoint.resume(run, which)
+        told = f"; what was done after it is kept in {aside}" if aside else ""
+        _show([Text(f"  going on after step {run.step}{told}\n")])
     try:
         train(run)
     except KeyboardInterrupt:  # the second signal

@@ -60,6 +60,11 @@ class Run:
         every = self.config.eval.every
         return self.step == self.config.steps or (every > 0 and self.step % every == 0)
 
+    @property
+    def keeps_best(self) -> bool:
+        """Whether the checkpoint that evaluated best is kept, too."""
+        return self.config.checkpoint.best is not False and self.config.eval.every > 0
+
     def seats(self, evaluating: bool = False) -> dict[str, Seat]:
         """Who plays which role now, and how it is sampled."""
         roles = {name: role.policies[0] for name, role in self.config.roles.items()}
@@ -196,5 +201,5 @@ def measure(run: Run, log: StepLog) -> None:
     log.add({f"eval/{name}": value for name, value in report.metrics.items()})
     if run.best is None or report.metrics["reward"] > run.best:
         run.best = report.metrics["reward"]
-        if run.config.checkpoint.best is not False and run.config.eval.every:
+        if run.keeps_best:
             checkpoint.save(run, best=True)

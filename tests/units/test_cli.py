@@ -422,6 +422,7 @@ def test_a_signal_saves_the_run_and_says_how_to_go_on(number: signal.Signals, tm
     assert f"{name}: finishing this step, then saving; once more stops at once" in told and "Traceback" not in told
     done = int((tmp_path / "game" / "latest").read_text())
     assert f"{done} of 1000 steps done" in rest and f"coterie train --resume {tmp_path / 'game'} " in rest
+    well("train", "--resume", tmp_path / "game", f"steps={done + 1}")
 
 
 def test_a_run_whose_terminal_is_closed_is_saved(tmp_path: Path, tiny_model: Path) -> None:
