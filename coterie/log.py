@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import io
 import json
+import os
+import socket
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,8 +17,10 @@ from typing import Any, Protocol
 
 import torch
 import yaml
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.record_writer import RecordWriter
 from torch import Tensor
-from torch.utils.tensorboard import SummaryWriter
 
 from coterie.config.problems import ConfigError
 from coterie.console import Display, display
@@ -177,22 +182,33 @@ class Sink(Protocol):
 
 
 class TensorBoard:
-    """One event file per start of the run; what an earlier start logged after step `resumed_at` is hidden."""
+    """One event file per start of the run; what an earlier start logged after step `resumed_at` is hidden.
+
+    Written at once, not by PyTorch's writer: its thread answers a full disk with a traceback.
+    """
 
     def __init__(self, folder: Path, resumed_at: int | None) -> None:
-        self.folder = folder
-        with writing(folder):
-            self.writer = SummaryWriter(str(folder), purge_step=None if resumed_at is None else resumed_at + 1)
+        self.path = folder / f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
+        with writing(self.path):
+            folder.mkdir(parents=True, exist_ok=True)
+            self.file = self.path.open("ab", buffering=0)
+        self._put(file_version="brain.Event:2")
+        if resumed_at is not None:
+            self._put(step=resumed_at + 1, session_log=SessionLog(status=SessionLog.START))
 
     def write(self, step: int, metrics: Metrics) -> None:
-        with writing(self.folder):
-            for name, value in metrics.items():
-                self.writer.add_scalar(name, value, step)
-            self.writer.flush()
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
+        self._put(step=step, summary=Summary(value=values))
 
     def close(self) -> None:
-        with writing(self.folder):
-            self.writer.close()
+        self.file.close()
+
+    def _put(self, **event: Any) -> None:
+        record = io.BytesIO()
+        RecordWriter(record).write(Event(wall_time=time.time(), **event).SerializeToString())
+        with writing(self.path):
+            if self.file.write(record.getvalue()) != record.tell():
+                raise OSError("only a part of an event was; is the disk full?")
 
 
 class WeightsAndBiases:

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pty
+import resource
 import shutil
 import signal
 import subprocess
@@ -25,8 +26,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from coterie.config import ConfigError
 from coterie.console import LivePanel, plain_line, sparkline, table
-from coterie.files import append_line, atomic_folder, remove_folder, truncate_after, write_atomic
-from coterie.log import RunLog, read_episodes
+from coterie.files import NotWritten, append_line, atomic_folder, remove_folder, truncate_after, write_atomic
+from coterie.log import RunLog, TensorBoard, read_episodes
 from coterie.rewards import TIMEOUTS
 from coterie.types import Episode, Task, Turn
 
@@ -65,7 +66,7 @@ def die_while(code: str, folder: Path) -> None:
     """Run code in a process of its own that kills itself at `die()` with a signal nothing can catch."""
     head = "import os, signal\nfrom pathlib import Path\nfrom coterie.files import *\n"
     head += f"folder = Path({str(folder)!r})\ndef die(): os.kill(os.getpid(), signal.SIGKILL)\n"
-    process = subprocess.run([sys.executable, "-c", head + textwrap.dedent(code)], timeout=60)
+    process = subprocess.run([sys.executable, "-c", head + textwrap.dedent(code)], timeout=600)
     assert process.returncode == -signal.SIGKILL
 
 
@@ -301,6 +302,22 @@ def test_an_evaluation_that_was_only_due_at_the_old_end_is_forgotten(tmp_path: P
     assert kept == rows(tmp_path) and ["eval/reward" in row for row in kept] == [False, True][: 1 + evaluated]
 
 
+def test_a_full_disk_is_told_by_tensorboard_s_file_in_one_line(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    board, before = TensorBoard(tmp_path, None), resource.getrlimit(resource.RLIMIT_FSIZE)
+    board.write(1, {"reward": 0.5})
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200, before[1]))
+    try:
+        with pytest.raises(NotWritten, match=r"tfevents.* could not be written: (only a part|File too large)"):
+            for step in range(2, 50):
+                board.write(step, {"reward": 0.5})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    board.close()
+    assert capfd.readouterr().err == ""
+
+
 def test_a_run_is_not_started_over_another(tmp_path: Path) -> None:
     with run_log(tmp_path).step(0):
         pass
@@ -441,7 +458,7 @@ def test_a_terminal_gets_the_panel_and_it_ends_when_a_step_fails(tmp_path: Path)
     except OSError:
         pass
     os.close(master)
-    assert process.wait(timeout=60) == 0
+    assert process.wait(timeout=600) == 0
     text = seen.decode()
     hide, show = "\x1b[?25l", "\x1b[?25h"
     assert text.count(hide) == text.count(show) == 2  # the cursor goes and comes back, once for each start
