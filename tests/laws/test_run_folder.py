@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -130,15 +131,13 @@ def as_nobody(action: Callable[[], object]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def test_a_read_only_folder_is_told(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    folder.mkdir(mode=0o555)
-    os.chmod(tmp_path, 0o755)
-    for parent in tmp_path.parents:
-        if parent.owner() != "root" or parent.stat().st_mode & 0o055 != 0o055:
-            os.chmod(parent, 0o755)
-    assert as_nobody(lambda: write_atomic(folder / "latest", "000001")) == 0
-    assert as_nobody(lambda: append_line(folder / "metrics.jsonl", "{}")) == 0
+def test_a_read_only_folder_is_told() -> None:
+    with TemporaryDirectory() as place:  # not tmp_path, which is its owner's alone
+        folder = Path(place) / "run"
+        folder.mkdir(mode=0o555)
+        os.chmod(place, 0o755)
+        assert as_nobody(lambda: write_atomic(folder / "latest", "000001")) == 0
+        assert as_nobody(lambda: append_line(folder / "metrics.jsonl", "{}")) == 0
 
 
 def test_a_run_in_a_read_only_folder_is_measured_but_not_resumed(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
