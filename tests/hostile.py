@@ -86,13 +86,13 @@ BRACKETS = [
 
 def nested(draw: random.Random) -> str:
     opening, closing = draw.choice(BRACKETS)
-    depth = draw.choice([1, 7, 9, 60, 300, 2000])
+    depth = draw.choice([1, 7, 9, 9, 60, 60, 300, 2000])
     whole = opening * depth + "9" + closing * draw.choice([0, depth])
     return draw.choice(["{}", "\\boxed{{{}}}", "<answer>{}</answer>"]).format(whole)
 
 
 def huge(draw: random.Random) -> str:
-    digits = draw.choice("179") * draw.choice([40, 400, 4301, 9000])
+    digits = draw.choice("179") * draw.choice([40, 40, 400, 4301])
     forms = ["{}", "\\boxed{{{}}}", "1/{}", "{}!", "9^{{{}}}", "-{}", "0.{}", "{}e999", "1e{}", "[{}]", "@@ -{} +1 @@"]
     return draw.choice(forms).format(digits)
 
@@ -134,10 +134,10 @@ def change(draw: random.Random) -> str:
         ["calc.py", "../x", "/etc/passwd", ".", "a\0b", "x" * 300, "test_calc.py", "conftest.py", "os.py", ""]
     )
     old = draw.choice(["    return a - b\n", "", "nowhere\n", "\n" * 99, "def add(a, b):\n"])
-    new = draw.choice(["    return 9\n", "import os; os._exit(0)\n", "", "x" * 5000 + "\n"])
+    new = draw.choice(["    return 9\n", "import os; os._exit(0)\n", "", "x" * 999 + "\n"])
     if draw.random() < 0.5:
         return f"{path}\n<<<<<<< SEARCH\n{old}=======\n{new}>>>>>>> REPLACE\n" * draw.choice([1, 1, 9])
-    start = draw.choice(["1", "0", "9" * 5000, "-1", "99"])
+    start = draw.choice(["1", "0", "1", "0", "9" * 5000, "-1", "99"])
     body = "".join(f"-{line}\n" for line in old.split("\n")) + "".join(f"+{line}\n" for line in new.split("\n"))
     return f"--- a/{path}\n+++ b/{path}\n@@ -{start},9 +{start} @@\n{body}" * draw.choice([1, 1, 9])
 
@@ -156,7 +156,7 @@ def program(draw: random.Random, canary: Path) -> str:
 
 def long(draw: random.Random) -> str:
     piece = draw.choice(PIECES)
-    return piece * (draw.choice([3000, 20_000]) // len(piece))
+    return piece * (draw.choice([300, 300, 300, 3000, 3000, 20_000]) // len(piece))
 
 
 def mixed(draw: random.Random, canary: Path) -> str:

@@ -43,7 +43,7 @@ def as_ids(model: Path, count: int, canary: Path) -> list[tuple[int, ...]]:
 class Recites:
     """Says one string after the other, whoever is asked; remembers whether a prompt held the secret."""
 
-    def __init__(self, chat: Chat, strings: Sequence[tuple[int, ...]]) -> None:
+    def __init__(self, chat: Chat, *_: Chat, strings: Sequence[tuple[int, ...]]) -> None:
         self.tokenizer, self.next, self.said, self.leaked = chat.tokenizer, cycle(strings), 0, False
 
     async def sample(self, policy: str, prompt_ids: Sequence[int], seed: int, sampling: Sampling) -> Sample:
@@ -144,31 +144,30 @@ def config(way: dict[str, Any], model: Path) -> dict[str, Any]:
     } | way
 
 
-def played(way: str, count: int, data: Path, model: Path, canary: Path) -> tuple[list[Episode], Recites]:
+def survives(way: str, count: int, data: Path, model: Path, canary: Path) -> None:
     """As many episodes as it takes to say all strings, by the collector of a run."""
     data.mkdir()
     written(data)
     (data / "sums.jsonl").write_text(json.dumps({"question": "?", "answer": ANSWER}) + "\n")
     run = started(config(WAYS[way](data), model), data / "run")
-    (chat, *_) = run.collector.chats.values()
-    says = Recites(chat, as_ids(model, count, canary))
-    collector, tasks = replace(run.collector, engine=says), run.tasks.tasks[:1]
-    episodes: list[Episode] = []
+    says = Recites(*run.collector.chats.values(), strings=as_ids(model, count, canary))
+    collector = replace(run.collector, engine=says)
+    began, highest, seed = time.monotonic(), 0.0, 0
     while says.said < count:
-        episodes += collector.collect(tasks, 64 if count > 64 else 8, run.seats(), len(episodes))
-    return episodes, says
-
-
-def survives(way: str, count: int, data: Path, model: Path, canary: Path) -> None:
-    started_at, busy = time.monotonic(), time.process_time()
-    episodes, says = played(way, count, data, model, canary)
-    print(f"{way}: {says.said} strings, {len(episodes)} episodes, {time.monotonic() - started_at:.0f} s, "
-          f"{time.process_time() - busy:.0f} s here, highest reward {max(e.reward for e in episodes):.3g}")  # fmt: skip
-    assert [episode.error for episode in episodes if episode.error] == []
-    assert max(episode.reward for episode in episodes) < 1
-    turns = [turn for episode in episodes for turn in episode.turns if turn.role not in JUDGES]
-    assert all(turn.reward is None or turn.reward < 1 for turn in turns)
+        seed += 1
+        episodes = collector.collect(run.tasks.tasks[:1], min(count, 200), run.seats(), seed)
+        highest = max(highest, harmless(episodes))
     assert not says.leaked
+    print(f"{way}: {says.said} strings, {time.monotonic() - began:.0f} s, highest reward {highest:.3g}")
+
+
+def harmless(episodes: Sequence[Episode]) -> float:
+    """The highest reward, where no episode failed and none earned 1."""
+    assert [episode.error for episode in episodes if episode.error] == []
+    turns = [turn for episode in episodes for turn in episode.turns if turn.role not in JUDGES]
+    highest = max(episode.reward for episode in episodes)
+    assert max([highest, *(turn.reward or 0.0 for turn in turns)]) < 1
+    return highest
 
 
 @pytest.mark.parametrize("way", SOME)
