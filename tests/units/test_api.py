@@ -21,6 +21,7 @@ from coterie.config import ConfigError, load
 from coterie.config.registry import options_of
 from coterie.types import Task, Workflow
 from coterie.workflows.chain import Chain
+from tests.hangs import HANG
 
 ROWS = [{"question": f"What is {i} + {i}?", "answer": str(2 * i)} for i in range(4)]
 
@@ -102,7 +103,7 @@ def as_script(folder: Path, parts: str, call: str) -> Any:
     """Run a file as its user does, and return what it printed as JSON."""
     main = f'\nif __name__ == "__main__":\n    import json\n    trained = {call}.train(console=False)\n'
     (folder / "mine.py").write_text(parts + main + "    print(json.dumps([str(trained.folder), trained.metrics]))\n")
-    ran = subprocess.run([sys.executable, "mine.py"], cwd=folder, capture_output=True, text=True, timeout=600)
+    ran = subprocess.run([sys.executable, "mine.py"], cwd=folder, capture_output=True, text=True, timeout=HANG)
     assert ran.returncode == 0, ran.stderr
     return json.loads(ran.stdout.splitlines()[-1])
 
@@ -218,13 +219,13 @@ def test_a_file_that_starts_training_when_it_is_read_is_told_what_to_write(tmp_p
     (tmp_path / "mine.py").write_text(
         AS_FUNCTIONS + f"\nAgentTrainer(workflow=pair, train_dataset={ROWS!r}, config={config!r}).train()\n"
     )
-    ran = subprocess.run([sys.executable, "mine.py"], cwd=tmp_path, capture_output=True, text=True, timeout=600)
+    ran = subprocess.run([sys.executable, "mine.py"], cwd=tmp_path, capture_output=True, text=True, timeout=HANG)
     assert ran.returncode != 0 and '__name__ == "__main__"' in ran.stderr
 
 
 def test_the_package_imports_nothing_heavy_by_itself() -> None:
     code = "import coterie, sys; from coterie import workflow; print('torch' in sys.modules)"
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG)
     assert ran.stdout.strip() == "False"
     with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
         _ = coterie.Nothing  # type: ignore[attr-defined]
@@ -244,6 +245,6 @@ def test_a_gpus_memory_grows_in_one_piece_unless_the_user_says_how(given: dict[s
     around = {name: value for name, value in os.environ.items() if name not in names}
     code = "import torch, coterie; print(torch._C._accelerator_getAllocatorSettings())"
     ran = subprocess.run(
-        [sys.executable, "-c", code], env=around | given, capture_output=True, text=True, timeout=600, check=True
+        [sys.executable, "-c", code], env=around | given, capture_output=True, text=True, timeout=HANG, check=True
     )
     assert ran.stdout.strip() == expected

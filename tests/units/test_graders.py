@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import time
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +27,10 @@ from coterie.rewards.nli import label, nli
 from coterie.rewards.number import number
 from coterie.rewards.qa import qa
 from coterie.types import Task
+from tests.hangs import HANG
 
 
-def grade(name: str, answer: Any, truth: Any, deadline: float = 20.0, **options: Any) -> float:
+def grade(name: str, answer: Any, truth: Any, deadline: float = HANG, **options: Any) -> float:
     return asyncio.run(grader(name, options, deadline)(answer, truth))
 
 
@@ -326,10 +326,8 @@ def test_every_gsm8k_answer_is_right_and_one_more_is_wrong() -> None:
 
 
 def test_a_pattern_that_never_ends_is_killed() -> None:
-    started = time.monotonic()
     with pytest.raises(GraderTimeout):
         grade("format", "a" * 5000 + "!", None, deadline=0.5, pattern="^(a+)+$")
-    assert time.monotonic() - started < 10
     part = Weighted("format", {"pattern": "^(a+)+$", "sections": ()}, None, 1.0)
     with pytest.raises(GraderTimeout):
         grade("compose", "a" * 5000 + "!", None, deadline=0.5, parts=(part,))

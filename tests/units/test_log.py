@@ -30,6 +30,7 @@ from coterie.files import NotWritten, append_line, atomic_folder, remove_folder,
 from coterie.log import RunLog, TensorBoard, read_episodes
 from coterie.rewards import TIMEOUTS
 from coterie.types import Episode, Task, Turn
+from tests.hangs import HANG
 
 METRICS = {
     "reward": 0.412,
@@ -66,7 +67,7 @@ def die_while(code: str, folder: Path) -> None:
     """Run code in a process of its own that kills itself at `die()` with a signal nothing can catch."""
     head = "import os, signal\nfrom pathlib import Path\nfrom coterie.files import *\n"
     head += f"folder = Path({str(folder)!r})\ndef die(): os.kill(os.getpid(), signal.SIGKILL)\n"
-    process = subprocess.run([sys.executable, "-c", head + textwrap.dedent(code)], timeout=600)
+    process = subprocess.run([sys.executable, "-c", head + textwrap.dedent(code)], timeout=HANG)
     assert process.returncode == -signal.SIGKILL
 
 
@@ -458,7 +459,7 @@ def test_a_terminal_gets_the_panel_and_it_ends_when_a_step_fails(tmp_path: Path)
     except OSError:
         pass
     os.close(master)
-    assert process.wait(timeout=600) == 0
+    assert process.wait(timeout=HANG) == 0
     text = seen.decode()
     hide, show = "\x1b[?25l", "\x1b[?25h"
     assert text.count(hide) == text.count(show) == 2  # the cursor goes and comes back, once for each start

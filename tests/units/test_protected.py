@@ -23,6 +23,7 @@ from coterie.config.protected import executes_programs
 from coterie.envs.base import graded
 from coterie.sandbox import Sandbox, SandboxMissing, SandboxReduced, available, bubble, pool, shared
 from tests.games import game
+from tests.hangs import HANG
 
 ROOT = Path(__file__).parents[2]
 ROW = {
@@ -165,7 +166,7 @@ def test_the_command_itself_refuses_where_bubblewrap_is_forbidden(tmp_path: Path
     fake_bwrap(tmp_path, "echo 'bwrap: No permissions to\ncreate new namespace' >&2; exit 1")
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
     words = [sys.executable, "-m", "coterie", "train", str(recipe(tmp_path, workflow="math_tool"))]
-    ran = subprocess.run(words, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    ran = subprocess.run(words, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=HANG)
     assert ran.returncode == 2 and ran.stderr.count("\n") == 1, ran.stderr
     assert "bubblewrap does not work here (bwrap: No permissions to create new namespace)" in ran.stderr
     assert "kernel.unprivileged_userns_clone=1" in ran.stderr

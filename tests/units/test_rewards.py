@@ -20,6 +20,7 @@ from coterie.rewards.answers import boxed, last_number, marked
 from coterie.rewards.exact import exact
 from coterie.rewards.math import math
 from coterie.rewards.number import number
+from tests.hangs import HANG, eventually
 
 OWN = """
 from __future__ import annotations
@@ -64,7 +65,7 @@ def own(tmp_path: Path) -> Path:
     return path
 
 
-def grade(name: str, answer: Any, truth: Any, deadline: float = 20.0, **options: Any) -> float:
+def grade(name: str, answer: Any, truth: Any, deadline: float = HANG, **options: Any) -> float:
     return asyncio.run(grader(name, options, deadline)(answer, truth))
 
 
@@ -105,11 +106,11 @@ def test_a_text_without_a_number_is_wrong_and_a_reference_without_one_is_a_mista
 
 
 def test_a_made_up_number_is_read_in_no_time() -> None:
-    started = time.perf_counter()
+    started = time.thread_time()  # not the clock's: others may use this machine too
     assert last_number("9" * 20000) is not None
     assert last_number("1e99999999999") is not None
     assert last_number("1," * 20000) is not None
-    assert time.perf_counter() - started < 1.0
+    assert time.thread_time() - started < 1.0
 
 
 def test_exact_ignores_spaces_around_and_capitals_on_request() -> None:
@@ -204,22 +205,20 @@ def test_a_worker_serves_many_calls_and_many_event_loops(own: Path) -> None:
 
 def test_a_call_that_never_returns_is_killed_and_the_next_one_is_answered(own: Path) -> None:
     assert grade(f"{own}:half", "", "") == 0.5
-    started = time.perf_counter()
     with pytest.raises(GraderTimeout, match=r"never took more than 0.3 s"):
         grade(f"{own}:never", "", "", deadline=0.3)
-    assert time.perf_counter() - started < 5.0
     assert grade(f"{own}:half", "", "") == 0.5
 
 
 def test_the_deadline_starts_when_a_call_does(own: Path) -> None:
-    """Twice as many calls as workers: the later ones wait in line, which is no fault of theirs."""
-    own.write_text("import time\ndef nap(answer, truth):\n    time.sleep(0.4)\n    return 1.0")
+    """Eight times as many calls as workers: the last ones wait in line for 3.5 s, which is no fault of theirs."""
+    own.write_text("import time\ndef nap(answer, truth):\n    time.sleep(0.5)\n    return 1.0")
 
     async def many() -> list[float]:
-        ask = grader(f"{own}:nap", {}, 0.7)
-        return await asyncio.gather(*(ask("", "") for _ in range(2 * worker.WORKERS)))
+        ask = grader(f"{own}:nap", {}, 3.5)
+        return await asyncio.gather(*(ask("", "") for _ in range(8 * worker.WORKERS)))
 
-    assert asyncio.run(many()) == [1.0] * (2 * worker.WORKERS)
+    assert asyncio.run(many()) == [1.0] * (8 * worker.WORKERS)
 
 
 WAITS = """
@@ -275,7 +274,7 @@ def test_killing_a_call_kills_what_it_started(own: Path, tmp_path: Path) -> None
     note = tmp_path / "pid"
     with pytest.raises(GraderTimeout):
         grade(f"{own}:children", "", str(note), deadline=2.0)
-    assert not alive(int(note.read_text()))
+    assert eventually(lambda: not alive(int(note.read_text())))
 
 
 def test_a_failure_comes_back_with_its_traceback(own: Path, tmp_path: Path) -> None:
@@ -309,13 +308,13 @@ def test_a_script_without_a_main_guard_is_not_run_again(own: Path) -> None:
 
 def test_no_grader_outlives_a_parent_that_was_killed(own: Path, tmp_path: Path) -> None:
     note = tmp_path / "pid"
-    call = f"grader({f'{own}:endless'!r}, {{}}, 60.0)('', {str(note)!r})"
-    # SIGALRM ends the parent as a kill would, without a chance to clean up.
-    subprocess.run(**script(own, f"import signal; signal.alarm(2); asyncio.run({call})"))
-    until = time.monotonic() + 5
-    while alive(int(note.read_text())) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert not alive(int(note.read_text()))
+    call = f"grader({f'{own}:endless'!r}, {{}}, {HANG})('', {str(note)!r})"
+    # Killed as soon as the grader has said who it is, without a chance to clean up.
+    kill = f"while not (os.path.exists({str(note)!r}) and open({str(note)!r}).read()): time.sleep(0.01)\n"
+    kill = "def kill():\n    " + kill + "    os.kill(os.getpid(), 9)\n"
+    kill = f"import os, threading, time\n{kill}threading.Thread(target=kill).start()\n"
+    subprocess.run(**script(own, f"{kill}asyncio.run({call})"))
+    assert eventually(lambda: not alive(int(note.read_text())))
 
 
 def script(beside: Path, code: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -20,8 +20,9 @@ import pytest
 
 from coterie.sandbox import Limits, Ran, Sandbox, SandboxReduced, apart, available, files_in, pool
 from coterie.sandbox.record import how_it_ended
+from tests.hangs import HANG, eventually
 
-LIMITS = Limits(seconds=2.0, memory=512 << 20, processes=16, disk=8 << 20, output=64 << 10)
+LIMITS = Limits(seconds=HANG, memory=512 << 20, processes=16, disk=8 << 20, output=64 << 10)
 needs_bubblewrap = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
 
 
@@ -74,7 +75,7 @@ def run(sandbox: Sandbox, code: str, **options: object) -> Ran:
 
     async def both() -> Ran:
         ran = await sandbox.run(code, **options)  # type: ignore[arg-type]
-        after = await sandbox.run("print('still here')", limits=replace(LIMITS, seconds=30.0))
+        after = await sandbox.run("print('still here')", limits=LIMITS)
         assert (after.stdout, after.ended) == ("still here\n", "ok")
         return ran
 
@@ -129,15 +130,15 @@ def test_a_folder_goes_in_without_its_history(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("code", ["while True: pass", "import time; time.sleep(1000)"])
 def test_what_never_ends_is_ended(sandbox: Sandbox, code: str) -> None:
-    ran = run(sandbox, f"print('begun', flush=True)\n{code}", limits=replace(LIMITS, seconds=0.5))
+    ran = run(sandbox, f"print('begun', flush=True)\n{code}", limits=replace(LIMITS, seconds=2.0))
     assert (ran.ended, ran.stdout) == ("timeout", "begun\n")
-    assert 0.5 <= ran.seconds < 2.0
+    assert ran.seconds >= 2.0
 
 
 def test_memory_has_an_end(sandbox: Sandbox) -> None:
     assert run(sandbox, "x = bytearray(10 << 30)").ended == "memory"
     code = "x = []\nwhile True: x.append(bytearray(1 << 20))"
-    assert run(sandbox, code, limits=replace(LIMITS, seconds=30.0)).ended == "memory"
+    assert run(sandbox, code).ended == "memory"
 
 
 IN_FILES = """
@@ -168,10 +169,9 @@ for i in range(5):
 )
 def test_memory_has_an_end_for_all_processes_together(sandbox: Sandbox, code: str, ended: str) -> None:
     """Under address spaces that are each small enough. What forks share counts once."""
-    limits = replace(LIMITS, memory=72 << 20, seconds=30.0)
+    limits = replace(LIMITS, memory=72 << 20)
     ran = run(sandbox, f"import mmap, os, time\n{code}\ntime.sleep(0.3 if {ended!r} == 'ok' else 9)", limits=limits)
     assert ran.ended == ended
-    assert ran.seconds < 8.0
 
 
 IN_SESSIONS = """
@@ -185,7 +185,7 @@ for i in range({count}):
 
 @pytest.mark.parametrize(("count", "size", "ended"), [(5, 20, "memory"), (40, 0, "processes")])
 def test_no_session_of_its_own_leads_out_of_the_limits(closed: Sandbox, count: int, size: int, ended: str) -> None:
-    limits = replace(LIMITS, memory=72 << 20 if size else LIMITS.memory, seconds=30.0)
+    limits = replace(LIMITS, memory=72 << 20 if size else LIMITS.memory)
     ran = run(closed, f"import os, time\n{IN_SESSIONS.format(count=count, size=size)}\ntime.sleep(9)", limits=limits)
     # Under bubblewrap the kernel itself refuses to make so many.
     assert ran.ended == ended or (ended == "processes" and "BlockingIOError" in ran.stderr)
@@ -216,11 +216,10 @@ PATIENT_BOMB = "import os\nwhile True:\n    try: os.fork()\n    except OSError: 
 
 @pytest.mark.parametrize("code", [BOMB, PATIENT_BOMB])
 def test_a_fork_bomb_goes_off_in_its_box(sandbox: Sandbox, code: str) -> None:
-    name, started = f"bomb{time.time_ns() % 10**9}", time.monotonic()
+    name = f"bomb{time.time_ns() % 10**9}"
     named = f"me = '/proc/self/comm'\nopen(me, 'w').write('{name}')\nprint(open(me).read(), flush=True)\n"
-    ran = run(sandbox, named + code, limits=replace(LIMITS, seconds=1.0))
+    ran = run(sandbox, named + code, limits=replace(LIMITS, seconds=3.0))
     assert ran.ended in ("processes", "timeout") and ran.stdout.split() == [name]
-    assert time.monotonic() - started < 20.0
     assert eventually(lambda: name not in alive())
 
 
@@ -300,7 +299,7 @@ def test_jobs_see_no_other_processes(whole: Sandbox) -> None:
 
 
 def test_jobs_may_use_what_is_installed(sandbox: Sandbox) -> None:
-    limits = replace(LIMITS, seconds=60.0, memory=2 << 30)
+    limits = replace(LIMITS, memory=2 << 30)
     assert run(sandbox, "import numpy; print(numpy.arange(3).sum())", limits=limits).stdout == "3\n"
 
 
@@ -315,8 +314,7 @@ def test_many_jobs_run_at_once_and_the_event_loop_goes_on(sandbox: Sandbox) -> N
                 ticks += 1
 
         ticking = asyncio.create_task(tick())
-        limits = replace(LIMITS, seconds=30.0)
-        jobs = [sandbox.run(f"import time; time.sleep(0.2); print({i})", limits=limits) for i in range(6)]
+        jobs = [sandbox.run(f"import time; time.sleep(0.2); print({i})") for i in range(6)]
         assert [ran.stdout for ran in await asyncio.gather(*jobs)] == [f"{i}\n" for i in range(6)]
         ticking.cancel()
         return ticks
@@ -327,16 +325,14 @@ def test_many_jobs_run_at_once_and_the_event_loop_goes_on(sandbox: Sandbox) -> N
 
 def test_a_job_that_nobody_waits_for_is_ended(sandbox: Sandbox) -> None:
     async def give_up() -> Ran:
-        limits = replace(LIMITS, seconds=60.0)
+        limits = replace(LIMITS, seconds=10 * HANG)
         waiting = [asyncio.create_task(sandbox.run("while True: pass", limits=limits)) for _ in range(2)]
         await asyncio.sleep(0.3)
         for task in waiting:
             task.cancel()
         return await sandbox.run("print(1)", limits=limits)
 
-    started = time.monotonic()
-    assert asyncio.run(give_up()).stdout == "1\n"
-    assert time.monotonic() - started < 30.0
+    assert asyncio.run(asyncio.wait_for(give_up(), HANG)).stdout == "1\n"
 
 
 @needs_bubblewrap
@@ -352,7 +348,7 @@ signal.alarm(3)
 asyncio.run(Sandbox().run({job!r}))
 """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    ran = subprocess.run([sys.executable, "-c", script], env=environment, timeout=60)
+    ran = subprocess.run([sys.executable, "-c", script], env=environment, timeout=HANG)
     assert ran.returncode == -14
     assert eventually(lambda: not any(mark in words for words in processes()))
 
@@ -376,9 +372,10 @@ def test_without_bubblewrap_one_warning_says_what_is_missing(
     assert first is second and first.reduced
 
 
+@pytest.mark.slow
 @needs_bubblewrap
 def test_a_small_script_has_little_to_wait_for(whole: Sandbox) -> None:
-    """50 ms is the aim; a busy machine gets some more. Python's own start under bubblewrap takes longer."""
+    """50 ms is the aim, on cores that nobody else uses. Python's own start under bubblewrap takes longer."""
 
     async def several() -> list[float]:
         waited = []
@@ -390,14 +387,6 @@ def test_a_small_script_has_little_to_wait_for(whole: Sandbox) -> None:
         return waited
 
     assert min(asyncio.run(several())) < 0.05
-
-
-def eventually(holds: Callable[[], bool], seconds: float = 10.0) -> bool:
-    """The kernel needs a moment to bury many processes."""
-    until = time.monotonic() + seconds
-    while not holds() and time.monotonic() < until:
-        time.sleep(0.05)
-    return holds()
 
 
 def alive() -> set[str]:

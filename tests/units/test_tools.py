@@ -24,6 +24,7 @@ from coterie.tools.python import python_tool
 from coterie.tools.search import Local, Remote, open_tool, retriever, search_tool
 from coterie.tools.tool import as_tools
 from coterie.types import Episode, Message, Sample, Sampling, Split, Task, Team
+from tests.hangs import HANG
 from tests.models import tiny_tokenizer
 from tests.scripted import Scripted
 
@@ -49,7 +50,7 @@ TOOLS = as_tools([weather, slow])
 ROME = Call("weather", {"city": "Rome", "days": 2})
 
 
-def used(name: str, deadline: float = 5.0, **arguments: Any) -> str:
+def used(name: str, deadline: float = HANG, **arguments: Any) -> str:
     return asyncio.run(use(Call(name, arguments), TOOLS, deadline))
 
 
@@ -187,10 +188,10 @@ def test_one_message_makes_only_so_many_calls() -> None:
 
 
 def test_strange_texts_are_read_in_no_time() -> None:
-    started = time.monotonic()
+    started = time.thread_time()  # not the clock's: others may use this machine too
     for text in ("<tool_call>" * 50_000, "```python\n" * 50_000, "{" * 100_000, '{"name":' * 50_000, "\0" * 100_000):
         read_calls(text, TOOLS)
-    assert time.monotonic() - started < 3
+    assert time.thread_time() - started < 3
 
 
 def test_a_call_is_checked_before_it_is_made() -> None:
@@ -203,9 +204,7 @@ def test_a_call_is_checked_before_it_is_made() -> None:
 
 
 def test_a_tool_has_a_deadline() -> None:
-    started = time.monotonic()
     assert used("slow", deadline=0.1, seconds=60) == "Error: Timeout: slow took more than 0.1 s"
-    assert time.monotonic() - started < 5
 
 
 def test_a_plain_function_that_never_returns_holds_nobody_up() -> None:
@@ -214,9 +213,7 @@ def test_a_plain_function_that_never_returns_holds_nobody_up() -> None:
         threading.Event().wait(60)
         return "at last"
 
-    started = time.monotonic()
     assert asyncio.run(use(Call("stuck"), as_tools([stuck]), 0.1)) == "Error: Timeout: stuck took more than 0.1 s"
-    assert time.monotonic() - started < 5
 
 
 def test_a_tool_that_is_broken_ends_the_episode_and_is_not_blamed_on_the_model() -> None:
@@ -243,15 +240,15 @@ def test_a_long_result_is_cut() -> None:
 
 
 def test_python_shows_what_is_printed_and_what_went_wrong() -> None:
-    tools = as_tools([python_tool(seconds=2.0)])
+    tools = as_tools([python_tool(seconds=5.0)])
 
     def run(code: str) -> str:
-        return asyncio.run(use(Call("python", {"code": code}), tools, 30.0))
+        return asyncio.run(use(Call("python", {"code": code}), tools, HANG))
 
     assert run("print(6 * 7)") == "42"
     assert run("6 * 7") == "(it printed nothing; use print to see a value)"
     assert run("print(1); 1 / 0").endswith("ZeroDivisionError: division by zero")
-    assert run("while True: pass") == "Timeout: it took more than 2 s"
+    assert run("while True: pass") == "Timeout: it took more than 5 s"
     assert "OutOfMemory" in run("bytearray(10 << 30)")
 
 
@@ -259,10 +256,10 @@ def call(name: str, **arguments: Any) -> str:
     return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
-def talk(lines: Sequence[str], **options: Any) -> tuple[Any, Scripted]:
+def talk(lines: Sequence[str], tools: Sequence[Any] = (weather, slow), **options: Any) -> tuple[Any, Scripted]:
     team = Scripted({"solver": list(lines)})
     start = [Message(role="user", content="Is Rome warm?")]
-    return asyncio.run(converse(team.solver, start, [weather, slow], **options)), team
+    return asyncio.run(converse(team.solver, start, tools, **options)), team
 
 
 def test_a_conversation_goes_on_until_nothing_is_called() -> None:
@@ -294,9 +291,16 @@ def test_rounds_have_an_end() -> None:
 
 
 def test_calls_of_a_turn_run_at_once() -> None:
-    started = time.monotonic()
-    result, _ = talk([call("slow", seconds=0.5) * 8, "Done."])
-    assert result.results == ("waited",) * 8 and time.monotonic() - started < 3
+    """Each waits until all are there: one after the other would wait for ever."""
+    barrier = asyncio.Barrier(8)
+
+    async def meet() -> str:
+        """Wait for the others."""
+        await barrier.wait()
+        return "met"
+
+    result, _ = talk([call("meet") * 8, "Done."], [meet])
+    assert result.results == ("met",) * 8
 
 
 NO_TOOLS = (  # like Gemma's and the first Mistral's
@@ -474,7 +478,7 @@ class Drips(BaseHTTPRequestHandler):
         self.send_response(200)
         self.end_headers()
         with suppress(OSError):
-            for _ in range(600):
+            while True:
                 self.wfile.write(b" ")
                 time.sleep(0.05)
 
@@ -485,9 +489,9 @@ def test_nobody_waits_for_a_server_that_never_comes_to_an_end() -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), Drips) as http:
         http.block_on_close = False
         threading.Thread(target=http.serve_forever, daemon=True).start()
-        tools, started = as_tools([search_tool(Remote(f"http://127.0.0.1:{http.server_port}"))]), time.monotonic()
+        tools = as_tools([search_tool(Remote(f"http://127.0.0.1:{http.server_port}"))])
         said = asyncio.run(use(Call("search", {"query": "Rome"}), tools, 0.5))
-        assert said == "Error: Timeout: search took more than 0.5 s" and time.monotonic() - started < 5
+        assert said == "Error: Timeout: search took more than 0.5 s"
         http.shutdown()
 
 

@@ -19,6 +19,7 @@ from coterie.workflows.single import Single
 from coterie.workflows.summarize import Summarize
 from coterie.workflows.template import fill
 from coterie.workflows.vote import Vote
+from tests.hangs import HANG
 from tests.scripted import Line, Scripted
 
 TASK = Task("t", "What is 2 + {2}?", "4")
@@ -126,7 +127,7 @@ def test_debaters_of_one_round_speak_at_the_same_time() -> None:
 
     team, barrier = Scripted({"ann": ["4"], "bob": ["4"]}, Meets), asyncio.Barrier(2)
     debate = Debate(roles=("ann", "bob"), rounds=1)
-    assert asyncio.run(asyncio.wait_for(debate.run(TASK, team, None), 5)) == "4"
+    assert asyncio.run(asyncio.wait_for(debate.run(TASK, team, None), HANG)) == "4"
 
 
 def test_the_majority_answer_keeps_its_whole_text() -> None:
@@ -233,4 +234,4 @@ def test_workers_of_a_plan_work_at_the_same_time() -> None:
             return await super().say(messages, **sampling)
 
     team, barrier = Scripted({"orchestrator": ["a\nb", "4"], "worker": ["1", "2"]}, Meets), asyncio.Barrier(2)
-    asyncio.run(asyncio.wait_for(Orchestrate().run(TASK, team, None), 5))
+    asyncio.run(asyncio.wait_for(Orchestrate().run(TASK, team, None), HANG))
