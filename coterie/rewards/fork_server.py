@@ -1,6 +1,6 @@
 """The process that the answers to a builtin grader are forked from: it imports the grader once for all of them.
 
-Run as `python -P -m coterie.rewards.fork_server FD`. It has no threads, so that forking it is safe.
+Run as `python -P -m coterie.rewards.fork_server FD FUNCTION`. It has no threads, so that forking it is safe.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from typing import Any, NoReturn
 from coterie.rewards.load import load
 
 ADDRESS_SPACE = 2 << 30  # bytes that one answer may use
-LONGEST_NAME = 1000
 # Parsers fill tables while they parse; a process that is forked after that finds them filled.
 WARM_UP = {
     "coterie.rewards.math:math": [
@@ -37,17 +36,17 @@ WARM_UP = {
 }
 
 
-def serve(control: socket.socket) -> None:
-    """Fork a process for each connection that arrives with the name of a function, until the parent is gone."""
+def serve(control: socket.socket, name: str) -> None:
+    """Fork a process for each connection that arrives, one with every byte, until the parent is gone."""
     running: dict[int, Connection] = {}
     signal.signal(signal.SIGCHLD, lambda *_: _reap(running))
     while True:
-        name, handles, _, _ = socket.recv_fds(control, LONGEST_NAME, 1)
-        if not name:
+        byte, handles, _, _ = socket.recv_fds(control, 1, 1)
+        if not byte:
             return _end(running)
         connection = Connection(handles[0])
         try:
-            function = _ready(name.decode())
+            function = _ready(name)
         except BaseException:  # whatever it is, the parent raises it: an error crosses to it as text
             connection.send(("failed", traceback.format_exc()))
             continue
@@ -114,4 +113,4 @@ def _bound(kind: int, most: int) -> None:
 
 
 if __name__ == "__main__":
-    serve(socket.socket(fileno=int(sys.argv[1])))
+    serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2])

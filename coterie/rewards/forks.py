@@ -96,10 +96,10 @@ class Place:
 class Server:
     """The process that the answers to one grader are forked from: the less it has loaded, the sooner a fork is made."""
 
-    def __init__(self) -> None:
-        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    def __init__(self, name: str) -> None:
+        self.control, theirs = socket.socketpair()
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "coterie.rewards.fork_server", str(theirs.fileno())],
+            [sys.executable, "-P", "-m", "coterie.rewards.fork_server", str(theirs.fileno()), name],
             pass_fds=[theirs.fileno()],
             env=environment(),
             stdin=subprocess.DEVNULL,
@@ -108,10 +108,10 @@ class Server:
         )
         theirs.close()
 
-    def connect(self, name: str) -> Connection:
-        """A process for one call of a function."""
+    def connect(self) -> Connection:
+        """A process for one call."""
         ours, theirs = Pipe()
-        socket.send_fds(self.control, [name.encode()], [theirs.fileno()])
+        socket.send_fds(self.control, [b"."], [theirs.fileno()])
         theirs.close()
         return ours
 
@@ -137,8 +137,8 @@ def _call(name: str, request: tuple[Any, ...]) -> Any:
 def _connect(name: str) -> Connection:
     with _starting:
         if name not in _servers or _servers[name].process.poll() is not None:
-            _servers[name] = Server()
-        return _servers[name].connect(name)
+            _servers[name] = Server(name)
+        return _servers[name].connect()
 
 
 def _result(name: str, connection: Connection, request: tuple[Any, ...], place: Place) -> Any:
