@@ -294,8 +294,8 @@ def build_adapter(config: Config, name: str, policy: Policy, base: Base) -> Adap
 def fresh_adapter(name: str, lora: Lora, base: Base, seed: int) -> Adapter:
     targets, left_out = targets_for(base.model, base.layers, lora.targets, lora.rank)
     if left_out and joined().first:
-        small = f"no adapter on {', '.join(left_out)}, which are smaller than the rank of {lora.rank}"
-        print(f"{name}: {small}", file=sys.stderr)
+        why = "; ".join(f"{layer} {reason}" for layer, reason in left_out.items())
+        print(f"{name}: no adapter on some layers: {why}", file=sys.stderr)
     return Adapter(name, lora.rank, lora.alpha, targets).attach(base.layers, seed)
 
 

@@ -18,6 +18,7 @@ from coterie.batch import hand_back, make_batches
 from coterie.config import Config
 from coterie.credit.base import Credit
 from coterie.engines.router import Router
+from coterie.errors import UserError
 from coterie.evaluate import evaluate
 from coterie.learners.torch import TorchLearner
 from coterie.log import RunLog, StepLog
@@ -28,6 +29,10 @@ from coterie.seeds import stable_hash
 from coterie.signals import finishing_steps, told
 from coterie.tasks import TaskStream
 from coterie.types import Critic, Episode, Metrics, Task
+
+
+class NobodySpoke(UserError, RuntimeError):
+    """A workflow that asked none of its roles."""
 
 
 @dataclass
@@ -128,6 +133,7 @@ def learn(run: Run, log: StepLog) -> None:
     log.add(summary(episodes) | {"sampled_tokens": spoken, "tokens_per_second": rate})
     log.episodes(episodes, list(otherwise.values()))
     played = enough(episodes, run.config.rollout.max_failed)
+    must_have_spoken(run, played)
     with log.phase("credit"):
         log.add(judge(run, played, otherwise) | turn_metrics(played, run.learners))
     with log.phase("update"):
@@ -144,6 +150,14 @@ def learn(run: Run, log: StepLog) -> None:
     log.add(alarmed)
     for line in news if run.processes.first else ():
         print(f"step {run.step + 1}: {line}", file=sys.stderr)
+
+
+def must_have_spoken(run: Run, played: list[Episode]) -> None:
+    """Stop a run that would go on to its end and learn nothing."""
+    if not any(episode.turns for episode in played):
+        silent = f"nobody spoke in any of {len(played)} episodes of {type(run.collector.workflow).__name__}"
+        ask = "its run has to ask roles, as in `turn = await team[role].say(prompt)`"
+        raise NobodySpoke(f"workflow: {silent}, so there is nothing to learn from; {ask}")
 
 
 def play(run: Run, tasks: list[Task], repeats: int) -> tuple[list[Episode], dict[str, Episode]]:
