@@ -16,6 +16,7 @@ from coterie.build import build
 from coterie.commands import free
 from coterie.config import ConfigError
 from coterie.config.config import of, plain
+from coterie.config.functions import named
 from coterie.files import write_atomic
 from coterie.train import train
 from coterie.types import Env, Metrics
@@ -35,8 +36,8 @@ class AgentTrainer:
     `workflow` is a name, a class or an instance; `reward` a name or a function; a dataset is a file, a list of rows
     with question and answer, or, for both splits, an environment. What is yours must stand at the top of a file, and
     this call under `if __name__ == "__main__":`, because the file is read again: by processes that grade answers, and
-    when the run is resumed. `config` is a recipe's path, a graph's, or a mapping like a recipe; what is given here goes
-    over it.
+    when the run is resumed; so must functions among `workflow_args`, for options that are declared `Callable`.
+    `config` is a recipe's path, a graph's, or a mapping like a recipe; what is given here goes over it.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class AgentTrainer:
         if workflow is not None:
             tree["workflow"] = given.part("workflow", workflow)
         if arguments:
-            tree["workflow"] = {**given.long(tree, "workflow"), **plain(arguments)}
+            tree["workflow"] = {**given.long(tree, "workflow"), **plain(named(arguments, "workflow_args"))}
         if reward is not None:
             tree["reward"] = given.part("reward", reward)
 

@@ -6,11 +6,13 @@ import copy
 import inspect
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 from coterie.config import ConfigError, yamltree
 from coterie.config.config import plain, text_of
+from coterie.config.functions import named
 from coterie.config.problems import Problems, Sources
 from coterie.config.registry import BUILTIN, Kind
 from coterie.graph.read import is_graph
@@ -20,7 +22,7 @@ from coterie.graph.translate import translate
 def tree(config: str | Path | Mapping[str, Any]) -> tuple[dict[str, Any], Problems, Path]:
     """A recipe's keys, what its problems are told with, and the folder in which its files are looked for."""
     if isinstance(config, Mapping):
-        return copy.deepcopy(dict(config)), Problems(Sources("the config given to AgentTrainer")), Path()
+        return copy.deepcopy(named(config, "config")), Problems(Sources("the config given to AgentTrainer")), Path()
     path = Path(config)
     if not path.is_file():
         raise ConfigError(f"{path}: there is no such file")
@@ -73,10 +75,10 @@ def part(kind: Kind, given: Any) -> dict[str, Any]:
         return {"name": given}
     if inspect.isclass(given) or inspect.isfunction(given):
         return {"name": _name(kind, given)}
-    options = plain(given)
-    if not isinstance(options, dict):
+    if not is_dataclass(given):
         raise ConfigError(f"{kind}: {type(given).__name__} must be a dataclass, so that a run can write it down")
-    return {"name": _name(kind, type(given)), **options}
+    options = {f.name: getattr(given, f.name) for f in fields(given) if f.name[0] != "_"}
+    return {"name": _name(kind, type(given)), **plain(named(options, kind))}
 
 
 def _name(kind: Kind, part: Any) -> str:

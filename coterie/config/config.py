@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from coterie.config import yamltree
+from coterie.config.functions import function_name
 from coterie.config.names import unusable_names
 from coterie.config.problems import ConfigError, Problems, Sources, did_you_mean
 from coterie.config.registry import Kind
@@ -191,4 +193,6 @@ def plain(value: Any) -> Any:
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, Path):
         return str(value)
+    if inspect.isfunction(value):
+        return function_name(value)
     return [plain(item) for item in value] if isinstance(value, (list, tuple)) else value

@@ -161,13 +161,18 @@ def _default(field: Any) -> Any:
     return field.default if field.default_factory is MISSING else field.default_factory()
 
 
-def _from_file(kind: Kind, name: str, folder: Path) -> Any:
+def attribute_of(name: str, folder: Path) -> Any:
+    """What `path/to/file.py:name` names."""
     path, _, attribute = name.rpartition(":")
     module = user_module(_locate(path, folder))
     own = [known for known, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
     if attribute not in vars(module):
         raise ConfigError(f"{path} has no {attribute}; it has {', '.join(own)}" + did_you_mean(attribute, own))
-    part = vars(module)[attribute]
+    return vars(module)[attribute]
+
+
+def _from_file(kind: Kind, name: str, folder: Path) -> Any:
+    part = attribute_of(name, folder)
     wanted = "function" if kind == "reward" else "class"
     if not (inspect.isfunction(part) if kind == "reward" else inspect.isclass(part)):
         raise ConfigError(f"{name} is a {type(part).__name__}, but {kind} wants a {wanted}")

@@ -13,6 +13,7 @@ from typing import Annotated, Any, get_args, get_origin
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from coterie.config.fits import misfit
+from coterie.config.functions import FunctionName, function, takes_function
 from coterie.config.hints import hint_for
 from coterie.config.located import located
 from coterie.config.problems import ConfigError, Path, Problems, did_you_mean, listed, undotted
@@ -53,6 +54,8 @@ class Reader:
 
     def value(self, hint: Any, data: Any, path: Path) -> Any:
         kind = bare(hint)
+        if isinstance(data, FunctionName) or (takes_function(hint) and data is not None):
+            return self.function(hint, data, path)
         if is_union(kind):
             return self.either(hint, data, path)
         if kind is Part:
@@ -70,10 +73,24 @@ class Reader:
             return self.value(others[0], data, path)
         return self.leaf(hint, data, path)
 
+    def function(self, hint: Any, data: Any, path: Path) -> Any:
+        if not takes_function(hint):
+            declare = f"`{path[-1]}: Callable` in its class takes one"
+            return self.wrong(path, f"a function is given where {wanted(hint)} is wanted; {declare}")
+        try:
+            return function(data, self.folder)
+        except ConfigError as error:
+            return self.wrong(path, str(error))
+
     def leaf(self, hint: Any, data: Any, path: Path) -> Any:
         try:
+            written = json.dumps(data)
+        except TypeError:
+            kept = "a config is kept as text, numbers, lists and mappings"
+            return self.wrong(path, f"a {type(data).__name__} is given, or is inside what is given; {kept}")
+        try:
             # As JSON, because strict Python input refuses a list where a tuple is meant.
-            read = TypeAdapter(hint, config=STRICT).validate_json(json.dumps(data), context={"folder": self.folder})
+            read = TypeAdapter(hint, config=STRICT).validate_json(written, context={"folder": self.folder})
             return located(read, self.folder) if isinstance(read, File) else read
         except ValidationError:
             near = did_you_mean(data, choices(hint)) if isinstance(data, str) else ""

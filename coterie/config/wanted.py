@@ -36,6 +36,8 @@ def wanted(hint: Any) -> str:
         return " or ".join(wanted(member) for member in get_args(hint))
     if is_dataclass(hint):
         return "a mapping"
+    if hint is Any:
+        return "a value of no declared type"
     kind = get_origin(hint) or hint
     if kind is tuple and get_args(hint)[-1] is not Ellipsis:
         return f"a list of {', '.join(wanted(member) for member in get_args(hint))}"

@@ -17,7 +17,7 @@ import pytest
 import coterie
 from coterie import AgentTrainer, env, reward, tool, workflow
 from coterie.commands import go_on
-from coterie.config import ConfigError, load
+from coterie.config import ConfigError, dump, load
 from coterie.config.registry import options_of
 from coterie.types import Task, Workflow
 from coterie.workflows.chain import Chain
@@ -175,6 +175,87 @@ def test_an_instance_and_a_path_and_a_builtin_say_the_same_as_a_recipe(tmp_path:
     assert [task.answer for task in listed.config.env.made.tasks("train")] == [row["answer"] for row in ROWS]
     known = AgentTrainer(workflow=Alone, config=settings(tmp_path, reward="number", env={"name": "gsm8k"}), **given)
     assert known.config.env.name == "gsm8k" and known.config.workflow.name == f"{__file__}:Alone"
+
+
+def shorter(text: str) -> str:
+    return text[:3]
+
+
+@dataclass(frozen=True)
+class Edits:
+    """A workflow with options that are functions."""
+
+    edit: Callable[[str], str]
+    checks: tuple[Callable[[str], bool], ...] = ()
+    after: Callable[[str], str] | None = None
+    limit: int = 3
+    roles: tuple[str, ...] = ("thinker", "speaker")
+
+    async def run(self, task: Task, team: Any, world: Any) -> str:
+        return self.edit((await team.speaker.say(task.prompt)).text)
+
+
+class Plain:
+    """A class whose options have no types."""
+
+    roles = ("thinker", "speaker")
+
+    def __init__(self, edit):  # type: ignore[no-untyped-def]
+        self.edit = edit
+
+    async def run(self, task: Task, team: Any, world: Any) -> str:
+        return ""
+
+
+def given_to(workflow: Any, out: Path, **arguments: Any) -> AgentTrainer:
+    rows = {"train_dataset": ROWS, "val_dataset": ROWS, "reward": "number", "out": out}
+    return AgentTrainer(workflow=workflow, workflow_args=arguments, config=settings(out), **rows)
+
+
+def test_a_function_among_the_workflow_s_arguments_is_written_down_and_found_again(tmp_path: Path) -> None:
+    config = given_to(Edits, tmp_path, edit=shorter, checks=[shorter]).config
+    assert config.workflow.made.edit("abcde") == "abc" and config.workflow.made.checks[0]("abcde") == "abc"
+    assert config.workflow.made.after is None
+    (tmp_path / "again.yaml").write_text(dump(config))
+    assert f"edit: {__file__}:shorter" in dump(config)
+    assert load(tmp_path / "again.yaml") == config
+    instance = AgentTrainer(workflow=Edits(shorter), config=settings(tmp_path, reward="number"), train_dataset=ROWS)
+    assert instance.config.workflow.made.edit("abcde") == "abc"
+
+
+@pytest.mark.parametrize(
+    ("workflow", "arguments", "message"),
+    [
+        (
+            Edits,
+            {"edit": lambda text: text},
+            r"workflow_args\.edit: .*<lambda> must be a function at the top of a file",
+        ),
+        (
+            Edits,
+            {"edit": shorter, "checks": [print]},
+            r"workflow_args\.checks\.0: print must be a function at the top of",
+        ),
+        (
+            Edits,
+            {"edit": shorter, "limit": shorter},
+            r"workflow\.limit: a function is given where a whole number is wan",
+        ),
+        (Edits, {"edit": "shorter"}, r"workflow\.edit: 'shorter' names no function; path/to/file\.py:name does"),
+        (Plain, {"edit": shorter}, r"workflow\.edit: a function is given .*; `edit: Callable` in its class takes one"),
+        (
+            Edits,
+            {"edit": shorter, "limit": {1}},
+            r"workflow\.limit: a set is given, or is inside what is given; a config",
+        ),
+        ("chain", {"roles": shorter}, r"workflow\.roles: a function is given where a list is wanted"),
+    ],
+)
+def test_an_argument_that_cannot_be_kept_is_refused_with_its_key(
+    workflow: Any, arguments: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        given_to(workflow, tmp_path, **arguments)
 
 
 GRAPH = Path(__file__).parents[2] / "recipes" / "graph" / "two_agents.yaml"
