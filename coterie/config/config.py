@@ -45,6 +45,7 @@ __all__ = [
 ]  # fmt: skip
 
 PARTS: tuple[Kind, ...] = ("workflow", "env", "reward", "algorithm", "credit", "encoder")
+ENCODER = Part("hidden", {"model": None}, Hidden())
 SAMPLING = Limits(max_tokens=Count, temperature=Temperature, top_p=TopP, top_k=CountFromZero)
 
 
@@ -60,7 +61,7 @@ class Config:
     algorithm: Part
     credit: Part = field(default_factory=lambda: Part("team", dict(vars(Team())), Team()))
     critics: dict[str, CriticConfig] = field(default_factory=dict)
-    encoder: Part = field(default_factory=lambda: Part("hidden", {"model": None}, Hidden()))
+    encoder: Part = ENCODER
     name: str = "run"  # `load` takes the file's
     seed: Seed = 0
     steps: Amount = 100
@@ -152,10 +153,11 @@ def of(tree: dict[str, Any], problems: Problems, folder: Path, overrides: Sequen
 def dump(config: Config) -> str:
     """The whole config as YAML, defaults included; it loads to an equal one.
 
-    An encoder is left out where no mixer reads it: written, it would be refused.
+    The usual encoder is left out: written, it would be refused where no mixer reads it, as when a run is judged again
+    by another algorithm.
     """
     tree = plain(config)
-    if not config.algorithm.made.reads_utility(config.steps):
+    if config.encoder == ENCODER:
         del tree["encoder"]
     return yamltree.write(tree)
 

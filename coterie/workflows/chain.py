@@ -31,6 +31,9 @@ class Chain:
             for role in getattr(self, option):
                 if role not in self.roles:
                     raise ValueError(f"{option}.{role}: no such role; the chain is {' → '.join(self.roles)}")
+        for role, system in self.systems.items():
+            if gaps := [name for name in ("question", *self.roles) if f"{{{name}}}" in system]:
+                raise ValueError(f"systems.{role}: {{{gaps[0]}}} is filled in prompts only; put it into prompts.{role}")
         for position, role in enumerate(self.roles):
             check(self.prompt(role), ["question", *self.roles[:position]], f"prompts.{role}")
 

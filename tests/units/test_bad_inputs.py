@@ -9,6 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from coterie.cli import app
+from coterie.config import dump, load
+from coterie.config.crosscheck import cross_check
 from tests.games import GAME, game
 
 BRACKETS = "[" * 2000
@@ -135,6 +137,11 @@ def test_braces_that_nothing_fills_are_refused(config: Path, mistake: str) -> No
     assert said.startswith(f"workflow.prompts.reasoner: {expected}")
 
 
+def test_a_field_in_a_system_text_is_refused(config: Path) -> None:
+    said = refused("check", config, "workflow={name: chain, systems: {actor: 'You answer {question}'}}")
+    assert said.startswith("workflow.systems.actor: {question} is filled in prompts only; put it into prompts.actor")
+
+
 @pytest.mark.parametrize(
     "prompt", ["\\frac{1}{2} {question}", "\\boxed{}", "{{answer}}", "\\left\\{ x", '{"a": {"b": 1}}', "{if x > 0}"]
 )
@@ -176,3 +183,10 @@ def test_tasks_that_fail_or_share_a_name_are_told_with_the_line(config: Path, li
     with_tasks(config, lines)
     said = refused("train", "game.yaml", "--out", config.parent)
     assert said.startswith("env: ") and expected in said
+
+
+def test_the_usual_encoder_is_not_written_down_where_it_would_be_refused(config: Path) -> None:
+    for algorithm in ("grpo", "vdn"):
+        (config.parent / "again.yaml").write_text(dump(load(config, [f"algorithm={algorithm}"])))
+        made = load(config.parent / "again.yaml", ["algorithm=grpo"])
+        cross_check(made, made.workflow.made, made.algorithm.made)
