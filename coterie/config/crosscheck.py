@@ -125,8 +125,7 @@ def _encoder(config: Config, algorithm: Any) -> Iterator[tuple[str, str]]:
     if algorithm.reads_utility(config.steps):
         if not isinstance(config.encoder.made, Hidden) and not isinstance(config.encoder.made, Encoder):
             yield "encoder", f"{config.encoder.name} has no method encode(texts), which gives a vector for each text"
-    # A run's own config.yaml spells out the default.
-    elif config.encoder.made != Hidden() or config.sources.is_overridden(("encoder",)):
+    elif config.sources.is_written(("encoder",)):  # a run's own config.yaml leaves the usual one out
         read = "vdn and qmix with a mixer do"
         yield "encoder", f"has no effect: {type(algorithm).__name__} reads no vectors of texts; {read}; leave it out"
 

@@ -68,6 +68,10 @@ class Sources:
             path = path[:-1]
         return self.places[path] if path else self.file
 
+    def is_written(self, path: Path) -> bool:
+        """Whether a key was given at all, in the file or on the command line."""
+        return path in self.places
+
     def is_overridden(self, path: Path) -> bool:
         """Whether a key was set on the command line, or made there to set one inside it."""
         return self.place(path).startswith(OVERRIDE)

@@ -185,6 +185,13 @@ def test_tasks_that_fail_or_share_a_name_are_told_with_the_line(config: Path, li
     assert said.startswith("env: ") and expected in said
 
 
+def test_an_encoder_that_nothing_reads_is_refused_in_a_file_too(config: Path) -> None:
+    config.write_text(config.read_text() + "encoder: hidden\n")
+    last = len(config.read_text().splitlines())
+    said = refused("train", config, "--out", config.parent)
+    assert said.startswith("encoder: has no effect: Grpo reads no vectors") and said.endswith(f"line {last})")
+
+
 def test_the_usual_encoder_is_not_written_down_where_it_would_be_refused(config: Path) -> None:
     for algorithm in ("grpo", "vdn"):
         (config.parent / "again.yaml").write_text(dump(load(config, [f"algorithm={algorithm}"])))
