@@ -21,6 +21,7 @@ from coterie.cli import app
 from coterie.config import load
 from coterie.config.protected import executes_programs
 from coterie.envs.base import graded
+from coterie.rewards.worker import GraderFailed, Worker
 from coterie.sandbox import Sandbox, SandboxMissing, SandboxReduced, available, bubble, pool, shared
 from tests.games import game
 from tests.hangs import HANG
@@ -210,6 +211,38 @@ def test_the_sandbox_itself_runs_nothing_without_bubblewrap() -> None:
     for made in (Sandbox, shared):
         with pytest.raises(SandboxMissing, match="bwrap is not installed"):
             made()
+
+
+OWN_REWARD = """\
+import asyncio
+from coterie.sandbox import shared
+
+def ran(answer, truth):
+    return float(asyncio.run(shared().run("print(1)")).stdout == "1\\n")
+"""
+
+
+@pytest.mark.usefixtures("hide")
+def test_a_reward_of_ones_own_may_run_programs_only_as_the_config_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It runs in a process of its own, which may have served another config before."""
+    fake_bwrap(tmp_path, "exit 1")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    (tmp_path / "own.py").write_text(OWN_REWARD)
+    worker = Worker()
+
+    def graded() -> Any:
+        return worker.call(f"{tmp_path / 'own.py'}:ran", ("", ""), {}, 60.0)
+
+    with pytest.raises(GraderFailed, match="programs cannot be run safely"):
+        graded()
+    pool.allow_unsafe(True)
+    assert graded() == 1.0
+    pool.allow_unsafe(False)
+    with pytest.raises(GraderFailed, match="programs cannot be run safely"):
+        graded()
+    worker.kill()
 
 
 def own_workflow(folder: Path, model: Path, more: str = "", **changes: Any) -> Path:
