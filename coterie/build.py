@@ -18,7 +18,7 @@ from coterie.algorithms.ppo import Ppo
 from coterie.algorithms.vdn import Vdn
 from coterie.checkpoint import policy_folder
 from coterie.config import Config, ConfigError, CriticConfig, Lora, Policy, yamltree
-from coterie.config.config import plain
+from coterie.config.config import to_tree
 from coterie.config.crosscheck import cross_check
 from coterie.config.installed import must_be_installed
 from coterie.config.problems import Path as Names
@@ -76,7 +76,7 @@ def build(config: Config, folder: Path, console: bool = True, training: bool = T
     must_have_devices(config, processes)
     record = RunLog if processes.first else NoLog
     copies = Copies(folder)
-    config_yaml = yamltree.write(copies.config(plain(config)))
+    config_yaml = yamltree.write(copies.config(to_tree(config)))
     shown = console and processes.first
     log = record(folder, config_yaml, config.steps, config.log.wandb, shown, copies.files)
 

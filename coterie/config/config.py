@@ -151,15 +151,17 @@ def of(tree: dict[str, Any], problems: Problems, folder: Path, overrides: Sequen
 
 
 def dump(config: Config) -> str:
-    """The whole config as YAML, defaults included; it loads to an equal one.
+    """The whole config as YAML, defaults included; it loads to an equal one."""
+    return yamltree.write(to_tree(config))
 
-    The usual encoder is left out: written, it would be refused where no mixer reads it, as when a run is judged again
-    by another algorithm.
-    """
-    tree = plain(config)
+
+def to_tree(config: Config) -> dict[str, Any]:
+    """The whole config as plain data. The usual encoder is left out: written, it would be refused where no mixer reads
+    it, as when a run is judged again by another algorithm."""
+    tree: dict[str, Any] = plain(config)
     if config.encoder == ENCODER:
         del tree["encoder"]
-    return yamltree.write(tree)
+    return tree
 
 
 def _spell_out(tree: dict[str, Any]) -> None:
