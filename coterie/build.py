@@ -73,6 +73,7 @@ def build(config: Config, folder: Path, console: bool = True, training: bool = T
     if processes.first:
         tell_of_known(held_out, tasks.tasks)
         tell_of_few(config, tasks.tasks)
+        tell_of_late_evaluation(config)
     must_have_devices(config, processes)
     record = RunLog if processes.first else NoLog
     copies = Copies(folder)
@@ -145,6 +146,13 @@ def tell_of_few(config: Config, tasks: Sequence[Task]) -> None:
     if config.tasks_per_step > len(tasks):
         there = f"there are {len(tasks)} training tasks, so a step meets some of them more than once"
         print(f"tasks_per_step={config.tasks_per_step}: {there}; {len(tasks)} meet each once", file=sys.stderr)
+
+
+def tell_of_late_evaluation(config: Config) -> None:
+    """Not an error: a short trial of a long recipe, `steps=2`, is a usual thing to do."""
+    if config.eval.every > config.steps:
+        ends = f"a run of steps={config.steps} ends before, so it is evaluated at its beginning and its end only"
+        print(f"eval.every={config.eval.every}: {ends}", file=sys.stderr)
 
 
 def tell_of_known(held_out: Sequence[Task], trained: Sequence[Task]) -> None:

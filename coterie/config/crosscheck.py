@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from coterie.config.config import Config
-from coterie.config.idle import empty_targets, idle_in_training, idle_rows, idle_sampling, late_evaluation
+from coterie.config.idle import empty_targets, idle_in_training, idle_rows, idle_sampling
 from coterie.config.problems import Path, Problems, did_you_mean, undotted
 from coterie.config.settings import Hidden, Lora, Rollout
 from coterie.envs.base import graded
@@ -37,7 +37,6 @@ def cross_check(config: Config, workflow: Workflow, algorithm: Any, training: bo
         _evaluation,
         idle_rows,
         idle_sampling,
-        late_evaluation,
         empty_targets,
     )
     for check in (*checks, _anything_to_train, idle_in_training) if training else checks:

@@ -37,14 +37,6 @@ def idle_sampling(config: Config) -> Found:
             yield ("sampling", key), "has no effect: every role has its own"
 
 
-def late_evaluation(config: Config) -> Found:
-    if config.eval.every > config.steps:
-        ends = (
-            f"the end of a run of steps={config.steps} comes before; give at most {config.steps}, or 0 for the end only"
-        )
-        yield ("eval", "every"), f"{config.eval.every} steps never pass: {ends}"
-
-
 def empty_targets(config: Config) -> Found:
     for group, several in (("policies", config.policies), ("critics", config.critics)):
         for name, learner in several.items():

@@ -57,10 +57,6 @@ REFUSED = {
         "episodes_per_task=1000000",
         "tasks_per_step: 3 with 1,000,000 episodes of each are 3,000,000 episodes at once; at most 1,000,000",
     ),
-    "evaluated after the end": (
-        "eval.every=3",
-        "eval.every: 3 steps never pass: the end of a run of steps=2 comes before; give at most 2, or 0",
-    ),
     "an encoder as it is": ("encoder=hidden", "encoder: has no effect: Grpo reads no vectors of texts; vdn and qmix"),
     "a dot at the end": ("steps.=3", "override steps.=3: an override looks like key=value", "did you mean steps=3?"),
     "a dot at the beginning": (".steps=3", "override .steps=3: an override looks", "did you mean steps=3?"),

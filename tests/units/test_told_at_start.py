@@ -72,6 +72,12 @@ def test_a_template_without_a_system_role_is_told_and_its_text_goes_to_the_user(
     assert str(read).startswith("<|im_start|>user\nAnswer with one word.\n\n")
 
 
+def test_an_evaluation_that_never_comes_is_told(tmp_path: Path, model: Path) -> None:
+    result = coterie("train", game(tmp_path, model), "steps=1", "eval.every=3", "--out", tmp_path)
+    assert result.exit_code == 0, result.output
+    assert "eval.every=3: a run of steps=1 ends before, so it is evaluated" in result.stderr
+
+
 def test_more_tasks_a_step_than_there_are_is_told(tmp_path: Path, model: Path) -> None:
     result = coterie("train", game(tmp_path, model), "steps=1", "tasks_per_step=7", "--out", tmp_path)
     assert result.exit_code == 0, result.stderr
