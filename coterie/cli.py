@@ -101,7 +101,7 @@ def train(
     \b
     Examples:
       coterie train recipes/demo.yaml
-      coterie train recipes/demo.yaml name=slow steps=40 policies.actor.lr=1e-4
+      coterie train recipes/demo.yaml name=slow steps=40 policies.first.lr=1e-4
       coterie train --resume runs/demo steps=60
       coterie train --resume runs/demo --checkpoint 20
 

@@ -27,11 +27,23 @@ NEEDS: dict[str, dict[str, Any]] = {  # what an algorithm must be told
     "at_grpo": {"siblings": 2},
     "cory": {"swap": 2},
 }
+CHAIN = {
+    "name": "chain",
+    "roles": ["reasoner", "actor"],
+    "systems": {
+        "reasoner": "You are a calculator. You reply with the result only.",
+        "actor": "You reply with one number only.",
+    },
+    "prompts": {"reasoner": "{question} = ?", "actor": "{reasoner}\nWhat is the result?"},
+}
 
 
 def config(algorithm: str, shared: bool) -> dict[str, Any]:
-    """The demo with one-digit sums, so that some answers are right from the start."""
+    """The demo as a chain with one-digit sums, so that some answers are right from the start."""
     tree = yaml.safe_load(RECIPE.read_text())
+    tree |= {"workflow": CHAIN, "sampling": {"temperature": 0.6}, "learning": {}}
+    tree["policies"] = {name: {"model": "demo", "lr": 5e-4} for name in ("reasoner", "actor")}
+    tree["roles"] = {name: {"policy": name, "max_tokens": 12} for name in tree["policies"]}
     if shared:
         tree["policies"] = {"both": {"model": "demo", "lr": 5e-4}}
         tree["roles"] = {name: role | {"policy": "both"} for name, role in tree["roles"].items()}

@@ -1,0 +1,42 @@
+"""A workflow of one's own: the two roles of the demo add three numbers, each a part of the sum."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from coterie.rewards.answers import last_number
+from coterie.types import Message, Task, Team, Turn
+
+# An example shows the form, so that all there is to learn is adding.
+START = (
+    Message(role="system", content="You are a calculator."),
+    Message(role="user", content="2 + 3 = ?"),
+    Message(role="assistant", content="The answer is 5."),
+)
+
+
+@dataclass(frozen=True)
+class Relay:
+    """The first adds two numbers; the second, which never sees them, adds the third to what the first found.
+
+    3 + 5 + 9  →  first: "3 + 5 = ?"  →  "The answer is 8."  →  second: "8 + 9 = ?"  →  "The answer is 17."
+    """
+
+    roles: tuple[str, str] = ("first", "second")
+
+    async def run(self, task: Task, team: Team, world: Any) -> str:
+        two, _, third = task.prompt.rpartition(" + ")
+        found = last_number(finished(await team["first"].say(sum_of(two))))
+        if found is None:
+            return ""
+        return finished(await team["second"].say(sum_of(f"{found} + {third}")))
+
+
+def sum_of(terms: str) -> list[Message]:
+    return [*START, Message(role="user", content=f"{terms} = ?")]
+
+
+def finished(turn: Turn) -> str:
+    """What a role said; nothing where it was cut off, so that nobody learns to talk on until the limit."""
+    return "" if turn.stop == "length" else turn.text
