@@ -12,7 +12,7 @@ from coterie.types import Message, Task, Team, Turn
 START = (
     Message(role="system", content="You are a calculator."),
     Message(role="user", content="2 + 3 = ?"),
-    Message(role="assistant", content="The answer is 5."),
+    Message(role="assistant", content="2 + 3 = 5"),
 )
 
 
@@ -20,17 +20,17 @@ START = (
 class Relay:
     """The first adds two numbers; the second, which never sees them, adds the third to what the first found.
 
-    3 + 5 + 9  →  first: "3 + 5 = ?"  →  "The answer is 8."  →  second: "8 + 9 = ?"  →  "The answer is 17."
+    3 + 5 + 9  →  first: "3 + 5 = ?"  →  "3 + 5 = 8"  →  second: "8 + 9 = ?"  →  "8 + 9 = 17"
     """
 
     roles: tuple[str, str] = ("first", "second")
 
     async def run(self, task: Task, team: Team, world: Any) -> str:
-        two, _, third = task.prompt.rpartition(" + ")
-        found = last_number(finished(await team["first"].say(sum_of(two))))
+        *two, sign, third = task.prompt.split(" ")
+        found = last_number(finished(await team["first"].say(sum_of(" ".join(two)))))
         if found is None:
             return ""
-        return finished(await team["second"].say(sum_of(f"{found} + {third}")))
+        return finished(await team["second"].say(sum_of(f"{found} {sign} {third}")))
 
 
 def sum_of(terms: str) -> list[Message]:
