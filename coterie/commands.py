@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -115,8 +116,8 @@ def free(folder: Path) -> Iterator[Path]:
         try:
             yield taken
         finally:
-            if first and not any(taken.iterdir()):
-                taken.rmdir()
+            if first and _is_empty(taken):
+                shutil.rmtree(taken)
 
 
 def _taken(folder: Path, locks: ExitStack) -> bool:

@@ -154,7 +154,7 @@ def learn(run: Run, log: StepLog) -> None:
 
 def must_have_spoken(run: Run, played: list[Episode]) -> None:
     """Stop a run that would go on to its end and learn nothing."""
-    if not any(episode.turns for episode in played):
+    if played and not any(episode.turns for episode in played):
         silent = f"nobody spoke in any of {len(played)} episodes of {type(run.collector.workflow).__name__}"
         ask = "its run has to ask roles, as in `turn = await team[role].say(prompt)`"
         raise NobodySpoke(f"workflow: {silent}, so there is nothing to learn from; {ask}")

@@ -14,13 +14,13 @@ import pytest
 import torch
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-from coterie.config.settings import LINEARS
 from coterie.engines import hf
 from coterie.engines.hf import HfEngine
 from coterie.engines.native.engine import NativeEngine
 from coterie.engines.router import ClearableEngine, Router
 from coterie.engines.vllm import VllmEngine
 from coterie.models.base import Base
+from coterie.models.lora_targets import USUAL
 from coterie.types import Sampling
 from tests.models import CONTEXT, SHAPE, tiny_tokenizer
 from tests.oracle import POLICIES, Oracle, ask, distribution, pairs, random_adapter, random_ids
@@ -78,7 +78,7 @@ def wide_base(folder_of: Callable[[str], Path]) -> Callable[[], Base]:
     @cache
     def make() -> Base:
         base = Base(folder_of("wide"))
-        for name, rank, targets in (("a", 4, ["q_proj", "down_proj"]), ("b", 2, LINEARS), ("c", 8, ["o_proj"])):
+        for name, rank, targets in (("a", 4, ["q_proj", "down_proj"]), ("b", 2, USUAL), ("c", 8, ["o_proj"])):
             random_adapter(base, name, rank, targets, seed=rank)
         return base
 

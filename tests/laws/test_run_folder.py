@@ -101,7 +101,7 @@ def test_a_full_disk_is_told_and_the_run_goes_on_when_there_is_room(name: str, r
 def test_a_disk_that_fills_up_while_a_run_begins_is_told_and_leaves_no_folder(tmp_path: Path, model: Path) -> None:
     config = game(tmp_path, model)
     with no_file_above(10):
-        assert "config.yaml could not be written: File too large" in one_line("train", config, "--out", tmp_path)
+        assert "could not be written: File too large" in one_line("train", config, "--out", tmp_path)
     assert not (tmp_path / "game").exists()
 
 

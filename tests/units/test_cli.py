@@ -305,13 +305,13 @@ def test_a_package_that_is_missing_is_told_with_the_key_that_asks_for_it(
     [
         ({"name": "rows", "train": "none.jsonl"}, "env.train: Rows has no training tasks ("),
         ({"name": "rows", "train": "some.jsonl", "test": "none.jsonl"}, "env.test: Rows has no held-out tasks ("),
-        ({"name": "gsm8k"}, "env: gsm8k from the hub needs the datasets package"),
+        ({"name": "gsm8k"}, "env: openai/gsm8k: the Hugging Face hub did not give it"),
     ],
 )
 def test_an_environment_without_tasks_is_told_with_its_key_and_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, env: dict[str, str], said: str
 ) -> None:
-    monkeypatch.setitem(sys.modules, "datasets", None)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     (tmp_path / "none.jsonl").touch()
     (tmp_path / "some.jsonl").write_text('{"question": "1 + 1", "answer": 2}\n')
     told = plainly(coterie("train", game(tmp_path, tmp_path / "no-model", env=env, reward="number"), "--out", tmp_path))
