@@ -9,12 +9,12 @@ from urllib.parse import quote
 
 from safetensors import SafetensorError
 
-from coterie.aside import set_aside
+from coterie.checksums import SUMS, check_sums, write_sums
 from coterie.errors import UserError
 from coterie.files import NotWritten, atomic_folder, numbered, remove_folder, write_atomic, writing
 from coterie.models.errors import ModelError
 from coterie.models.store import read_tensors, write_tensors
-from coterie.sums import SUMS, check_sums, write_sums
+from coterie.rewind import set_aside
 
 if TYPE_CHECKING:
     from coterie.train import Run

@@ -15,8 +15,8 @@ from pathlib import Path
 from coterie.config import ConfigError, load
 from coterie.config.problems import undotted
 from coterie.config.schema import schema
+from coterie.config_edits import hand_changes
 from coterie.files import TEMPORARY, InUse, NotWritten, held, must_have_place
-from coterie.hand_changes import hand_changes
 from coterie.processes import joined
 from coterie.user_code import FILES
 

@@ -23,9 +23,9 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from torch import Tensor
 
 from coterie.config.problems import ConfigError
+from coterie.config_edits import AS_WRITTEN
 from coterie.console import Display, display
 from coterie.files import append_line, numbered, truncate_after, write_atomic, writing
-from coterie.hand_changes import AS_WRITTEN
 from coterie.types import Episode, Metrics, Task, Turn
 
 

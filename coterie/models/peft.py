@@ -13,9 +13,9 @@ from peft import LoraConfig, TaskType
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from coterie.checksums import check_saved_adapter
 from coterie.models.errors import ModelError
 from coterie.models.lora import Adapter, RoutedLinear
-from coterie.sums import check_saved_adapter
 
 WEIGHTS = "adapter_model.safetensors"
 # Settings of peft that leave an adapter plain LoRA. Any other one that is set, also one that peft has yet to
