@@ -144,9 +144,13 @@ def first_failure(reports: Mapping[str, Report]) -> Iterator[RenderableType]:
 
 
 def dialogues(before: Report, after: Report, count: int) -> Iterator[RenderableType]:
-    """What the team said to the first few tasks, untrained and trained, side by side."""
+    """What the team said to a few tasks, untrained and trained, side by side; where the outcome changed, first."""
     pairs = [pair for pair in zip(before.episodes, after.episodes, strict=True) if pair[0].repeat == 0]
-    for early, late in pairs[:count]:
+    better = sum(early.reward < late.reward for early, late in pairs)
+    worse = sum(early.reward > late.reward for early, late in pairs)
+    told = f"{better} of {len(pairs)} held-out tasks went better than before training, {worse} worse"
+    yield Text(f"\n{told}; some of these, then others:")
+    for early, late in sorted(pairs, key=lambda pair: pair[0].reward == pair[1].reward)[:count]:
         yield dialogue(early, late)
 
 

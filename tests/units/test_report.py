@@ -3,20 +3,41 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import rich.console
 
-from coterie.report import learning_curve
+from coterie.evaluate import Report
+from coterie.report import dialogues, learning_curve
+from tests.episodes import episode
 from tests.runs import naming_config, resumed, trained
 
 
-def drawn(evaluations: Mapping[int, float]) -> list[str]:
+def printed(parts: Iterable[rich.console.RenderableType]) -> list[str]:
     screen = rich.console.Console(width=80, record=True, file=io.StringIO())
-    for part in learning_curve(evaluations):
+    for part in parts:
         screen.print(part)
     return [line.rstrip() for line in screen.export_text().splitlines()]
+
+
+def drawn(evaluations: Mapping[int, float]) -> list[str]:
+    return printed(learning_curve(evaluations))
+
+
+def test_examples_begin_with_tasks_whose_outcome_changed_and_say_how_many_did() -> None:
+    before, after = ([0.0, 1.0, 0.0, 1.0, 0.0], [0.0, 1.0, 1.0, 0.0, 1.0])
+    reports = [Report({}, [episode([], reward) for reward in rewards]) for rewards in (before, after)]
+    lines = printed(dialogues(*reports, count=4))
+    assert "2 of 5 held-out tasks went better than before training, 1 worse; some of these, then others:" in " ".join(
+        lines
+    )
+    assert [line.split()[1:] for line in lines if line.split()[:1] == ["reward"]] == [
+        ["0.00", "1.00"],
+        ["1.00", "0.00"],
+        ["0.00", "1.00"],
+        ["0.00", "0.00"],
+    ]
 
 
 def test_a_learning_curve_has_a_bar_for_each_evaluation() -> None:
