@@ -1,7 +1,7 @@
 """Two jobs, two workers who speak at the same time: the smallest task in which a team has to divide the work.
 
-Each job is to say a word. A worker has one reply, and a reply does one job: that of its first word. The team earns 0.5
-for each job that somebody did, so two workers who do the same job earn 0.5.
+Each job is to say a word. A worker has one reply, and a reply does one job: that of the first of the two words in it.
+The team earns 0.5 for each job that somebody did, so two workers who do the same job earn 0.5.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WORDS = (
     "juice", "knife", "lemon", "money", "night", "ocean", "paper", "queen", "river",
     "smile", "table", "train", "uncle", "voice", "water", "wheel", "world",
 )  # fmt: skip
-PROMPT = "There are two jobs.\nJob A: say {0}.\nJob B: say {1}.\nDo one of the jobs. Reply with one word."
+PROMPT = "Say one of these two words: {0}, {1}."
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,11 @@ class Jobs:
         return None
 
     async def score(self, episode: Episode) -> None:
-        said = [first_word(reply) for reply in episode.answer]
-        done = set(said) & set(episode.task.answer)
+        jobs = [job_of(reply, episode.task.answer) for reply in episode.answer]
+        done = set(jobs) - {None}
         episode.reward = len(done) / 2
         episode.metrics["right"] = float(len(done) == 2)
-        episode.metrics["job_done"] = sum(word in episode.task.answer for word in said) / len(said)
+        episode.metrics["job_done"] = sum(job is not None for job in jobs) / len(jobs)
 
 
 @dataclass(frozen=True)
@@ -75,13 +75,14 @@ class Alone:
             turn = await team[self.roles[0]].say(messages)
             replies.append(turn.text)
             messages = [*messages, Message(role="assistant", content=turn.text)]
-            messages.append(Message(role="user", content="Do the other job. Reply with one word."))
+            messages.append(Message(role="user", content="Say the other word."))
         return replies
 
 
-def first_word(text: str) -> str:
-    found = re.search(r"[a-z]+", text.lower())
-    return found[0] if found else ""
+def job_of(text: str, words: Sequence[str]) -> str | None:
+    """The first of the two words in a reply, or None."""
+    found = re.search(rf"\b({'|'.join(words)})\b", text.lower())
+    return found[1] if found else None
 
 
 def _task(pair: Sequence[str]) -> Task:
