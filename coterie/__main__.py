@@ -1,6 +1,6 @@
 """`python -m coterie`: the `coterie` command, in a form that torchrun can start."""
 
-from coterie.cli import main
+from coterie.cli.app import main
 
 if __name__ == "__main__":
     main()

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coterie import given
-from coterie.build import build
-from coterie.commands import free
+from coterie import api_config
+from coterie.cli.commands import free
 from coterie.config import ConfigError
 from coterie.config.config import of, plain
 from coterie.config.functions import named
 from coterie.files import write_atomic
-from coterie.train import train
+from coterie.training.build import build
+from coterie.training.loop import train
 from coterie.types import Env, Metrics
 
 
@@ -55,12 +55,14 @@ class AgentTrainer:
         self.out = Path(out)
         with _only_one():
             files = self._files(train_dataset, val_dataset)
-            if not isinstance(config, Mapping) and given.is_graph_file(Path(config)):
-                given.must_fit_graph(workflow, workflow_args, files)
-                tree, problems, folder, overrides = given.graph(Path(config), files or {}, overrides)
+            if not isinstance(config, Mapping) and api_config.is_graph_file(Path(config)):
+                api_config.must_fit_graph(workflow, workflow_args, files)
+                tree, problems, folder, overrides = api_config.graph(Path(config), files or {}, overrides)
             else:
-                tree, problems, folder = given.tree(config)
-                tree["env"] = given.part("env", train_dataset) if files is None else given.with_files(tree, files)
+                tree, problems, folder = api_config.tree(config)
+                tree["env"] = (
+                    api_config.part("env", train_dataset) if files is None else api_config.with_files(tree, files)
+                )
             self._put(tree, workflow, workflow_args or {}, reward)
             self.config = of(tree, problems, folder, overrides)
 
@@ -78,11 +80,11 @@ class AgentTrainer:
 
     def _put(self, tree: dict[str, Any], workflow: Any, arguments: Mapping[str, Any], reward: Any) -> None:
         if workflow is not None:
-            tree["workflow"] = given.part("workflow", workflow)
+            tree["workflow"] = api_config.part("workflow", workflow)
         if arguments:
-            tree["workflow"] = {**given.long(tree, "workflow"), **plain(named(arguments, "workflow_args"))}
+            tree["workflow"] = {**api_config.long(tree, "workflow"), **plain(named(arguments, "workflow_args"))}
         if reward is not None:
-            tree["reward"] = given.part("reward", reward)
+            tree["reward"] = api_config.part("reward", reward)
 
     def _files(self, training: Any, testing: Any) -> dict[str, str] | None:
         """The files of both splits, as far as they are given; None where an environment is."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from coterie.models.errors import ModelError
+from coterie.errors import ModelError
 
 SUMS = "SHA256SUMS"
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import MISSING, field, make_dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints, overload
 
-from coterie.rewards.convention import MARK, convention
+from coterie.rewards.calling_convention import MARK, convention
 
 if TYPE_CHECKING:
     from coterie.tools.tool import Tool

@@ -288,7 +288,7 @@ class Team(Protocol):
 class World(Protocol):
     """What an episode acts on, one per episode. One that has a `close`, async or not, is closed when the episode ends.
 
-    Worlds for several roles have `reset` and `step` instead: see `coterie.envs.world.Stage`.
+    Worlds for several roles have `reset` and `step` instead: see `coterie.envs.worlds.world.Stage`.
     """
 
     def observe(self) -> str: ...
@@ -331,3 +331,19 @@ class Encoder(Protocol):
 
 # (what the team answered, the reference) → score. Async where it has to wait.
 Reward = Callable[[Any, Any], Any]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A workflow, environment, reward or algorithm: its name, all its options, and the thing itself."""
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    made: Any = field(default=None, compare=False, repr=False)  # a reward's function has its options bound
+
+
+@dataclass(frozen=True)
+class Weighted(Part):
+    """One of several parts of a kind: `{name: math, weight: 0.9}` among the parts of a composed reward."""
+
+    weight: float = 1.0

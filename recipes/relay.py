@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from coterie.rewards.answers import last_number
+from coterie.rewards.answer_extraction import last_number
 from coterie.types import Message, Task, Team, Turn
 
 # An example shows the form, so that all there is to learn is adding.

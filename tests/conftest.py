@@ -13,8 +13,8 @@ import torch
 
 os.environ["TRITON_INTERPRET"] = "0" if torch.cuda.is_available() else "1"  # before anyone imports Triton
 
-from coterie.engines.native import steps
-from coterie.engines.native.cache import Prefill
+from coterie.engines.native import decode
+from coterie.engines.native.kv_cache import Prefill
 from coterie.models.base import Base
 from tests.models import KINDS, tiny
 from tests.oracle import random_adapter
@@ -59,5 +59,5 @@ def prefilled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             super().__init__(*arguments)
             counts.append(len(self.positions))
 
-    monkeypatch.setattr(steps, "Prefill", Counted)
+    monkeypatch.setattr(decode, "Prefill", Counted)
     return counts

@@ -16,11 +16,11 @@ from typing import Any, BinaryIO
 
 import torch
 
-from coterie import checkpoint
-from coterie.build import build
 from coterie.config import load
-from coterie.learners.torch import TorchLearner
-from coterie.train import train
+from coterie.learners.learner import TorchLearner
+from coterie.training import checkpoint
+from coterie.training.build import build
+from coterie.training.loop import train
 
 MOMENTS = ("in the middle of an update", "in the middle of a checkpoint", "between a checkpoint and its pointer")
 CTRL_C = "ctrl-c"

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coterie.batch import make_batches
 from coterie.config import Learning
-from coterie.learners.torch import TorchLearner
+from coterie.learners.batch import make_batches
+from coterie.learners.learner import TorchLearner
 from coterie.models.base import Base
 from coterie.models.lora import Adapter
 from coterie.types import Batch

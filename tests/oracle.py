@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from coterie.engines.native.sampler import BLOCK, Sampler, draw_key, waits
+from coterie.kernels.sampler import BLOCK, Sampler, draw_key, waits
 from coterie.models.base import Base
 from coterie.models.lora import Adapter
-from coterie.models.routing import Pair
+from coterie.models.lora_routing import Pair
 from coterie.models.store import load_model
 from coterie.types import Engine, Sample, Sampling
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coterie.batch import make_batches
-from coterie.train import Run
+from coterie.learners.batch import make_batches
+from coterie.training.loop import Run
 from coterie.types import Outcome, Sample, Sampling, Task, Team
 from tests.episodes import episode, turn
 from tests.runs import started

@@ -6,7 +6,7 @@ import asyncio
 import textwrap
 from typing import Any
 
-from coterie.envs.checkout import Checkout, Tested
+from coterie.envs.swe.checkout import Checkout, Tested
 
 UNITTEST, PYTEST = "python -m unittest tests.test_ops", "pytest -q tests/test_ops.py"
 BY_UNITTEST = """\

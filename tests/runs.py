@@ -8,11 +8,11 @@ from typing import Any
 
 import yaml
 
-from coterie import checkpoint
-from coterie.build import build
 from coterie.config import Config, load
 from coterie.games import naming
-from coterie.train import Run, train
+from coterie.training import checkpoint
+from coterie.training.build import build
+from coterie.training.loop import Run, train
 
 NAMING = Path(naming.__file__)
 

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import torch
 
-from coterie import checkpoint
-from coterie.build import build
 from coterie.config import load
-from coterie.learners.torch import TorchLearner
-from coterie.processes import LostProcess
-from coterie.train import Run, train
+from coterie.learners.distributed import LostProcess
+from coterie.learners.learner import TorchLearner
+from coterie.training import checkpoint
+from coterie.training.build import build
+from coterie.training.loop import Run, train
 from tests.killed import die, on_call
 
 SIZE = 2

@@ -12,7 +12,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from coterie.algorithms.effect import without_effect
+from coterie.algorithms.option_conflicts import without_effect
 from coterie.rl.losses import (
     KlEstimator,
     Level,

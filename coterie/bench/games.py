@@ -21,7 +21,6 @@ import torch
 import typer
 import yaml
 
-from coterie.build import build
 from coterie.config import load
 from coterie.config.registry import BUILTIN
 from coterie.console import table
@@ -31,7 +30,8 @@ from coterie.games.model import tiny_player
 from coterie.games.plot import plot
 from coterie.games.setups import GAMES, config_of, plays
 from coterie.models.quiet import quiet
-from coterie.train import Run, train
+from coterie.training.build import build
+from coterie.training.loop import Run, train
 
 QUICK = ("naming", "additive")
 

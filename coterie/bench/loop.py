@@ -8,15 +8,15 @@ from collections.abc import Sequence
 import torch
 
 from coterie.algorithms.grpo import Grpo
-from coterie.batch import make_batches
 from coterie.bench.options import half
 from coterie.bench.shapes import adapters_on, base_of
 from coterie.config.settings import Learning
 from coterie.credit.team import Team
 from coterie.engines.native.engine import NativeEngine
 from coterie.games.model import SIGNS
-from coterie.learners.torch import TorchLearner
-from coterie.rollout import Collector, Seat, enough
+from coterie.learners.batch import make_batches
+from coterie.learners.learner import TorchLearner
+from coterie.rollout.collector import Collector, Seat, enough
 from coterie.types import Episode, Sampling, Split, Task
 from coterie.workflows.single import Single
 

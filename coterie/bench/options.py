@@ -10,7 +10,7 @@ import typer
 
 from coterie.bench.shapes import SHAPES
 from coterie.files import must_have_place
-from coterie.placement import pick_device
+from coterie.training.placement import pick_device
 
 Shape = Annotated[str, typer.Option(help=f"Random weights of this shape: {', '.join(SHAPES)}.")]
 Repeats = Annotated[int, typer.Option(min=1, help="How often each measurement is taken; the median counts.")]

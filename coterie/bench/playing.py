@@ -10,7 +10,7 @@ import torch
 from coterie.bench.shapes import batch_of
 from coterie.config.settings import Learning
 from coterie.engines.native.engine import NativeEngine
-from coterie.learners.torch import TorchLearner
+from coterie.learners.learner import TorchLearner
 from coterie.types import Sample, Sampling
 
 Ids = tuple[int, ...]

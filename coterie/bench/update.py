@@ -13,7 +13,7 @@ from coterie.bench.options import Device, Out, Quick, Repeats, Shape, half, know
 from coterie.bench.plain import Plain
 from coterie.bench.shapes import adapters_on, base_of, batch_of, lengths, prompts, size_of
 from coterie.config.settings import Learning
-from coterie.learners.torch import TorchLearner
+from coterie.learners.learner import TorchLearner
 from coterie.types import Batch
 
 PEAKS = {"H100": 989e12, "H200": 989e12, "A100": 312e12}  # dense half-precision operations a second

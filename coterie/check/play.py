@@ -7,15 +7,15 @@ from collections import Counter
 from collections.abc import Sequence
 
 from coterie.algorithms.group import Group
-from coterie.batch import make_batches
+from coterie.check.echo_check import echoes, verdicts
 from coterie.check.probes import broken, golden, one_by_one
-from coterie.check.reading import echoes, verdicts
 from coterie.check.record import DryRun, Gap
 from coterie.credit.own import Own
 from coterie.envs.base import TaskEnv
+from coterie.learners.batch import make_batches
 from coterie.rewards import Composed
-from coterie.tasks import TaskStream
-from coterie.train import Run, judge, play
+from coterie.training.loop import Run, judge, play
+from coterie.training.tasks import TaskStream
 from coterie.types import Env, Episode, Turn
 
 

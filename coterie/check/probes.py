@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from coterie.check.record import Gold, Probe
-from coterie.train import Run
+from coterie.training.loop import Run
 from coterie.types import Episode, Fork, Task, is_right
 
 # The ways in which prompts ask for an answer. A program may be the answer, or compute it.

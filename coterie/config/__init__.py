@@ -3,7 +3,7 @@
 from coterie.config.config import Config, dump, load
 from coterie.config.problems import ConfigError
 from coterie.config.settings import CriticConfig, EngineConfig, Learning, Lora, Policy, Role, Rollout
-from coterie.config.strict import Part
+from coterie.types import Part
 
 __all__ = [
     "Config",

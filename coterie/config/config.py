@@ -12,7 +12,8 @@ from coterie.config import yamltree
 from coterie.config.functions import function_name
 from coterie.config.names import unusable_names
 from coterie.config.problems import ConfigError, Problems, Sources, did_you_mean
-from coterie.config.registry import Kind
+from coterie.config.reader import Limits, Reader
+from coterie.config.registry import Kind, foreign_format
 from coterie.config.settings import (
     Alarm,
     Amount,
@@ -34,9 +35,8 @@ from coterie.config.settings import (
     Temperature,
     TopP,
 )
-from coterie.config.strict import Limits, Part, Reader, Weighted
 from coterie.credit.team import Team
-from coterie.types import Sampling
+from coterie.types import Part, Sampling, Weighted
 from coterie.user_code import in_run
 
 __all__ = [
@@ -103,17 +103,13 @@ class Config:
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """Read a config file, or a graph in siiRL's format; each override, like `policies.solver.lr=1e-4`, goes over it."""
-    # Not above: graphs are made of what a config is made of, so importing them first would come back here.
-    from coterie.graph.read import is_graph
-    from coterie.graph.translate import translate
-
     path = Path(path)
     if not path.is_file():
         raise ConfigError(f"{path}: there is no such file")
     problems = Problems(Sources(str(path)))
     text = text_of(path)
-    if is_graph(text):
-        tree, overrides = translate(text, path, overrides, problems)
+    if (foreign := foreign_format(text)) is not None:
+        tree, overrides = foreign.translate(text, path, overrides, problems)
     else:
         tree = yamltree.read(text, problems)
     if not isinstance(tree, dict):

@@ -11,7 +11,7 @@ from typing import Any, get_args, get_origin
 
 from coterie.config.problems import ConfigError
 from coterie.config.registry import attribute_of, is_file
-from coterie.config.wanted import bare, is_union
+from coterie.config.type_names import bare, is_union
 
 
 class FunctionName(str):

@@ -48,7 +48,7 @@ BUILTIN: dict[Kind, dict[str, str]] = {
         "influence": "coterie.credit.influence:Influence",
         "maporl": "coterie.credit.maporl:Maporl",
         "difference": "coterie.credit.difference:Difference",
-        "graph": "coterie.graph.credit:GraphCredit",
+        "graph": "coterie.compat.siirl.credit:GraphCredit",
     },
     "workflow": {
         "single": "coterie.workflows.single:Single",
@@ -57,7 +57,7 @@ BUILTIN: dict[Kind, dict[str, str]] = {
         "vote": "coterie.workflows.vote:Vote",
         "verified_vote": "coterie.workflows.verified_vote:VerifiedVote",
         "cory": "coterie.workflows.cory:Cory",
-        "graph": "coterie.workflows.graph:Graph",
+        "graph": "coterie.compat.siirl.workflow:Graph",
         "summarize": "coterie.workflows.summarize:Summarize",
         "mixture": "coterie.workflows.mixture:Mixture",
         "refine": "coterie.workflows.refine:Refine",
@@ -80,18 +80,18 @@ BUILTIN: dict[Kind, dict[str, str]] = {
         "humaneval": "coterie.envs.code:HumanEval",
         "deepcoder": "coterie.envs.code:DeepCoder",
         "rows": "coterie.envs.rows:Rows",
-        "graph": "coterie.graph.env:GraphTasks",
-        "graph_env": "coterie.graph.env:GraphEnv",
-        "swe": "coterie.envs.swe:Swe",
-        "nim": "coterie.envs.nim:Nim",
-        "hunt": "coterie.envs.hunt:Hunt",
-        "aec": "coterie.envs.aec:Aec",
+        "graph": "coterie.compat.siirl.env:GraphTasks",
+        "graph_env": "coterie.compat.siirl.env:GraphEnv",
+        "swe": "coterie.envs.swe.env:Swe",
+        "nim": "coterie.envs.worlds.nim:Nim",
+        "hunt": "coterie.envs.worlds.treasure_hunt:Hunt",
+        "aec": "coterie.envs.worlds.aec:Aec",
     },
     "reward": {
         "exact": "coterie.rewards.exact:exact",
         "number": "coterie.rewards.number:number",
         "math": "coterie.rewards.math:math",
-        "code": "coterie.rewards.code:code",
+        "code": "coterie.rewards.code.grader:code",
         "qa": "coterie.rewards.qa:qa",
         "nli": "coterie.rewards.nli:nli",
         "choice": "coterie.rewards.choice:choice",
@@ -102,6 +102,10 @@ BUILTIN: dict[Kind, dict[str, str]] = {
     },
     "encoder": {"hidden": "coterie.config.settings:Hidden"},
 }
+
+
+# Modules with `recognizes(text)` and `translate(text, file, overrides, problems)`, imported when a config is loaded.
+FOREIGN_FORMATS = ("coterie.compat.siirl.translate",)
 
 
 @dataclass(frozen=True)
@@ -128,6 +132,12 @@ def find(kind: Kind, name: str, folder: Path = Path()) -> Any:
         )
     module, _, attribute = known[name].partition(":")
     return getattr(importlib.import_module(module), attribute)
+
+
+def foreign_format(text: str) -> Any:
+    """The module that translates a file in another system's format, or None for a config of our own."""
+    modules = map(importlib.import_module, FOREIGN_FORMATS)
+    return next((module for module in modules if module.recognizes(text)), None)
 
 
 def is_file(name: str) -> bool:

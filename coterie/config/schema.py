@@ -8,10 +8,11 @@ from typing import Any, get_args, get_origin
 from pydantic import TypeAdapter
 
 from coterie.config.config import PARTS, Config
+from coterie.config.reader import Limits, limits_of, options_within
 from coterie.config.registry import BUILTIN, Kind, Option, find, options_of
 from coterie.config.settings import Role
-from coterie.config.strict import Limits, Part, Weighted, limits_of, options_within
-from coterie.config.wanted import bare, is_union
+from coterie.config.type_names import bare, is_union
+from coterie.types import Part, Weighted
 
 OWN_FILE = {"type": "string", "pattern": r"\.py:\w+$", "description": "path/to/file.py:Name"}
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from coterie.config.located import DEMO, Model
+from coterie.config.paths import DEMO, Model
 
 Count = Annotated[int, Field(ge=1)]
 Amount = Annotated[int, Field(ge=1, le=10**6)]  # of things that are listed in memory, or counted through

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from coterie.data.code_tests import untestable
 from coterie.data.row import Hub, Raw, Row, Source, lacks
-from coterie.data.tests import untestable
 
 
 def parse(raw: Raw, name: str) -> Row | str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from coterie.data.row import Hub, Raw, Row, Source, lacks
-from coterie.rewards.answers import last_number, marked
+from coterie.rewards.answer_extraction import last_number, marked
 
 
 def parse(raw: Raw, name: str) -> Row | str:

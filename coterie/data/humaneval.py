@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from coterie.data.code_tests import untestable
 from coterie.data.row import Hub, Raw, Row, Source, lacks
-from coterie.data.tests import untestable
 
 
 def parse(raw: Raw, name: str) -> Row | str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from coterie.data.code_tests import untestable
 from coterie.data.row import Hub, Raw, Row, Source, lacks
-from coterie.data.tests import untestable
 
 if TYPE_CHECKING:
     from coterie.types import Split

@@ -21,13 +21,13 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from coterie.chat import StopText
-from coterie.engines.asked import must_be_readable
-from coterie.engines.native.narrow import keep_likely
-from coterie.engines.native.sampler import Sampler, draw_key
+from coterie.engines.request_checks import must_be_readable
+from coterie.kernels.sampler import Sampler, draw_key
+from coterie.kernels.top_p_top_k import keep_likely
 from coterie.models.base import Base
-from coterie.patience import at_work
+from coterie.models.chat import StopText
 from coterie.types import Sample, Sampling, Stop
+from coterie.watchdog import at_work
 
 
 class HfEngine:

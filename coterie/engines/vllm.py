@@ -13,12 +13,12 @@ from importlib.util import find_spec
 from itertools import count
 from typing import Any
 
-from coterie.chat import StopText
-from coterie.engines.asked import must_be_readable
+from coterie.engines.request_checks import must_be_readable
 from coterie.engines.vllm_server import Server
 from coterie.models.base import Base
-from coterie.patience import at_work
+from coterie.models.chat import StopText
 from coterie.types import Sample, Sampling, Stop
+from coterie.watchdog import at_work
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from coterie.data.anli import ANLI
-from coterie.envs.known import Known
+from coterie.envs.dataset_env import Known
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from typing import Any
 from coterie.data.deepcoder import DEEPCODER
 from coterie.data.humaneval import HUMANEVAL
 from coterie.data.mbpp import MBPP
-from coterie.envs.bench import Bench
-from coterie.envs.known import Known
+from coterie.envs.dataset_env import Known
+from coterie.envs.test_bench import Bench
 from coterie.types import Task
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from coterie.data.hotpotqa import HOTPOTQA, article
-from coterie.envs.known import Known
+from coterie.envs.dataset_env import Known
 
 
 @dataclass(frozen=True)

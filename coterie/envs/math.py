@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from coterie.data.gsm8k import GSM8K
 from coterie.data.math import AIME2024, DEEPSCALER, MATH500
-from coterie.envs.known import Known
+from coterie.envs.dataset_env import Known
 
 
 @dataclass(frozen=True)

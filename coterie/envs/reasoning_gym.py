@@ -14,10 +14,10 @@ import reasoning_gym
 from reasoning_gym.factory import DATASETS
 
 from coterie.envs.base import Count, TaskEnv
+from coterie.prompts import check, fill
 from coterie.rewards import Grader
 from coterie.rewards.reasoning_gym import SCORER, NativeGrader
 from coterie.types import Split, Task
-from coterie.workflows.template import check, fill
 
 Entry = dict[str, Any]  # question, answer, metadata
 OURS = ("seed", "size")  # parameters of every dataset that are options of the environment

@@ -7,9 +7,9 @@ from statistics import mean
 
 from coterie.games import kuhn, pennies
 from coterie.games.model import LATE
-from coterie.games.reading import chances
-from coterie.opponents import KEPT, slots
-from coterie.train import Run
+from coterie.games.policy_probs import chances
+from coterie.training.loop import Run
+from coterie.training.opponents import KEPT, slots
 
 
 def earned(run: Run) -> float:

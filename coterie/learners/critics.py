@@ -10,9 +10,9 @@ from urllib.parse import quote
 
 from torch import Tensor
 
-from coterie.batch import hand_back, make_batches
-from coterie.learners.torch import TorchLearner
-from coterie.models.errors import ModelError
+from coterie.errors import ModelError
+from coterie.learners.batch import hand_back, make_batches
+from coterie.learners.learner import TorchLearner
 from coterie.models.store import read_tensors, write_tensors
 from coterie.types import Batch, Episode, Loss, Metrics, Turn
 

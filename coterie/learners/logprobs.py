@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from coterie.kernels.dispatch import either
+from coterie.kernels.matmul import logits_of
+from coterie.kernels.varlen_attention import precision
 from coterie.models.base import Base
-from coterie.models.either import either
-from coterie.models.products import logits_of
-from coterie.models.varlen import precision
 
 FEW = 256  # tokens whose logits exist at the same time on a CPU
 LOGITS = 1 << 28  # and how many logits on a GPU: half a gigabyte, and the head's product is at its best
@@ -37,7 +37,7 @@ class Chosen:
     @property
     def formulas(self) -> Any:
         """`softmax`, or the kernels that do the same on CUDA."""
-        return either(self.base.head.weight.device.type, "coterie.learners.softmax", "coterie.learners.kernels")
+        return either(self.base.head.weight.device.type, "coterie.kernels.softmax", "coterie.kernels.softmax_triton")
 
     def chunks(self, hidden: Tensor) -> Iterator[slice]:
         size = FEW if hidden.device.type == "cpu" else max(FEW, LOGITS // self.base.vocabulary)

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from coterie.algorithms.vdn import Vdn
-from coterie.learners.buffer import Buffer, Rounds, no_rounds
 from coterie.learners.critics import joint_context
+from coterie.learners.replay_buffer import Buffer, Rounds, no_rounds
 from coterie.models.store import read_tensors, write_tensors
 from coterie.rl.credit import returns_to_go
 from coterie.rl.mixers import Decomposition, standardised_by, td_target, track

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AttentionInterface
 
-from coterie.models import varlen
+from coterie.kernels import varlen_attention
 
 NAME = "coterie"
 NOWHERE = 1 << 30  # a position no query reaches
@@ -102,7 +102,7 @@ class Packed:
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None) -> Tensor:
         # Rows of a single query have another layout in the kernel, without gradients.
-        if varlen.serves(q, v) and self._ragged.longest_q > 1:
+        if varlen_attention.serves(q, v) and self._ragged.longest_q > 1:
             return self._ragged.attend(q, k, v, scale, window)
         outs = []
         for b in self._buckets:
@@ -118,7 +118,7 @@ class Packed:
         return torch.cat(outs).index_select(0, self._back)
 
     @cached_property
-    def _ragged(self) -> varlen.Ragged:
+    def _ragged(self) -> varlen_attention.Ragged:
         return _ragged(self.spans, self.device)
 
     @cached_property
@@ -143,12 +143,12 @@ def _keys(span: Span) -> Tensor:
     return own if span.prefix is None else torch.cat([torch.arange(span.prefix[0], sum(span.prefix)), own])
 
 
-def _ragged(spans: Sequence[Span], device: torch.device | str) -> varlen.Ragged:
+def _ragged(spans: Sequence[Span], device: torch.device | str) -> varlen_attention.Ragged:
     queries = [span.length for span in spans]
     keys = [span.length + (span.prefix[1] if span.prefix else 0) for span in spans]
     q_ends, k_ends = (torch.tensor([0, *accumulate(n)], dtype=torch.int32) for n in (queries, keys))
     index = moved(torch.cat([_keys(span) for span in spans]), device) if keys != queries else None
-    return varlen.Ragged(moved(q_ends, device), moved(k_ends, device), max(queries), max(keys), index)
+    return varlen_attention.Ragged(moved(q_ends, device), moved(k_ends, device), max(queries), max(keys), index)
 
 
 def moved(x: Tensor, device: torch.device | str) -> Tensor:

@@ -11,16 +11,16 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from coterie.chat import Chat
+from coterie.errors import ModelError
+from coterie.kernels.matmul import logits_of
 from coterie.models.attention import NAME, Layout, Packed
-from coterie.models.errors import ModelError
+from coterie.models.attention_probe import Asked, Kept, Noting, alike, alone, texts
+from coterie.models.chat import Chat
 from coterie.models.forward import Forward, forward_of
-from coterie.models.learned import Learned
 from coterie.models.lora import route
-from coterie.models.probe import Asked, Kept, Noting, alike, alone, texts
-from coterie.models.products import logits_of
-from coterie.models.routing import Routing, Segment
+from coterie.models.lora_routing import Routing, Segment
 from coterie.models.store import load_end_ids, load_model, load_tokenizer, longest_text
+from coterie.models.trainable_forward import Learned
 
 
 class Base:

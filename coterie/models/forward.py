@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from coterie.kernels.matmul import like_product
 from coterie.models.attention import Layout
+from coterie.models.attention_probe import Asked
 from coterie.models.lora import Joined
-from coterie.models.probe import Asked
-from coterie.models.products import like_product
 
 KINDS = ("llama", "mistral", "qwen2", "qwen3")
 

@@ -10,8 +10,8 @@ import torch
 from gguf import GGUFReader
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from coterie.chat import Chat, turn_end
-from coterie.models.errors import ModelError
+from coterie.errors import ModelError
+from coterie.models.chat import Chat, turn_end
 from coterie.models.quiet import quiet
 
 

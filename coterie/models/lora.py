@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from coterie.models.part import Part
-from coterie.models.products import linear, product
-from coterie.models.routing import Pair, Routing, Shares, slices
+from coterie.kernels.matmul import linear, product
+from coterie.models.lora_routing import Pair, Routing, Shares, slices
+from coterie.models.lora_shard import Part
 
 
 class RoutedLinear(nn.Module):

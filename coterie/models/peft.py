@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from coterie.checksums import check_saved_adapter
-from coterie.models.errors import ModelError
+from coterie.errors import ModelError
 from coterie.models.lora import Adapter, RoutedLinear
 
 WEIGHTS = "adapter_model.safetensors"

@@ -25,9 +25,9 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from coterie.models.cache import cache_folder, made_once
-from coterie.models.demo import demo
-from coterie.models.errors import ModelError
+from coterie.disk_cache import cache_folder, made_once
+from coterie.errors import ModelError
+from coterie.models.demo_model import demo
 from coterie.models.gguf import convert
 from coterie.models.quiet import quiet
 

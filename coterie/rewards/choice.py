@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from coterie.rewards.answers import set_apart
+from coterie.rewards.answer_extraction import set_apart
 
 LETTER = re.compile(r"(?<![\w'’\\])([A-Z]|(?<=\()[a-z](?=\)))(?![\w'’])")
 OPENING = re.compile(r"[\s(\[*_]*+(?:option|choice|answer)?[\s(\[*_:]*+([A-Za-z])(?![\w'’])", re.IGNORECASE)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from coterie.config.strict import Weighted
 from coterie.rewards.grading import COMPOSE, Composed, Grader, grader
+from coterie.types import Weighted
 
 
 def compose(deadline: float, *, parts: tuple[Weighted, ...]) -> Composed:

@@ -11,8 +11,8 @@ from numbers import Real
 from typing import Any
 
 from coterie.rewards.batching import Asked, Batcher
-from coterie.rewards.convention import Convention
-from coterie.rewards.forks import OverLimits, call_forked
+from coterie.rewards.calling_convention import Convention
+from coterie.rewards.fork_pool import OverLimits, call_forked
 from coterie.rewards.load import load
 from coterie.rewards.worker import START_SECONDS, call
 from coterie.types import Task
@@ -31,8 +31,8 @@ IN_A_PROCESS = {
     "length": "coterie.rewards.length:length",
 }
 PROCESSOR_SECONDS = {"math": 2}  # for an answer; one that needs more is wrong
-IN_THE_SANDBOX = {"code": "coterie.rewards.code:code"}  # which keeps the deadline
-CONVENTION = "coterie.rewards.convention:convention_of"
+IN_THE_SANDBOX = {"code": "coterie.rewards.code.grader:code"}  # which keeps the deadline
+CONVENTION = "coterie.rewards.calling_convention:convention_of"
 CHECKS = {"format": "coterie.rewards.format:check", "length": "coterie.rewards.length:check"}  # of their options
 
 

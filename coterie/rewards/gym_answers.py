@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from typing import Any
 
-from coterie.rewards.answers import boxed, tagged
+from coterie.rewards.answer_extraction import boxed, tagged
 
 Entry = Mapping[str, Any]  # of reasoning-gym: question, answer, metadata
 Grammar = Callable[[str, Entry], bool]

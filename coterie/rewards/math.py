@@ -8,7 +8,7 @@ from typing import Any
 
 from math_verify import parse, verify
 
-from coterie.rewards.answers import boxed, last_number, pointed_out, stated
+from coterie.rewards.answer_extraction import boxed, last_number, pointed_out, stated
 
 # It warns that its own alarms are off. They work in a main thread only; ours is the process's deadline.
 logging.getLogger("math_verify").setLevel(logging.ERROR)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, Literal
 
-from coterie.rewards.answers import final, last_of
+from coterie.rewards.answer_extraction import final, last_of
 
 Label = Literal["entailment", "neutral", "contradiction"]
 LABELS: tuple[Label, ...] = ("entailment", "neutral", "contradiction")  # in the order of the numbers that data sets use

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from coterie.rewards.answers import last_number
+from coterie.rewards.answer_extraction import last_number
 
 
 def number(answer: Any, truth: Any) -> float:

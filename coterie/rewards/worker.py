@@ -59,7 +59,7 @@ class Worker:
     def __init__(self) -> None:
         self.connection, theirs = Pipe()
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "coterie.rewards.child", str(theirs.fileno())],
+            [sys.executable, "-P", "-m", "coterie.rewards.worker_process", str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
             env=environment(),
             stdin=subprocess.DEVNULL,
@@ -124,7 +124,7 @@ class Worker:
 
 def processor_seconds(first: int) -> float:
     """What a process and all that came of it have used so far."""
-    from coterie.sandbox.group import family  # not at the top: grading processes import this file, and never ask
+    from coterie.sandbox.proc_usage import family  # not at the top: grading processes import this file, and never ask
 
     if sys.platform != "linux":
         return time.monotonic()  # nobody tells, so it may be at work

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from coterie.errors import UserError
-from coterie.sandbox import bubble
+from coterie.sandbox import bubblewrap
 
 PACKAGES = tuple(dict.fromkeys(sysconfig.get_paths()[kind] for kind in ("purelib", "platlib")))
 # By what /etc/os-release calls a distribution, or one that it is like.
@@ -38,8 +38,8 @@ def problem() -> str | None:
     if sys.platform != "linux":
         return f"bubblewrap needs Linux, and this is {platform.system()}; use a Linux machine or container"
     try:
-        complaint = bubble.complaint(bubble.command(PACKAGES, 1 << 20), python())
-    except bubble.ToolMissing as missing:
+        complaint = bubblewrap.complaint(bubblewrap.command(PACKAGES, 1 << 20), python())
+    except bubblewrap.ToolMissing as missing:
         return f"{missing}; {install_line(missing.package)}"
     if complaint is None:
         return None

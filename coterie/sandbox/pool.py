@@ -16,7 +16,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from coterie.sandbox import apart, available, bubble
+from coterie.sandbox import available, bubblewrap, unshare
 from coterie.sandbox.available import PACKAGES, SandboxMissing
 from coterie.sandbox.record import Limits, Ran
 from coterie.sandbox.worker import Worker, cpu_seconds
@@ -44,7 +44,7 @@ class Sandbox:
         self.reduced = reduced
         if not reduced and (problem := available.problem()):
             raise SandboxMissing(f"programs cannot be run safely: {problem}")
-        around = apart.command() if self.reduced else bubble.command(PACKAGES, self.limits.disk)
+        around = unshare.command() if self.reduced else bubblewrap.command(PACKAGES, self.limits.disk)
         self._apart = bool(around)
         self._command = [*around, *available.python(), "-c", INSIDE]
         self._warm: deque[Worker] = deque()
@@ -91,7 +91,7 @@ class Sandbox:
         return worker.run(request, limits, stop)
 
     def _start(self) -> Worker:
-        environment = bubble.environment(bubble.PLACE) if self.reduced else {}
+        environment = bubblewrap.environment(bubblewrap.PLACE) if self.reduced else {}
         return Worker(self._command, environment, folder=self.reduced, apart=self._apart)
 
     def _request(self, code: str, files: Mapping[str, str | bytes], cwd: str, limits: Limits) -> bytes:
@@ -144,7 +144,7 @@ def shared() -> Sandbox:
 @cache
 def _shared(reduced: bool) -> Sandbox:
     if reduced:
-        more = "" if apart.command() else ", use the network and signal your processes"
+        more = "" if unshare.command() else ", use the network and signal your processes"
         warnings.warn(
             f"sandbox: unsafe: {available.problem()}. Programs have limits of time, memory, processes and output, but "
             f"they can read and change your files{more}.",

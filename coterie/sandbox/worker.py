@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-from coterie.sandbox.group import family, group, uses_more
+from coterie.sandbox.proc_usage import family, group, uses_more
 from coterie.sandbox.record import Ended, Limits, Ran, how_it_ended
 
 READY = b"ready\n"

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from coterie.models.cache import cache_folder, made_once
+from coterie.disk_cache import cache_folder, made_once
 
 VERSION = f"3/{version('bm25s')}"  # of what is written, and of how text becomes words
 WORD = re.compile(r"\w+")

@@ -11,9 +11,9 @@ from functools import cache
 from pathlib import Path
 from typing import Protocol
 
-from coterie.patience import in_thread
 from coterie.tools.bm25 import Document, Index
 from coterie.tools.tool import Tool, ToolError
+from coterie.watchdog import in_thread
 
 
 @dataclass(frozen=True)

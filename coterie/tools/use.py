@@ -9,9 +9,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from coterie.patience import in_thread
 from coterie.tools.calls import BadCall, Call
 from coterie.tools.tool import Tool, ToolError
+from coterie.watchdog import in_thread
 
 # What a function raises when its arguments make no sense, or when what it asks is not there. Anything else is a
 # mistake in the tool itself, which the model cannot repair: it ends the episode.

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from coterie.prompts import check, fill, opening
 from coterie.types import Task, Team
-from coterie.workflows.conversation import opening
-from coterie.workflows.template import check, fill
 
 FIRST = "{question}\n\nWork it out briefly, step by step."
 LAST = "Using these notes, give the final answer."

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from coterie.prompts import check, fill, opening
 from coterie.types import Task, Team
-from coterie.workflows.conversation import opening
-from coterie.workflows.template import check, fill
 
 OBSERVE = "{question}\n\nSomeone answered:\n{pioneer}\n\nGive your own answer to the question."
 

@@ -9,10 +9,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from coterie.prompts import check, fill, opening
 from coterie.types import Message, Task, Team
-from coterie.workflows.conversation import opening
 from coterie.workflows.majority import ballot, majority
-from coterie.workflows.template import check, fill
 
 Share = Annotated[float, Field(gt=0, le=1)]
 

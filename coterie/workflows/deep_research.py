@@ -7,17 +7,16 @@ import re
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from coterie.prompts import check, fill, opening
 from coterie.tools import Conversation, Tool, converse, describe
 from coterie.tools.bm25 import Document
 from coterie.tools.python import python_tool
 from coterie.tools.search import Hit, Local, Remote, open_tool, search_tool
 from coterie.types import Grade, Metrics, Outcome, Task, Team, Turn, is_right
-from coterie.workflows.conversation import opening
 from coterie.workflows.evidence import Evidence
-from coterie.workflows.library import Library
-from coterie.workflows.ranks import Member, Ranks
-from coterie.workflows.reading import items
-from coterie.workflows.template import check, fill
+from coterie.workflows.lockstep import Member, Ranks
+from coterie.workflows.retrieval import Library
+from coterie.workflows.verdict_parsing import items
 
 PLAN = "{question}\n\nWhich facts must be looked up to answer this? Write up to {most} short questions, one per line."
 GATHER = "The whole question: {question}\n\nFind out: {part}\n\nUse the tools, then say briefly what you found."

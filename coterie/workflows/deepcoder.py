@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
-from coterie.envs.bench import Bench, Tried
-from coterie.rewards.code import code_in
+from coterie.envs.test_bench import Bench, Tried
+from coterie.prompts import check, fill
+from coterie.rewards.code.grader import code_in
 from coterie.types import Metrics, Outcome, Task, Team, Turn
-from coterie.workflows.template import check, fill
 
 ANALYZE = (
     "{question}\n\nThis program was written for it:\n```python\n{program}\n```\n\n{failures}\n\n"

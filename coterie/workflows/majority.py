@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Sequence
 
-from coterie.rewards.answers import NUMBER, last_number, pointed_out
+from coterie.rewards.answer_extraction import NUMBER, last_number, pointed_out
 
 
 def majority(answers: Sequence[str]) -> str:

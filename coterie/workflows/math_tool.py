@@ -7,13 +7,13 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from coterie.rewards.answers import pointed_out
-from coterie.rewards.code import code_in
+from coterie.prompts import check, fill
+from coterie.rewards.answer_extraction import pointed_out
+from coterie.rewards.code.grader import code_in
 from coterie.sandbox import Limits, shared
 from coterie.tools.python import shown
 from coterie.types import Grade, Metrics, Outcome, Task, Team, Turn, is_right
-from coterie.workflows.reading import verdict
-from coterie.workflows.template import check, fill
+from coterie.workflows.verdict_parsing import verdict
 
 ANALYZE = "{question}\n\n{before}Say in a few short steps how a Python program can compute the answer. Do not write it."
 EXECUTE = (

@@ -6,10 +6,9 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any
 
+from coterie.prompts import check, fill, opening
 from coterie.types import Task, Team
-from coterie.workflows.conversation import opening
 from coterie.workflows.summarize import listed
-from coterie.workflows.template import check, fill
 
 IMPROVE = "{question}\n\nOthers answered:\n\n{answers}\n\nSome of this may be wrong. Give a better answer of your own."
 

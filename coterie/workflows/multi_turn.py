@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from coterie.envs.world import Earned, Seen, Staged, seen_by
+from coterie.envs.worlds.world import Earned, Seen, Staged, seen_by
+from coterie.prompts import check, fill, opening
 from coterie.types import Message, Outcome, Task, Team, Turn
-from coterie.workflows.conversation import opening
-from coterie.workflows.template import check, fill
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,9 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any
 
+from coterie.prompts import check, fill, opening
 from coterie.types import Message, Outcome, Task, Team
-from coterie.workflows.conversation import opening
-from coterie.workflows.reading import items
-from coterie.workflows.template import check, fill
+from coterie.workflows.verdict_parsing import items
 
 PLAN = "{question}\n\nSplit this into at most {most} smaller steps for others to work out. Write one step per line."
 WORK = "The whole task:\n{question}\n\n{done}Your step:\n{step}\n\nDo this step only, briefly."

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from coterie.prompts import check, fill, opening
 from coterie.types import Grade, Message, Metrics, Outcome, Task, Team, Turn, is_right
-from coterie.workflows.conversation import opening
-from coterie.workflows.reading import verdict
-from coterie.workflows.template import check, fill
+from coterie.workflows.verdict_parsing import verdict
 
 EVALUATE = (
     "{question}\n\nAn answer:\n{answer}\n\nIs it right? Say what is wrong with it, if anything, and end with "

@@ -7,15 +7,15 @@ import re
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from coterie.prompts import check, fill
 from coterie.rewards.qa import words
 from coterie.tools.bm25 import Document
 from coterie.tools.search import Hit, listed
 from coterie.tools.tool import ToolError
 from coterie.types import Grade, Metrics, Outcome, Task, Team, Turn, is_right
 from coterie.workflows.evidence import Evidence
-from coterie.workflows.library import Library
-from coterie.workflows.reading import items
-from coterie.workflows.template import check, fill
+from coterie.workflows.retrieval import Library
+from coterie.workflows.verdict_parsing import items
 
 OPTIMIZE = (
     "{question}\n\n{notes}Write up to {most} short search queries that would find what is still missing to answer "

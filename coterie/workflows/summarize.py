@@ -6,9 +6,8 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
+from coterie.prompts import check, fill, opening
 from coterie.types import Task, Team
-from coterie.workflows.conversation import opening
-from coterie.workflows.template import check, fill
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from coterie.envs.checkout import Checkout
+from coterie.envs.swe.checkout import Checkout
+from coterie.envs.swe.edits import EditError, diff_of
+from coterie.prompts import check, fill
 from coterie.types import Grade, Metrics, Outcome, Task, Team, Turn
-from coterie.workflows.edits import EditError, diff_of
-from coterie.workflows.reading import verdict
-from coterie.workflows.template import check, fill
+from coterie.workflows.verdict_parsing import verdict
 
 ANALYZE = (
     "{issue}\n\nThe project's files:\n{tree}\n\nWhich files must be changed, and how? Name their whole paths, then "

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
+from coterie.prompts import check, fill, opening
 from coterie.statistics import auc
 from coterie.types import Grade, Message, Metrics, Outcome, Task, Team, Turn, is_right
-from coterie.workflows.conversation import opening
 from coterie.workflows.majority import ballot, majority
-from coterie.workflows.template import check, fill
 
 SCALE = "Reply with one digit from 0 (certainly wrong) to 9 (certainly right)."
 REVIEW = (

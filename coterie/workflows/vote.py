@@ -6,10 +6,9 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any
 
+from coterie.prompts import check, fill, opening
 from coterie.types import Task, Team
-from coterie.workflows.conversation import opening
 from coterie.workflows.majority import majority
-from coterie.workflows.template import check, fill
 
 
 @dataclass(frozen=True)

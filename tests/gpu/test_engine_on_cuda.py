@@ -10,8 +10,8 @@ import torch
 from coterie.bench.shapes import batch_of
 from coterie.config import Learning
 from coterie.engines.native.engine import NativeEngine
+from coterie.learners.learner import TorchLearner
 from coterie.learners.logprobs import Chosen
-from coterie.learners.torch import TorchLearner
 from coterie.models.base import Base
 from coterie.types import Sample, Sampling
 from tests.kernels.place import SHAPES, team

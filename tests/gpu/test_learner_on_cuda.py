@@ -12,8 +12,8 @@ from torch import Tensor
 
 from coterie.algorithms.base import Algorithm
 from coterie.config import Learning
-from coterie.learners.torch import TorchLearner
-from coterie.models import varlen
+from coterie.kernels import varlen_attention
+from coterie.learners.learner import TorchLearner
 from coterie.models.attention import Packed, Span
 from coterie.models.base import Base
 from coterie.models.lora import Adapter
@@ -41,8 +41,8 @@ def test_the_flash_kernel_attends_as_padded_rows_in_full_precision(
     window: int | None, heads: int, key_heads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     called = []
-    true = varlen.flash
-    monkeypatch.setattr(varlen, "flash", lambda *given: called.append(1) or true(*given))
+    true = varlen_attention.flash
+    monkeypatch.setattr(varlen_attention, "flash", lambda *given: called.append(1) or true(*given))
     half = attended("cuda", torch.bfloat16, window, heads, key_heads)
     assert called
     full = attended("cpu", torch.float32, window, heads, key_heads)
@@ -102,16 +102,18 @@ def test_a_fit_waits_for_the_gpu_as_often_with_many_microbatches_as_with_one(mod
 
 @pytest.mark.parametrize("vocabulary", [1000, 49152, 151936])
 def test_the_kernels_of_log_probs_are_the_formulas(vocabulary: int) -> None:
-    from coterie.learners import kernels, softmax  # here, for only CUDA builds of PyTorch bring Triton
+    from coterie.kernels import softmax, softmax_triton  # here, for only CUDA builds of PyTorch bring Triton
 
     draw = torch.Generator().manual_seed(0)
     logits = (3 * torch.randn(33, vocabulary, generator=draw)).bfloat16().cuda()
     tokens = torch.randint(0, vocabulary, (33,), generator=draw).cuda()
     heat, first, second = (0.5 + torch.rand(3, 33, generator=draw)).cuda()
     expected = softmax.read(logits, tokens, heat)
-    for ours, theirs in zip(kernels.read(logits, tokens, heat), expected, strict=True):
+    for ours, theirs in zip(softmax_triton.read(logits, tokens, heat), expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
     for by_entropy in (None, second):
         given = (tokens, heat, expected[2], expected[1], first, by_entropy)
         theirs = softmax.slope(logits, *given, logits.dtype)
-        torch.testing.assert_close(kernels.slope(logits.clone(), *given, logits.dtype), theirs, rtol=2e-2, atol=1e-6)
+        torch.testing.assert_close(
+            softmax_triton.slope(logits.clone(), *given, logits.dtype), theirs, rtol=2e-2, atol=1e-6
+        )

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from coterie.build import build
 from coterie.config import load
-from coterie.train import train
+from coterie.training.build import build
+from coterie.training.loop import train
 from tests.games import game
 
 pytestmark = pytest.mark.gpu

@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 import torch
 
-from coterie.engines.native.narrow import keep_likely
+from coterie.kernels.top_p_top_k import keep_likely
 from tests.kernels.place import DEVICE, ON_GPU, needs_triton
 
 pytestmark = needs_triton
@@ -17,7 +17,7 @@ CUTS = list(product([0.0, 0.7, 1.0], [1.0, 0.95, 0.3, 1e-6], [0, 1, 50, 3000])) 
 @pytest.mark.parametrize("vocabulary", [700, 49152, 151936] if ON_GPU else [700])
 @pytest.mark.parametrize("scale", [0.1, 3.0])
 def test_the_kernel_keeps_the_tokens_that_are_to_be_kept(vocabulary: int, scale: float) -> None:
-    from coterie.engines.native.narrow_kernels import narrow
+    from coterie.kernels.top_p_top_k_triton import narrow
 
     heat, top_p, top_k = (torch.tensor(column, device=DEVICE) for column in zip(*CUTS, strict=True))
     logits = scale * torch.randn(

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from coterie.models.lora import Joined, RoutedLinear
-from coterie.models.routing import Pair, Routing
+from coterie.models.lora_routing import Pair, Routing
 from tests.kernels.place import DEVICE, HALF, needs_triton
 
 pytestmark = needs_triton
@@ -38,7 +38,7 @@ def layers(dtype: torch.dtype) -> list[RoutedLinear]:
 @pytest.mark.parametrize("then", [None, "sum", "gate"])
 @pytest.mark.parametrize("dtype", [torch.float32, HALF])
 def test_each_row_and_each_run_has_its_own_adapter(dtype: torch.dtype, then: str | None) -> None:
-    from coterie.models.stacked import Stacked, refresh
+    from coterie.models.lora_decode import Stacked, refresh
 
     joined = Joined(layers(dtype))
     stacked = Stacked(joined, NAMES)
@@ -66,7 +66,7 @@ def test_each_row_and_each_run_has_its_own_adapter(dtype: torch.dtype, then: str
 
 @pytest.mark.parametrize("gate", [False, True])
 def test_what_an_adapter_is_added_to_may_come_in_parts(gate: bool) -> None:
-    from coterie.models.kernels import lift
+    from coterie.kernels.decode_ops import lift
 
     draw = torch.Generator(DEVICE).manual_seed(0)
     wide = torch.randn(3, len(WHO), 2 * OUT + 24, generator=draw, device=DEVICE)

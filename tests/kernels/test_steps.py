@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from coterie.engines.native import cache
+from coterie.engines.native import kv_cache
 from coterie.engines.native.engine import NativeEngine
+from coterie.kernels.varlen_attention import Ragged
 from coterie.models.base import Base
-from coterie.models.varlen import Ragged
 from coterie.types import Sampling
 from tests.kernels.place import ON_GPU, needs_triton, team
 from tests.oracle import POLICIES, Request, ask, assert_same, random_ids
@@ -46,17 +46,19 @@ def attended(q: Tensor, k: Tensor, v: Tensor, rows: Ragged, scale: float, window
 @pytest.fixture
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> Callable[[Base], NativeEngine]:
     """An engine that takes the steps of a GPU, operation by operation, and reads prompts as in half precision."""
-    from coterie.engines.native import graphs
+    from coterie.engines.native import cuda_graphs
 
     def made(base: Base) -> NativeEngine:
         logits = base.logits
         monkeypatch.setattr(base, "logits", lambda hidden: logits(hidden).contiguous())
-        monkeypatch.setattr(cache, "pair", lambda layer: (layer[0], layer[1]))  # keys lie as on a GPU
-        monkeypatch.setattr(cache, "flash", attended)
-        monkeypatch.setattr(graphs, "capture", lambda step, pool: step)
-        monkeypatch.setattr(graphs.Graphs, "read", torch.inference_mode()(graphs.Graphs._read))
+        monkeypatch.setattr(kv_cache, "pair", lambda layer: (layer[0], layer[1]))  # keys lie as on a GPU
+        monkeypatch.setattr(kv_cache, "flash", attended)
+        monkeypatch.setattr(cuda_graphs, "capture", lambda step, pool: step)
+        monkeypatch.setattr(cuda_graphs.Graphs, "read", torch.inference_mode()(cuda_graphs.Graphs._read))
         engine = NativeEngine(base, POLICIES, rows=8)
-        steps: Any = graphs.Graphs(base, engine.cache, engine.sampler, [name for name in POLICIES.values() if name])
+        steps: Any = cuda_graphs.Graphs(
+            base, engine.cache, engine.sampler, [name for name in POLICIES.values() if name]
+        )
         engine.steps, engine.seats.gathered = steps, steps.gathered
         return engine
 
@@ -76,8 +78,8 @@ def test_the_steps_of_a_gpu_say_what_a_cpu_says(
     ]
     then = ask(NativeEngine(base, POLICIES), later)
     engine, went_on = interpreted(base), []
-    attend = cache.flash
-    monkeypatch.setattr(cache, "flash", lambda q, k, *more: went_on.append(len(k) > len(q)) or attend(q, k, *more))
+    attend = kv_cache.flash
+    monkeypatch.setattr(kv_cache, "flash", lambda q, k, *more: went_on.append(len(k) > len(q)) or attend(q, k, *more))
     assert_same(ask(engine, first), said)
     assert went_on and not any(went_on)
     assert_same(ask(engine, later), then)

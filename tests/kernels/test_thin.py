@@ -15,7 +15,7 @@ SHAPES = [(1, 70, 200), (8, 1280, 2048), (24, 1024, 1376), (33, 500, 4104), (64,
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize(("rows", "outs", "width"), SHAPES)
 def test_a_product_with_a_gate_is_rounded_once(rows: int, outs: int, width: int, with_bias: bool) -> None:
-    from coterie.models.thin import gate_product
+    from coterie.kernels.skinny_gemm import gate_product
 
     draw = torch.Generator(DEVICE).manual_seed(rows)
     x = torch.randn(rows, width, device=DEVICE, generator=draw).to(HALF)
@@ -30,7 +30,7 @@ def test_a_product_with_a_gate_is_rounded_once(rows: int, outs: int, width: int,
 
 @pytest.mark.parametrize(("rows", "outs", "width"), [*SHAPES, (70, 500, 4104), (129, 640, 1376), (256, 8250, 328)])
 def test_the_parts_of_a_product_add_up_to_it(rows: int, outs: int, width: int) -> None:
-    from coterie.models.thin import in_parts
+    from coterie.kernels.skinny_gemm import in_parts
 
     draw = torch.Generator(DEVICE).manual_seed(rows)
     x = torch.randn(rows, width, device=DEVICE, generator=draw).to(HALF)
@@ -43,7 +43,7 @@ def test_the_parts_of_a_product_add_up_to_it(rows: int, outs: int, width: int) -
 
 @pytest.mark.parametrize("parts", [0, 1, 4])
 def test_a_sum_may_come_in_parts(parts: int) -> None:
-    from coterie.models.kernels import add_norm
+    from coterie.kernels.decode_ops import add_norm
 
     draw = torch.Generator(DEVICE).manual_seed(parts)
     norm = torch.nn.RMSNorm(576, eps=1e-5, device=DEVICE, dtype=HALF)

@@ -14,8 +14,8 @@ from torch import Tensor
 from coterie.models.attention import Packed, Span
 from coterie.models.base import Base
 from coterie.models.lora import Adapter
+from coterie.models.lora_routing import Segment
 from coterie.models.peft import load_adapter, save_adapter
-from coterie.models.routing import Segment
 from coterie.models.store import load_model
 from tests.models import KINDS
 from tests.oracle import random_adapter, random_ids

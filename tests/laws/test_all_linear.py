@@ -11,12 +11,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from coterie.build import build
 from coterie.config import ConfigError, load
 from coterie.models.attention import Packed, Span
 from coterie.models.base import Base
 from coterie.models.lora_targets import USUAL, targets_for
-from coterie.train import Run, train
+from coterie.training.build import build
+from coterie.training.loop import Run, train
 from tests.games import game
 from tests.laws.test_other_models import other
 from tests.oracle import random_ids

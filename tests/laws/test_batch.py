@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from coterie.batch import hand_back, join, make_batches
+from coterie.learners.batch import hand_back, join, make_batches
 from coterie.types import Batch, Episode, Turn
 from tests.episodes import episode, random_episodes, turn
 

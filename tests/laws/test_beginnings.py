@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 
-from coterie.engines.native.beginnings import Beginnings, Key, common, key_of
+from coterie.engines.native.prefix_index import Beginnings, Key, common, key_of
 
 
 def texts(rng: random.Random, count: int) -> list[Key]:

@@ -15,7 +15,7 @@ from coterie.algorithms.ippo import Ippo
 from coterie.algorithms.mappo import Mappo
 from coterie.algorithms.ppo import Ppo
 from coterie.algorithms.vdn_token import VdnToken
-from coterie.batch import make_batches
+from coterie.learners.batch import make_batches
 from coterie.rl.advantages import first_of_turn, whitened
 from coterie.rl.losses import value_loss
 from coterie.types import Batch, Episode, Scores, Turn

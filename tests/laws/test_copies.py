@@ -15,11 +15,11 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from coterie.build import build
-from coterie.cli import app
+from coterie.cli.app import app
 from coterie.config import load
-from coterie.copies import Copies
-from coterie.train import train
+from coterie.training.build import build
+from coterie.training.loop import train
+from coterie.training.user_files import Copies
 from coterie.user_code import imported, original, run_file
 from tests.games import game
 
@@ -105,7 +105,7 @@ def trained_at(home: Path, model: Path, **parts: Any) -> Path:
     """A run of one step, trained by a process of its own, whose code is then gone; its data stays."""
     game(home, model, **parts)
     (home / "vowels.py").unlink()
-    command = [sys.executable, "-P", "-m", "coterie.cli", "train", "game.yaml", "steps=1"]
+    command = [sys.executable, "-P", "-m", "coterie.cli.app", "train", "game.yaml", "steps=1"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=home, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

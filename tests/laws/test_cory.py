@@ -13,11 +13,11 @@ import torch
 
 from coterie.algorithms.cory import Cory
 from coterie.config import ConfigError
-from coterie.config.crosscheck import cross_check
+from coterie.config.conflicts import cross_check
 from coterie.credit.aggregate import Aggregate
 from coterie.envs.base import TaskEnv, graded
-from coterie.log import read_episodes
-from coterie.train import Run
+from coterie.training.log import read_episodes
+from coterie.training.loop import Run
 from coterie.types import Episode, Task
 from coterie.workflows.cory import Cory as CoryWorkflow
 from coterie.workflows.debate import Debate

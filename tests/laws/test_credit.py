@@ -15,7 +15,7 @@ import torch
 from coterie.algorithms.grpo import Grpo
 from coterie.algorithms.ppo import Ppo
 from coterie.config import ConfigError
-from coterie.config.crosscheck import cross_check
+from coterie.config.conflicts import cross_check
 from coterie.credit.aggregate import Aggregate
 from coterie.credit.base import Credit
 from coterie.credit.difference import Difference
@@ -24,8 +24,8 @@ from coterie.credit.maporl import Maporl
 from coterie.credit.own import Own
 from coterie.credit.replies import has_box, repeated
 from coterie.credit.team import Team
-from coterie.log import read_episodes
 from coterie.rl.credit import returns_to_go, shapley
+from coterie.training.log import read_episodes
 from coterie.types import Episode
 from tests.episodes import episode, turn
 from tests.runs import naming_config, trained, written

@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from coterie.batch import make_batches
 from coterie.config import ConfigError
+from coterie.errors import ModelError
+from coterie.learners.batch import make_batches
 from coterie.learners.critics import Critics, Judge, joint_context
-from coterie.learners.torch import TorchLearner
-from coterie.log import read_episodes
-from coterie.models.errors import ModelError
-from coterie.train import Run, judge, play, train
+from coterie.learners.learner import TorchLearner
+from coterie.training.log import read_episodes
+from coterie.training.loop import Run, judge, play, train
 from coterie.types import Episode, Task, Team, Turn
 from tests.learners import learner
 from tests.models import tiny_model, tiny_tokenizer

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from coterie import train
 from coterie.algorithms.base import Algorithm
 from coterie.algorithms.group import AVERAGES
 from coterie.algorithms.ippo import Ippo
@@ -18,7 +17,8 @@ from coterie.algorithms.ppo import Ppo
 from coterie.algorithms.rae import Rae
 from coterie.credit.difference import Difference
 from coterie.credit.team import Team
-from coterie.log import read_episodes
+from coterie.training import loop
+from coterie.training.log import read_episodes
 from coterie.types import Episode, Turn
 from tests.episodes import episode, turn
 from tests.laws.test_presets import PRESETS
@@ -78,11 +78,11 @@ def test_the_running_average_of_rae_is_not_moved_by_turns_of_other_weights(
     """As of an engine that has missed an update."""
     tree = naming_config(model_folder("llama"), algorithm="rae")
     run = started(tree, tmp_path)
-    episodes, otherwise = train.play(run, run.tasks.next(), run.config.episodes_per_task)
+    episodes, otherwise = loop.play(run, run.tasks.next(), run.config.episodes_per_task)
     said: list[Turn] = [t for e in episodes for t in e.turns if t.role == "left"]
     for one in said if late else ():
         one.version -= 1
-    metrics = train.judge(run, episodes, otherwise)
+    metrics = loop.judge(run, episodes, otherwise)
     assert metrics["stale"] == (len(said) if late else 0)
     assert all((t.advantages is None) == (late and t.role == "left") for e in episodes for t in e.turns)
     roles = {dict(key)["role"] for key in run.memory[AVERAGES]}

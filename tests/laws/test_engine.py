@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from coterie.engines.native.decode import Eager
 from coterie.engines.native.engine import NativeEngine
-from coterie.engines.native.seats import SHARE
-from coterie.engines.native.steps import Eager
+from coterie.engines.native.slots import SHARE
 from coterie.models.base import Base
-from coterie.models.routing import Pair
+from coterie.models.lora_routing import Pair
 from coterie.types import Sample, Sampling
 from tests.oracle import POLICIES, Oracle, Request, ask, assert_same, pairs, random_adapter, random_ids
 

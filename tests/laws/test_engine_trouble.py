@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from coterie.engines import vllm
-from coterie.engines.native import steps as step_module
-from coterie.engines.native.cache import Decode, SlotCache
+from coterie.engines.native import decode as step_module
 from coterie.engines.native.engine import NativeEngine
+from coterie.engines.native.kv_cache import Decode, SlotCache
 from coterie.models.base import Base
 from coterie.types import Sample, Sampling
 from tests.hangs import HANG

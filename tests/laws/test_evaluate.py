@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from coterie.alone import Asked, first_prompts, first_speaker, heated, room, within
+from coterie.cli.report import unequal
 from coterie.engines.native.engine import NativeEngine
-from coterie.evaluate import Lone, Report, baselines, evaluate, pass_at
+from coterie.evaluation.evaluate import Lone, Report, baselines, evaluate, pass_at
+from coterie.evaluation.single_agent_baseline import Asked, first_prompts, first_speaker, heated, room, within
 from coterie.models.base import Base
-from coterie.report import unequal
-from coterie.rollout import Collector, Seat
+from coterie.rollout.collector import Collector, Seat
 from coterie.types import Episode, Sampling, Task, Team, Workflow
 from coterie.workflows.chain import Chain
 from coterie.workflows.debate import Debate

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from coterie import scoring
 from coterie.envs.base import TaskEnv, graded
 from coterie.rewards import GraderTimeout
-from coterie.rollout import Collector, Seat, TooManyFailures, enough, summary
+from coterie.rollout import scoring
+from coterie.rollout.collector import Collector, Seat, TooManyFailures, enough, summary
 from coterie.types import Env, Episode, Outcome, Sample, Sampling, Split, Task, Team
 
 SEATS = {"solver": Seat("policy", Sampling(max_tokens=2))}

@@ -15,9 +15,9 @@ import pytest
 from coterie.credit.difference import Difference
 from coterie.engines.native.engine import NativeEngine
 from coterie.games.naming import Naming, OneByOne
-from coterie.log import read_episodes
 from coterie.models.base import Base
-from coterie.rollout import Collector, Seat
+from coterie.rollout.collector import Collector, Seat
+from coterie.training.log import read_episodes
 from coterie.types import Episode, Fork, Sampling, Task, Team, Turn, Workflow
 from coterie.workflows.debate import Debate
 from tests.runs import naming_config, trained

@@ -13,7 +13,7 @@ from coterie.engines.native.engine import NativeEngine
 from coterie.models import forward as module
 from coterie.models.attention import Packed, Span
 from coterie.models.base import Base
-from coterie.models.routing import Segment
+from coterie.models.lora_routing import Segment
 from coterie.models.store import load_model
 from coterie.types import Sampling
 from tests.oracle import Oracle, ask, pairs, random_adapter, random_ids

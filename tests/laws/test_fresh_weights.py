@@ -8,10 +8,10 @@ from pathlib import Path
 
 import torch
 
-from coterie.batch import make_batches
 from coterie.config import Learning
 from coterie.engines.native.engine import NativeEngine
-from coterie.learners.torch import TorchLearner
+from coterie.learners.batch import make_batches
+from coterie.learners.learner import TorchLearner
 from coterie.models.base import Base
 from coterie.types import Batch, Episode, Sampling, Scores, Task, Turn
 from tests.oracle import random_adapter, random_ids

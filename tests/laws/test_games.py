@@ -16,25 +16,25 @@ import torch
 import yaml
 from typer.testing import CliRunner
 
-from coterie.alarm import memory_of, watch
 from coterie.algorithms.base import Algorithm
 from coterie.bench.games import QUICK, Result, play, started_run, tables
-from coterie.cli import app
+from coterie.cli.app import app
 from coterie.config import Config, ConfigError, load
-from coterie.config.crosscheck import cross_check
+from coterie.config.conflicts import cross_check
 from coterie.config.registry import BUILTIN
 from coterie.games import kuhn, pennies
 from coterie.games.matrix import Additive
 from coterie.games.measure import exploited, kuhn_strategy
 from coterie.games.model import LATE, SIGNS, is_late, tiny_player
 from coterie.games.plot import plot
-from coterie.games.reading import chances
+from coterie.games.policy_probs import chances
 from coterie.games.setups import GAMES, config_of, plays
-from coterie.learners.torch import TorchLearner
-from coterie.log import read_episodes
+from coterie.learners.learner import TorchLearner
 from coterie.models.base import Base
-from coterie.opponents import KEPT, slots
-from coterie.train import Run, train
+from coterie.training.collapse import memory_of, watch
+from coterie.training.log import read_episodes
+from coterie.training.loop import Run, train
+from coterie.training.opponents import KEPT, slots
 from coterie.types import Episode, Task, Team
 from tests.episodes import episode, turn
 from tests.laws.test_resume import assert_same_run

@@ -14,14 +14,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from coterie import checkpoint
 from coterie.algorithms.base import Algorithm
 from coterie.algorithms.happo import Happo
 from coterie.algorithms.ppo import Ppo
-from coterie.batch import make_batches
 from coterie.config import ConfigError
-from coterie.config.crosscheck import cross_check
-from coterie.train import Run, train
+from coterie.config.conflicts import cross_check
+from coterie.learners.batch import make_batches
+from coterie.training import checkpoint
+from coterie.training.loop import Run, train
 from coterie.types import Batch, Episode, Loss, Measure, Metrics
 from tests.episodes import random_episodes
 from tests.learners import gradients, learner

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from coterie.chat import Chat
 from coterie.config.registry import BUILTIN, find
+from coterie.models.chat import Chat
 from coterie.rewards.gym_answers import EVALUATING, LOOSE
 from coterie.types import Episode, Sample, Sampling
 from tests.hostile import CANARY, SECRET, hostile_strings

@@ -19,12 +19,12 @@ from transformers import AutoModelForCausalLM
 from coterie.algorithms.base import Algorithm
 from coterie.algorithms.ppo import Ppo
 from coterie.config import Learning
-from coterie.finite import NotFinite
-from coterie.learners.budget import bytes_per_token, token_budget
+from coterie.learners.learner import TorchLearner, scheduled
 from coterie.learners.logprobs import Chosen
+from coterie.learners.microbatch_budget import bytes_per_token, token_budget
 from coterie.learners.packing import streams
-from coterie.learners.torch import TorchLearner, scheduled
 from coterie.rl.losses import KlEstimator, Reduce
+from coterie.rl.validate import NotFinite
 from coterie.types import Batch, Scores
 from tests.learners import gradients, learner, random_batch
 from tests.models import VOCABULARY

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from coterie.algorithms.base import Algorithm
 from coterie.algorithms.ppo import Ppo
-from coterie.batch import make_batches
+from coterie.learners.batch import make_batches
 from coterie.rl.losses import (
     KlEstimator,
     Level,

@@ -18,10 +18,10 @@ from coterie.algorithms.grpo import Grpo
 from coterie.algorithms.qmix import Qmix
 from coterie.algorithms.vdn import Vdn
 from coterie.config import ConfigError
-from coterie.learners.buffer import Buffer, Rounds
 from coterie.learners.critics import joint_context
-from coterie.learners.encoder import HiddenStates
 from coterie.learners.mixer import Mixer, in_rounds, team_rewards
+from coterie.learners.replay_buffer import Buffer, Rounds
+from coterie.learners.text_encoder import HiddenStates
 from coterie.models.base import Base
 from coterie.rl.mixers import Additive, Decomposition, Monotonic, Utility, monotonic, standardised_by, td_target, track
 from coterie.types import Episode, Turn

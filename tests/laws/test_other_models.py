@@ -13,9 +13,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from coterie.engines.hf import HfEngine
 from coterie.engines.native.engine import NativeEngine
+from coterie.errors import ModelError
 from coterie.models.attention import Packed, Span
 from coterie.models.base import Base
-from coterie.models.errors import ModelError
 from coterie.types import Sampling
 from tests.learners import learner
 from tests.models import SHAPE, tiny_tokenizer

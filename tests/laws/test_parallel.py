@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from coterie.config import ConfigError
-from coterie.placement import must_have_devices
-from coterie.processes import Processes
-from coterie.train import Run
+from coterie.learners.distributed import Processes
+from coterie.training.loop import Run
+from coterie.training.placement import must_have_devices
 from coterie.types import Batch
 from tests.hangs import HANG
 from tests.runs import naming_config, resumed, started, trained, written

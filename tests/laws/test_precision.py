@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from coterie.build import build
 from coterie.config import ConfigError, load
-from coterie.train import Run, train
+from coterie.training.build import build
+from coterie.training.loop import Run, train
 from tests.games import game
 
 Folder = Callable[[str], Path]

@@ -25,13 +25,13 @@ from coterie.algorithms.gspo import Gspo
 from coterie.algorithms.rae import Rae
 from coterie.algorithms.reinforce_pp import ReinforcePp
 from coterie.algorithms.rloo import Rloo
-from coterie.batch import make_batches
 from coterie.config import ConfigError, load
-from coterie.config.crosscheck import cross_check
+from coterie.config.conflicts import cross_check
 from coterie.config.registry import BUILTIN, find
 from coterie.credit.team import Team
-from coterie.log import read_episodes
+from coterie.learners.batch import make_batches
 from coterie.rl.losses import token_weights
+from coterie.training.log import read_episodes
 from coterie.types import Episode, Scores, Turn
 from tests.episodes import credited, episode, random_episodes, turn
 from tests.laws.test_resume import assert_same_run

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from coterie.models.products import linear, product
+from coterie.kernels.matmul import linear, product
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 8, 15, 16, 17, 31, 32, 64, 95, 96, 97, 200])

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from coterie.models import varlen
+from coterie.kernels import varlen_attention
+from coterie.kernels.varlen_attention import Ragged
 from coterie.models.attention import Packed, Span
-from coterie.models.varlen import Ragged
 
 HEADS, KEY_HEADS, WIDTH = 4, 2, 8
 ALONE = [Span(0, 3), Span(3, 5), Span(8, 1), Span(9, 6)]
@@ -50,8 +50,8 @@ def test_ragged_rows_attend_as_padded_ones(
     spans: list[Span], window: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     padded = attended(spans, window)
-    monkeypatch.setattr(varlen, "serves", lambda q, v: True)
-    monkeypatch.setattr(varlen, "flash", slow_flash)
+    monkeypatch.setattr(varlen_attention, "serves", lambda q, v: True)
+    monkeypatch.setattr(varlen_attention, "flash", slow_flash)
     torch.testing.assert_close(attended(spans, window), padded, rtol=1e-9, atol=1e-12)
 
 
@@ -62,4 +62,4 @@ def test_rows_that_share_nothing_copy_no_keys() -> None:
 
 def test_a_cpu_and_full_precision_keep_the_padded_way() -> None:
     x = torch.zeros(2, 3, 8)
-    assert not varlen.serves(x, x) and not varlen.serves(x.bfloat16(), x.bfloat16())
+    assert not varlen_attention.serves(x, x) and not varlen_attention.serves(x.bfloat16(), x.bfloat16())

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from coterie.engines.native import steps as step_module
-from coterie.engines.native.cache import Flash, Prefill, SlotCache
+from coterie.engines.native import decode as step_module
+from coterie.engines.native.decode import Eager, Said, segments
 from coterie.engines.native.engine import NativeEngine
-from coterie.engines.native.seats import Row
-from coterie.engines.native.steps import Eager, Said, segments
+from coterie.engines.native.kv_cache import Flash, Prefill, SlotCache
+from coterie.engines.native.slots import Row
 from coterie.models.base import Base
 from coterie.types import Sample, Sampling
 from tests.hangs import HANG

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from coterie.cli import app
+from coterie.analysis.replay import Verdict, replay
+from coterie.cli.app import app
 from coterie.config import ConfigError, dump, load
-from coterie.log import read_episodes
-from coterie.replay import Verdict, replay
+from coterie.training.log import read_episodes
 from coterie.types import Turn
 from tests.runs import naming_config, trained, written
 

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 import torch
 
-from coterie import checkpoint
-from coterie.checkpoint import BadCheckpoint, NoCheckpoint
 from coterie.files import InUse, held
 from coterie.games.naming import Naming
-from coterie.train import Run, train
+from coterie.training import checkpoint
+from coterie.training.checkpoint import BadCheckpoint, NoCheckpoint
+from coterie.training.loop import Run, train
 from coterie.types import Episode
 from tests.hangs import HANG
 from tests.killed import CTRL_C, MOMENTS

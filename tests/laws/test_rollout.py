@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 import torch
 
-from coterie.batch import make_batches
 from coterie.engines.native.engine import NativeEngine
 from coterie.envs.base import TaskEnv, graded
 from coterie.games.naming import Naming, OneByOne
+from coterie.learners.batch import make_batches
 from coterie.models.base import Base
-from coterie.rollout import Collector, Players, Seat, TooManyFailures, enough, summary
+from coterie.rollout.collector import Collector, Players, Seat, TooManyFailures, enough, summary
 from coterie.types import Episode, Sampling, Split, Task, Team
 from coterie.workflows.vote import Vote
 from tests.episodes import episode

@@ -15,13 +15,13 @@ from rich.console import Console
 from torch import Tensor
 
 from coterie.check import dry_run, findings
+from coterie.cli.report import plan
 from coterie.config import ConfigError, dump, load
-from coterie.config.crosscheck import cross_check
+from coterie.config.conflicts import cross_check
 from coterie.learners.critics import Critics
-from coterie.log import read_episodes
-from coterie.report import plan
-from coterie.rollout import Seat
-from coterie.train import Run, learn
+from coterie.rollout.collector import Seat
+from coterie.training.log import read_episodes
+from coterie.training.loop import Run, learn
 from coterie.types import Sampling
 from tests.runs import naming_config, resumed, started, trained, written
 

@@ -17,14 +17,14 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from coterie import checkpoint
-from coterie.build import build
-from coterie.checkpoint import BadCheckpoint
 from coterie.checksums import SUMS
-from coterie.cli import app
+from coterie.cli.app import app
 from coterie.config import load
 from coterie.files import NotWritten, append_line, held, write_atomic
 from coterie.models.store import write_tensors
+from coterie.training import checkpoint
+from coterie.training.build import build
+from coterie.training.checkpoint import BadCheckpoint
 from tests.games import game
 from tests.runs import naming_config, trained
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from coterie.algorithms.base import Algorithm
-from coterie.algorithms.left_out import drop_stale, take_back
-from coterie.batch import make_batches
+from coterie.algorithms.turn_filters import drop_stale, take_back
+from coterie.learners.batch import make_batches
 from coterie.types import Batch, Loss, Measure, Metrics, Scores
 from tests.episodes import episode, random_episodes, turn
 from tests.learners import gradients, learner, random_batch

@@ -32,11 +32,11 @@ from coterie.algorithms.ppo import Ppo
 from coterie.algorithms.rae import Rae
 from coterie.algorithms.reinforce_pp import ReinforcePp
 from coterie.algorithms.rloo import Rloo
-from coterie.batch import make_batches
 from coterie.credit.aggregate import Aggregate
 from coterie.credit.maporl import Maporl
 from coterie.credit.team import Team
-from coterie.learners.softmax import read
+from coterie.kernels.softmax import read
+from coterie.learners.batch import make_batches
 from coterie.rl.advantages import centred
 from coterie.rl.credit import shapley
 from coterie.rl.losses import KlEstimator, Reduce, clipped_policy_loss, kl, ratio_of, value_loss

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from coterie.algorithms.base import Algorithm
 from coterie.config import Learning
-from coterie.learners.torch import TorchLearner
+from coterie.learners.learner import TorchLearner
 from coterie.models.base import Base
 from coterie.models.lora import Adapter
 from coterie.types import Batch

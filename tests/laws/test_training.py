@@ -15,11 +15,11 @@ from tokenizers.models import BPE
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
-from coterie.batch import make_batches
-from coterie.log import read_episodes
-from coterie.rollout import TooManyFailures
-from coterie.tasks import TaskStream
-from coterie.train import Run, train
+from coterie.learners.batch import make_batches
+from coterie.rollout.collector import TooManyFailures
+from coterie.training.log import read_episodes
+from coterie.training.loop import Run, train
+from coterie.training.tasks import TaskStream
 from coterie.types import Batch, Task
 from tests.models import tiny_model
 from tests.runs import naming_config, started, trained

@@ -14,14 +14,14 @@ import pytest
 from coterie.algorithms.at_grpo import AtGrpo
 from coterie.algorithms.group import Group
 from coterie.algorithms.magrpo import Magrpo
-from coterie.batch import make_batches
-from coterie.chat import Chat
+from coterie.compat.siirl.workflow import Graph, GraphAgent
 from coterie.games.naming import Naming
-from coterie.log import read_episodes
+from coterie.learners.batch import make_batches
+from coterie.models.chat import Chat
 from coterie.rl.trees import levels, returns, tree
-from coterie.rollout import Collector, Seat
+from coterie.rollout.collector import Collector, Seat
+from coterie.training.log import read_episodes
 from coterie.types import Episode, Fork, Sample, Sampling, Task, Turn
-from coterie.workflows.graph import Graph, GraphAgent
 from tests.episodes import credited, episode, turn
 from tests.laws.test_resume import assert_same_run, metrics
 from tests.models import tiny_tokenizer

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from coterie.envs.altered_tests import altered
+from coterie.envs.swe.altered_tests import altered
 
 # Each passes with honest code.
 STATEMENTS = [

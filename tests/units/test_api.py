@@ -16,7 +16,7 @@ import pytest
 
 import coterie
 from coterie import AgentTrainer, env, reward, tool, workflow
-from coterie.commands import go_on
+from coterie.cli.commands import go_on
 from coterie.config import ConfigError, dump, load
 from coterie.config.registry import options_of
 from coterie.types import Task, Workflow
@@ -29,7 +29,7 @@ AS_FUNCTIONS = """\
 from coterie import AgentTrainer, env, reward, tool, workflow
 from coterie.tools import converse
 from coterie.types import Task
-from coterie.workflows.conversation import opening
+from coterie.prompts import opening
 
 @tool
 def double(number: int) -> int:
@@ -56,7 +56,7 @@ from coterie import AgentTrainer
 from coterie.envs.base import TaskEnv
 from coterie.tools import converse
 from coterie.types import Task
-from coterie.workflows.conversation import opening
+from coterie.prompts import opening
 
 def double(number: int) -> int:
     '''Double a number.'''

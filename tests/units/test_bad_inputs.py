@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from coterie.cli import app
+from coterie.cli.app import app
 from coterie.config import dump, load
-from coterie.config.crosscheck import cross_check
+from coterie.config.conflicts import cross_check
 from tests.games import GAME, game
 
 BRACKETS = "[" * 2000

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from coterie.chat import Chat, StopText, render, turn_end, without_system
-from coterie.models.errors import ModelError
+from coterie.errors import ModelError
+from coterie.models.chat import Chat, StopText, render, turn_end, without_system
 from coterie.types import Message
 from tests.models import tiny_tokenizer
 

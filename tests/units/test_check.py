@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from coterie.build import build
 from coterie.check import DryRun, Finding, Gap, dry_run, findings
-from coterie.check.tables import problems
+from coterie.cli.check_tables import problems
 from coterie.config import load
-from coterie.train import Run
+from coterie.training.build import build
+from coterie.training.loop import Run
 from coterie.types import Episode, Stop
 from tests.episodes import episode, turn
 from tests.games import game

@@ -21,14 +21,14 @@ import torch
 from typer.testing import CliRunner
 
 from coterie import __version__
-from coterie.build import build
-from coterie.cli import app
-from coterie.commands import free
+from coterie.cli.app import app
+from coterie.cli.commands import free
+from coterie.cli.report import dialogue, visible
 from coterie.config import load
-from coterie.log import read_episodes
 from coterie.models.base import Base
 from coterie.models.peft import save_adapter
-from coterie.report import dialogue, visible
+from coterie.training.build import build
+from coterie.training.log import read_episodes
 from tests.episodes import episode, turn
 from tests.games import game
 from tests.oracle import random_adapter
@@ -70,9 +70,8 @@ def test_help_shows_each_command_at_work(command: str) -> None:
 
 
 def test_asking_for_help_does_not_wait_for_torch() -> None:
-    code = (
-        "import sys; from coterie.cli import app; app(['--help'], standalone_mode=False); print('torch' in sys.modules)"
-    )
+    code = "import sys; from coterie.cli.app import app; app(['--help'], standalone_mode=False); "
+    code += "print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.stdout.endswith("False\n"), done.stdout + done.stderr
 
@@ -80,7 +79,7 @@ def test_asking_for_help_does_not_wait_for_torch() -> None:
 def test_a_mistake_in_a_config_is_told_before_the_models_library_is_imported(tmp_path: Path) -> None:
     (tmp_path / "wrong.yaml").write_text("stps: 3\n")
     code = (
-        "import sys; from pathlib import Path; from coterie.commands import start\n"
+        "import sys; from pathlib import Path; from coterie.cli.commands import start\n"
         "try: start(Path('wrong.yaml'), [], Path('runs'), 0)\n"
         "except ValueError as error: print('transformers' in sys.modules, error)"
     )
@@ -361,7 +360,7 @@ def test_a_bug_keeps_its_traceback(tmp_path: Path, tiny_model: Path, monkeypatch
     def buggy(*arguments: Any) -> None:
         raise RuntimeError("a bug, not a mistake in the config")
 
-    monkeypatch.setattr("coterie.build.build_engine", buggy)
+    monkeypatch.setattr("coterie.training.build.build_engine", buggy)
     result = coterie("train", game(tmp_path, tiny_model), "--out", tmp_path)
     assert isinstance(result.exception, RuntimeError)
 
@@ -399,7 +398,7 @@ def test_a_dialogue_of_unequal_length_shows_all_turns() -> None:
 def training(tmp_path: Path, model: Path, **how: Any) -> Iterator[subprocess.Popen[str]]:
     """`coterie train` in a process of its own, which would not save for a long time."""
     config = game(tmp_path, model, checkpoint={"every": 1000})
-    command = [sys.executable, "-m", "coterie.cli", "train", str(config), "steps=1000", "--out", str(tmp_path)]
+    command = [sys.executable, "-m", "coterie.cli.app", "train", str(config), "steps=1000", "--out", str(tmp_path)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TERM": "xterm"}
     with subprocess.Popen(command, text=True, env=environment, cwd=tmp_path, **how) as process:
         try:

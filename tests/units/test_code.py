@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from coterie.envs.bench import Bench
+from coterie.envs.test_bench import Bench
 from coterie.rewards import grader
-from coterie.rewards.code import Verdict, code, code_in, run_tests
-from coterie.rewards.code_tests import read_tests
-from coterie.rewards.same import same_output, same_value
+from coterie.rewards.code.grader import Verdict, code, code_in, run_tests
+from coterie.rewards.code.same import same_output, same_value
+from coterie.rewards.code.tests import read_tests
 from coterie.sandbox import shared
 from tests.hangs import HANG
 

@@ -12,10 +12,10 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from coterie.cli import app
+from coterie.analysis.compare import ArmFailed, Runner, compare, markdown
+from coterie.analysis.comparison import Result, load
+from coterie.cli.app import app
 from coterie.config import ConfigError
-from coterie.evaluation.compare import ArmFailed, Runner, compare, markdown
-from coterie.evaluation.comparison import Result, load
 
 
 def rows(path: Path, first: int, count: int) -> Path:
@@ -94,7 +94,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             raise ArmFailed(result.output)
 
     monkeypatch.setattr(Runner, "_command", command)
-    monkeypatch.setattr("coterie.evaluation.compare.ThreadPoolExecutor", InThisThread)
+    monkeypatch.setattr("coterie.analysis.compare.ThreadPoolExecutor", InThisThread)
     return ran
 
 

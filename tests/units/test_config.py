@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from coterie.config import Config, ConfigError, Lora, dump, load, yamltree
-from coterie.config.crosscheck import cross_check
+from coterie.config.conflicts import cross_check
 from coterie.config.hints import HERE, hint_for
 from coterie.config.problems import Problems, Sources, dotted, undotted
 from coterie.config.registry import BUILTIN, find, options_of

@@ -18,24 +18,24 @@ import pytest
 from rich.table import Table
 from typer.testing import CliRunner
 
-from coterie.cli import app
-from coterie.data import procedural
+from coterie.cli import procedural
+from coterie.cli.app import app
 from coterie.data.files import as_parquet, is_prepared, problem, read, read_prepared
 from coterie.data.hub import from_hub
-from coterie.data.look import statistics
 from coterie.data.prepare import SPLITS, Found, dealt, found_in, said_by, sort_out, write
+from coterie.data.preview import statistics
 from coterie.data.row import Raw, Row
 from coterie.data.sources import SOURCES
 from coterie.envs.anli import Anli
 from coterie.envs.base import TaskEnv, graded
 from coterie.envs.code import DeepCoder, HumanEval, Mbpp
+from coterie.envs.dataset_env import Known
 from coterie.envs.gsm8k import Gsm8k
 from coterie.envs.hotpotqa import HotpotQa
-from coterie.envs.known import Known
 from coterie.envs.math import Aime, Math
 from coterie.envs.rows import Rows
-from coterie.envs.swe import Swe
-from coterie.rewards.code_tests import read_tests
+from coterie.envs.swe.env import Swe
+from coterie.rewards.code.tests import read_tests
 from coterie.types import Episode
 from tests.hub import hub, parquet
 

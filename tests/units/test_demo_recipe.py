@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from coterie.config import load
-from coterie.config.crosscheck import cross_check
+from coterie.config.conflicts import cross_check
 from coterie.types import Task, Turn
 from tests.scripted import Line, Scripted
 

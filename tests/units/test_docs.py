@@ -16,12 +16,12 @@ import yaml
 
 from coterie.api import AgentTrainer, Trained
 from coterie.config import Config
-from coterie.config.crosscheck import cross_check
+from coterie.config.conflicts import cross_check
 from coterie.config.registry import BUILTIN, find
 from coterie.envs.base import graded
 from coterie.rewards import grader
 from coterie.rewards.load import load
-from coterie.rollout import Collector
+from coterie.rollout.collector import Collector
 from coterie.types import Env, Episode, Task, Turn, Workflow
 from coterie.workflows.multi_turn import MultiTurn
 from tests.episodes import credited

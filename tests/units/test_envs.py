@@ -19,7 +19,7 @@ from coterie.envs.gsm8k import Gsm8k
 from coterie.envs.reasoning_gym import ReasoningGym
 from coterie.envs.rows import Rows
 from coterie.rewards import GraderTimeout
-from coterie.rollout import Collector
+from coterie.rollout.collector import Collector
 from coterie.types import Env, Episode, Task
 from coterie.workflows.refine import Refine
 from tests.scripted import Scripted

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from coterie.envs import checkout as checkouts
-from coterie.envs.checkout import FORGED, NO_TEST
+from coterie.envs.swe import checkout as checkouts
+from coterie.envs.swe.checkout import FORGED, NO_TEST
 from tests.projects import BY_PYTEST, BY_UNITTEST, PYTEST, RIGHT, UNITTEST, project, tried
 
 STYLES = [(UNITTEST, BY_UNITTEST), (PYTEST, BY_PYTEST)]

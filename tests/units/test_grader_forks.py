@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from coterie.rewards import GraderFailed, GraderTimeout, forks, grader
-from coterie.rewards.forks import OverLimits, call_forked
+from coterie.rewards import GraderFailed, GraderTimeout, fork_pool, grader
+from coterie.rewards.fork_pool import OverLimits, call_forked
 from coterie.rewards.math import is_within_limits, math
 from coterie.rewards.worker import WORKERS
 from tests.hangs import HANG, eventually
@@ -91,14 +91,14 @@ def test_answers_do_not_wait_for_those_that_hang(own: Path) -> None:
 
     assert called(f"{own}:remembers", "loaded") == 1
     assert asyncio.run(both()) == ([1] * 4, [False] * 3 * WORKERS)
-    assert forks._places.hanging == 0
+    assert fork_pool._places.hanging == 0
 
 
 def test_no_answer_outlives_a_parent_that_was_killed(own: Path, tmp_path: Path) -> None:
     note = tmp_path / "pid"
     code = f"""
 import asyncio, os, threading, time
-from coterie.rewards.forks import call_forked
+from coterie.rewards.fork_pool import call_forked
 def kill():
     while not (os.path.exists({str(note)!r}) and open({str(note)!r}).read()):
         time.sleep(0.01)

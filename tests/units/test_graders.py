@@ -12,21 +12,20 @@ import pytest
 import yaml
 
 from coterie.config import ConfigError, dump, load
-from coterie.config.crosscheck import cross_check
-from coterie.config.strict import Weighted
+from coterie.config.conflicts import cross_check
 from coterie.data.files import read
 from coterie.data.sources import SOURCES
 from coterie.envs.base import TaskEnv, graded
 from coterie.envs.reasoning_gym import ReasoningGym
 from coterie.rewards import GraderTimeout, grader
-from coterie.rewards.answers import final, last_number
+from coterie.rewards.answer_extraction import final, last_number
 from coterie.rewards.choice import choice, letter
 from coterie.rewards.format import format as form
 from coterie.rewards.length import length
 from coterie.rewards.nli import label, nli
 from coterie.rewards.number import number
 from coterie.rewards.qa import qa
-from coterie.types import Task
+from coterie.types import Task, Weighted
 from tests.hangs import HANG
 
 

@@ -16,22 +16,22 @@ import pytest
 import torch
 import yaml
 
-from coterie import checkpoint
-from coterie.build import build
-from coterie.chat import Chat
-from coterie.commands import start
+from coterie.cli.commands import start
+from coterie.compat.siirl.credit import GraphCredit
+from coterie.compat.siirl.env import GraphEnv, GraphTasks
+from coterie.compat.siirl.hooks import HookError
+from coterie.compat.siirl.workflow import Graph, GraphAgent, Table
+from coterie.compat.siirl.world import WorldError
 from coterie.config import Config, ConfigError, dump, load
-from coterie.config.crosscheck import cross_check
+from coterie.config.conflicts import cross_check
 from coterie.config.registry import user_module
 from coterie.credit.base import Credit
-from coterie.graph.credit import GraphCredit
-from coterie.graph.env import GraphEnv, GraphTasks
-from coterie.graph.hooks import HookError
-from coterie.graph.world import WorldError
-from coterie.rollout import Collector, Seat, TooManyFailures
-from coterie.train import Run, train
+from coterie.models.chat import Chat
+from coterie.rollout.collector import Collector, Seat, TooManyFailures
+from coterie.training import checkpoint
+from coterie.training.build import build
+from coterie.training.loop import Run, train
 from coterie.types import Episode, Sample, Sampling, Task, Turn
-from coterie.workflows.graph import Graph, GraphAgent, Table
 from tests.episodes import episode, turn
 from tests.models import tiny_tokenizer
 

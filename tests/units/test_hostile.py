@@ -16,16 +16,16 @@ from typing import Any
 
 import pytest
 
-from coterie.config.strict import Weighted
 from coterie.envs.base import graded
-from coterie.envs.checkout import Checkout
 from coterie.envs.code import Mbpp
 from coterie.envs.reasoning_gym import ReasoningGym
 from coterie.envs.rows import Rows
-from coterie.envs.swe import Swe
-from coterie.rewards.answers import boxed, final, last_number, marked, pointed_out, stated, tagged
+from coterie.envs.swe.checkout import Checkout
+from coterie.envs.swe.edits import EditError, edited
+from coterie.envs.swe.env import Swe
+from coterie.rewards.answer_extraction import boxed, final, last_number, marked, pointed_out, stated, tagged
 from coterie.rewards.choice import choice, letter
-from coterie.rewards.code import code_in
+from coterie.rewards.code.grader import code_in
 from coterie.rewards.exact import exact
 from coterie.rewards.format import format as form
 from coterie.rewards.length import length
@@ -34,12 +34,11 @@ from coterie.rewards.number import number
 from coterie.rewards.qa import qa, words
 from coterie.tools.calls import read_calls
 from coterie.tools.python import python_tool
-from coterie.types import Env, Episode
+from coterie.types import Env, Episode, Weighted
 from coterie.workflows.deep_research import cited
-from coterie.workflows.edits import EditError, edited
 from coterie.workflows.evidence import Evidence
 from coterie.workflows.majority import ballot
-from coterie.workflows.reading import items, verdict
+from coterie.workflows.verdict_parsing import items, verdict
 
 PIECES = [
     "\\boxed{", "}", "{", "\\", "\\{", "<answer>", "</answer>", "####", "answer is ", "answer:", "```python\n", "```",

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from coterie.envs.checkout import Checkout
-from coterie.rewards.code import code_in
-from coterie.rewards.code_tests import Tests as ProgramTests
+from coterie.envs.swe.checkout import Checkout
+from coterie.envs.swe.edits import EditError, edited
+from coterie.rewards.code.grader import code_in
+from coterie.rewards.code.tests import Tests as ProgramTests
 from coterie.tools import Call
 from coterie.tools.calls import BadCall, read_calls
 from coterie.tools.tool import ToolError, as_tools
 from coterie.tools.use import use
-from coterie.workflows.edits import EditError, edited
-from coterie.workflows.reading import items, verdict
+from coterie.workflows.verdict_parsing import items, verdict
 
 DIGITS = "9" * 5000  # more than Python reads
 

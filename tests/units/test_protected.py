@@ -17,12 +17,12 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from coterie.cli import app
+from coterie.cli.app import app
 from coterie.config import load
-from coterie.config.protected import executes_programs
+from coterie.config.sandbox_check import executes_programs
 from coterie.envs.base import graded
 from coterie.rewards.worker import GraderFailed, Worker
-from coterie.sandbox import Sandbox, SandboxMissing, SandboxReduced, available, bubble, pool, shared
+from coterie.sandbox import Sandbox, SandboxMissing, SandboxReduced, available, bubblewrap, pool, shared
 from tests.games import game
 from tests.hangs import HANG
 
@@ -59,7 +59,7 @@ def hide(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     monkeypatch.setattr(available, "problem", cache(available.problem.__wrapped__))
     monkeypatch.setattr(pool, "_shared", cache(pool._shared.__wrapped__))
     monkeypatch.setattr(pool, "_unsafe", False)
-    monkeypatch.setattr("coterie.config.protected.problem", lambda: available.problem())
+    monkeypatch.setattr("coterie.config.sandbox_check.problem", lambda: available.problem())
     return hidden
 
 
@@ -144,7 +144,7 @@ def test_a_team_without_programs_is_never_asked(
     parts: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(bubble, "complaint", lambda *words: pytest.fail("the sandbox was tried"))
+    monkeypatch.setattr(bubblewrap, "complaint", lambda *words: pytest.fail("the sandbox was tried"))
     result = coterie("check", recipe(tmp_path, **parts))
     assert "no model" in result.stderr and "sandbox" not in result.stderr
 

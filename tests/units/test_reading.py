@@ -6,8 +6,8 @@ import pytest
 
 from coterie.tools.bm25 import Document
 from coterie.workflows.evidence import Evidence
-from coterie.workflows.reading import verdict
 from coterie.workflows.search import Found, kept_well
+from coterie.workflows.verdict_parsing import verdict
 from tests.episodes import turn
 
 

@@ -10,7 +10,7 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 
 from coterie.config import load
-from coterie.config.crosscheck import cross_check
+from coterie.config.conflicts import cross_check
 from coterie.config.registry import BUILTIN
 
 ROOT = Path(__file__).parents[2]

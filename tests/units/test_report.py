@@ -8,8 +8,8 @@ from pathlib import Path
 
 import rich.console
 
-from coterie.evaluate import Report
-from coterie.report import dialogues, learning_curve
+from coterie.cli.report import dialogues, learning_curve
+from coterie.evaluation.evaluate import Report
 from tests.episodes import episode
 from tests.runs import naming_config, resumed, trained
 

@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 
 from coterie import reward
-from coterie.config.fits import misfit
-from coterie.config.strict import Weighted
+from coterie.config.interfaces import misfit
 from coterie.envs.base import graded
 from coterie.envs.rows import Rows
 from coterie.rewards import Grader, GraderFailed, GraderTimeout, batching, grader
-from coterie.rewards.convention import Convention, convention
-from coterie.types import Episode, Task
+from coterie.rewards.calling_convention import Convention, convention
+from coterie.types import Episode, Task, Weighted
 
 TASK = Task("t1", "the prompt", "4", {"within": 2.0})
 OWN = """

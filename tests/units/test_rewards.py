@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from coterie.rewards import GraderFailed, GraderTimeout, grader, worker
-from coterie.rewards.answers import boxed, last_number, marked
+from coterie.rewards.answer_extraction import boxed, last_number, marked
 from coterie.rewards.exact import exact
 from coterie.rewards.math import math
 from coterie.rewards.number import number

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from coterie.sandbox import Limits, Ran, Sandbox, SandboxReduced, apart, available, files_in, pool
+from coterie.sandbox import Limits, Ran, Sandbox, SandboxReduced, available, files_in, pool, unshare
 from coterie.sandbox.record import how_it_ended
 from tests.hangs import HANG, eventually
 
@@ -40,7 +40,7 @@ def whole() -> Iterator[Sandbox]:
 @pytest.fixture(scope="module")
 def reduced() -> Iterator[Sandbox]:
     """Without bubblewrap, but with processes and a network of its own."""
-    if not apart.command():
+    if not unshare.command():
         pytest.skip("the kernel lets us make no namespaces")
     made = Sandbox(LIMITS, concurrency=2, reduced=True)
     yield made
@@ -51,7 +51,7 @@ def reduced() -> Iterator[Sandbox]:
 def bare() -> Iterator[Sandbox]:
     """Where the kernel allows nothing."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(apart, "command", list)
+        patch.setattr(unshare, "command", list)
         made = Sandbox(LIMITS, concurrency=2, reduced=True)
     yield made
     made.close()
@@ -361,7 +361,7 @@ def test_without_bubblewrap_one_warning_says_what_is_missing(
     around: list[str], can: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(available, "problem", lambda: "bwrap is not installed")
-    monkeypatch.setattr(apart, "command", lambda: around)
+    monkeypatch.setattr(unshare, "command", lambda: around)
     monkeypatch.setattr(pool, "_shared", cache(pool._shared.__wrapped__))
     monkeypatch.setattr(pool, "_unsafe", True)
     with pytest.warns(SandboxReduced, match=rf"bwrap is not installed.*{re.escape(can)}"):

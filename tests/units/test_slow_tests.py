@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from coterie.envs.swe import Swe
+from coterie.envs.swe.env import Swe
 from coterie.rewards import GraderTimeout
 from coterie.types import Episode, Task
 from coterie.workflows.swe import Round, judged

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from coterie.analysis.comparison import load as load_comparison
 from coterie.config import load
-from coterie.config.crosscheck import cross_check
-from coterie.evaluation.comparison import load as load_comparison
+from coterie.config.conflicts import cross_check
 from coterie.types import Episode, Task
 from tests.scripted import Scripted
 

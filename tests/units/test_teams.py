@@ -24,19 +24,19 @@ from coterie.envs.base import graded
 from coterie.envs.code import Mbpp
 from coterie.envs.gsm8k import Gsm8k
 from coterie.envs.hotpotqa import HotpotQa
-from coterie.envs.swe import Swe as Projects
-from coterie.rollout import Collector
+from coterie.envs.swe.edits import EditError, diff_of, edited
+from coterie.envs.swe.env import Swe as Projects
+from coterie.rollout.collector import Collector
 from coterie.sandbox import Sandbox, SandboxBroken, shared
 from coterie.tools.search import Remote
 from coterie.types import Env, Episode, Outcome, Task, Workflow
 from coterie.workflows.deep_research import DeepResearch
 from coterie.workflows.deepcoder import DeepCoder
-from coterie.workflows.edits import EditError, diff_of, edited
+from coterie.workflows.lockstep import Ranks
 from coterie.workflows.math_tool import MathTool
-from coterie.workflows.ranks import Ranks
-from coterie.workflows.reading import items, verdict
 from coterie.workflows.search import Search
 from coterie.workflows.swe import Swe
+from coterie.workflows.verdict_parsing import items, verdict
 from tests.hangs import HANG
 from tests.runs import started
 from tests.scripted import Scripted
@@ -378,7 +378,7 @@ def silent() -> Iterator[str]:
 def test_a_server_that_never_answers_is_given_up_and_the_team_goes_on(
     articles: Env, silent: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("coterie.workflows.library.retriever", lambda place: Remote(str(place), deadline=0.2))
+    monkeypatch.setattr("coterie.workflows.retrieval.retriever", lambda place: Remote(str(place), deadline=0.2))
     lines = {"query_optimizer": ["Peru", "DONE"], "retriever": ["NOTHING"], "extractor": ["Lima"]}
     episode, _ = play(Search(server=silent), articles, lines)
     assert rewards(episode) == {"query_optimizer": [0.0, 0.0], "retriever": [1.0], "extractor": [1.0]}
@@ -388,7 +388,7 @@ def test_a_server_that_never_answers_is_given_up_and_the_team_goes_on(
 def test_tools_that_never_end_are_given_up_and_the_gatherer_is_told(
     articles: Env, silent: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("coterie.workflows.library.retriever", lambda place: Remote(str(place), deadline=0.8))
+    monkeypatch.setattr("coterie.workflows.retrieval.retriever", lambda place: Remote(str(place), deadline=0.8))
     endless = call("search", query="Peru") + call("python", code="while True: pass")
     lines = {"planner": ["Where?"], "gatherer": [endless, "I cannot say."], "synthesizer": ["<answer>Lima</answer>"]}
     episode, team = play(DeepResearch(server=silent, seconds=0.3), articles, lines)

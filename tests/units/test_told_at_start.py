@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from coterie.build import build
 from coterie.check import dry_run, findings
-from coterie.cli import app
+from coterie.cli.app import app
 from coterie.config import load
-from coterie.log import read_episodes
 from coterie.models.store import load_tokenizer
+from coterie.training.build import build
+from coterie.training.log import read_episodes
 from tests.games import game
 from tests.models import CONTEXT
 from tests.units.test_chat import NO_SYSTEM
@@ -89,7 +89,7 @@ def test_more_tasks_a_step_than_there_are_is_told(tmp_path: Path, model: Path) -
 def test_a_turn_that_fills_the_context_alone_is_refused_before_a_model_loads(
     key: str, tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("coterie.build.load_base", lambda *_: pytest.fail("a model was loaded"))
+    monkeypatch.setattr("coterie.training.build.load_base", lambda *_: pytest.fail("a model was loaded"))
     who = "actor" if key.startswith("roles") else "reasoner"
     result = coterie("train", game(tmp_path, model), f"{key}={CONTEXT}", "--out", tmp_path)
     assert result.exit_code == 2

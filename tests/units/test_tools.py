@@ -15,9 +15,9 @@ from typing import Any, Literal
 
 import pytest
 
-from coterie.batch import make_batches
-from coterie.chat import Chat
-from coterie.rollout import Collector, Seat
+from coterie.learners.batch import make_batches
+from coterie.models.chat import Chat
+from coterie.rollout.collector import Collector, Seat
 from coterie.tools import BadCall, Call, Tool, ToolError, converse, describe, read_calls, tool_schema, use
 from coterie.tools.bm25 import Index, words_of
 from coterie.tools.python import python_tool

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from coterie.prompts import fill
 from coterie.types import Message, Outcome, Task, Turn, Workflow
 from coterie.workflows.chain import Chain
 from coterie.workflows.debate import Debate
@@ -17,7 +18,6 @@ from coterie.workflows.orchestrate import Orchestrate
 from coterie.workflows.refine import Refine
 from coterie.workflows.single import Single
 from coterie.workflows.summarize import Summarize
-from coterie.workflows.template import fill
 from coterie.workflows.vote import Vote
 from tests.hangs import HANG
 from tests.scripted import Line, Scripted

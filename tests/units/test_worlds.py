@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from coterie.chat import Chat
 from coterie.config import ConfigError
-from coterie.envs.aec import Aec, AecWorld
-from coterie.envs.hunt import Hunt
-from coterie.envs.nim import Nim
-from coterie.rollout import Collector, Seat
+from coterie.envs.worlds.aec import Aec, AecWorld
+from coterie.envs.worlds.nim import Nim
+from coterie.envs.worlds.treasure_hunt import Hunt
+from coterie.models.chat import Chat
+from coterie.rollout.collector import Collector, Seat
 from coterie.types import Env, Episode, Outcome, Sample, Sampling, Task
 from coterie.workflows.multi_turn import MultiTurn
 from tests.models import tiny_tokenizer

@@ -14,15 +14,15 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from coterie.chat import StopText
-from coterie.engines.asked import must_be_readable
-from coterie.engines.native.cache import SlotCache
-from coterie.engines.native.sampler import Sampler
-from coterie.engines.native.seats import Row, Seats
-from coterie.engines.native.steps import Eager, Steps
+from coterie.engines.native.decode import Eager, Steps
+from coterie.engines.native.kv_cache import SlotCache
+from coterie.engines.native.slots import Row, Seats
+from coterie.engines.request_checks import must_be_readable
+from coterie.kernels.sampler import Sampler
 from coterie.models.base import Base
-from coterie.patience import at_work
+from coterie.models.chat import StopText
 from coterie.types import Sample, Sampling
+from coterie.watchdog import at_work
 
 SETTLE = 8  # turns of the event loop in which a workflow that was answered may ask again
 
@@ -203,9 +203,9 @@ class NativeEngine:
 def steps(base: Base, cache: SlotCache, sampler: Sampler, adapters: Sequence[str]) -> Steps:
     """The fastest way to take steps that this model and this machine allow."""
     if base.device.type == "cuda":
-        from coterie.engines.native import graphs  # needs Triton, which only CUDA builds of PyTorch bring
+        from coterie.engines.native import cuda_graphs  # needs Triton, which only CUDA builds of PyTorch bring
 
-        if graphs.drives(base):
-            return graphs.Graphs(base, cache, sampler, adapters)
+        if cuda_graphs.drives(base):
+            return cuda_graphs.Graphs(base, cache, sampler, adapters)
         print(f"{base.folder}: steps of this model cannot be captured; sampling takes far longer", file=sys.stderr)
     return Eager(base, cache, sampler)

@@ -1,0 +1,142 @@
+"""`coterie compare`: trains and evaluates every arm of a comparison, and compares them task by task.
+
+Each arm is a run of its own in a process of its own, so arms can run side by side, and a comparison that was killed
+goes on where it was.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import rich
+from rich.console import RenderableType
+from rich.text import Text
+
+from coterie.analysis.comparison import Comparison, Result, load, read_result
+from coterie.config.config import load as load_config
+from coterie.console import table
+from coterie.errors import UserError
+from coterie.files import write_atomic
+from coterie.statistics import Paired, bootstrap_interval, paired
+from coterie.training import checkpoint
+
+
+class ArmFailed(UserError):
+    """A command of an arm ended with an error."""
+
+
+@dataclass(frozen=True)
+class Runner:
+    """Runs the commands of arms, in a folder that keeps their runs, logs and evaluations."""
+
+    comparison: Comparison
+    out: Path
+    changes: tuple[str, ...]  # to every arm, such as seed=1
+
+    def run(self, name: str) -> Result:
+        """An arm's result; what is already there is not made again."""
+        arm = self.comparison.arms[name]
+        eval_file = self.out / f"{name}.json"
+        if arm.recipe is not None and arm.train:
+            self._train(name, arm.recipe, [*arm.set, *self.changes])
+        if not eval_file.exists():
+            changes = [*self.comparison.evaluate, *arm.evaluate]
+            run = self._run_of(name)
+            evaluated = [run] if run else [arm.recipe, *arm.set, *self.changes]
+            self._command(name, ["eval", *evaluated, *changes, "--no-baselines", "--json", eval_file])
+        return read_result(eval_file, self._run_of(name))
+
+    def _run_of(self, name: str) -> Path | None:
+        """The run whose team an arm evaluates; None for one that is untrained."""
+        arm = self.comparison.arms[name]
+        if arm.of is not None:
+            return self._run_of(arm.of)
+        return self.out / name if arm.train else None
+
+    def _train(self, name: str, recipe: Path, changes: Sequence[str]) -> None:
+        run = self.out / name
+        latest = checkpoint.latest(run)
+        steps = load_config(recipe, changes).steps
+        if latest is None:
+            self._command(name, ["train", recipe, *changes, f"name={name}", "--out", self.out])
+        elif int(latest.name) < steps:
+            self._command(name, ["train", "--resume", run, f"steps={steps}"])
+
+    def _command(self, name: str, words: Sequence[object]) -> None:
+        """Run a `coterie` command; what it prints goes to the arm's log."""
+        line = [sys.executable, "-m", "coterie", *map(str, words)]
+        rich.get_console().print(Text(f"  {name}: coterie {' '.join(map(str, words))}"), soft_wrap=True)
+        log = self.out / f"{name}.log"
+        with log.open("ab") as file:
+            code = subprocess.run(line, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL).returncode
+        if code:
+            tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
+            raise ArmFailed(f"{name}: coterie {words[0]} ended with exit code {code}; the end of {log}:\n{tail}")
+
+
+def compare(file: Path, changes: tuple[str, ...], out: Path, jobs: int) -> None:
+    """Run all arms, `jobs` at a time, and write the table to `out`/table.md."""
+    comparison = load(file)
+    out.mkdir(parents=True, exist_ok=True)
+    runner = Runner(comparison, out, changes)
+    # An arm `of` another waits for that one's training: all with a recipe come first.
+    own = [name for name, arm in comparison.arms.items() if arm.recipe is not None]
+    results = run_all(runner, own, jobs)
+    results |= run_all(runner, [name for name in comparison.arms if name not in results], jobs)
+    ordered = {name: results[name] for name in comparison.arms}
+    write_atomic(out / "table.md", markdown(ordered, comparison.against))
+    for part in shown(ordered, comparison.against):
+        rich.get_console().print(part)
+    rich.get_console().print(Text(f"  written to {out / 'table.md'}"), soft_wrap=True)
+
+
+def run_all(runner: Runner, names: Sequence[str], jobs: int) -> dict[str, Result]:
+    """The results of these arms. One that fails does not stop the others; all failures are told in the end."""
+    with ThreadPoolExecutor(jobs) as pool:
+        running = {name: pool.submit(runner.run, name) for name in names}
+    failures = [error for future in running.values() if (error := future.exception()) is not None]
+    if failures:
+        others = "".join(f"\nalso failed: {str(error).splitlines()[0]}" for error in failures[1:])
+        raise ArmFailed(f"{failures[0]}{others}") from failures[0]
+    return {name: future.result() for name, future in running.items()}
+
+
+def rows_of(results: Mapping[str, Result], against: str) -> Iterator[dict[str, str | float | int]]:
+    """One row per arm: what it reached, what it cost, and how far the arm that it is held against is ahead."""
+    best = results[against]
+    for name, result in results.items():
+        scores = [result.scores[task] for task in best.scores]
+        low, high = bootstrap_interval(scores)
+        row: dict[str, str | float | int] = {
+            "arm": name,
+            "right": f"{sum(scores) / len(scores):.3f} ({low:.3f}–{high:.3f})",
+            "sampled / task": round(result.metrics["tokens"]),
+            "prompt / task": round(result.metrics["prompt_tokens"]),
+            "sampled in training": result.trained_tokens,
+        }
+        yield row if name == against else row | _difference(against, paired(list(best.scores.values()), scores))
+
+
+def _difference(against: str, found: Paired) -> dict[str, str | float | int]:
+    return {
+        f"{against} − arm": f"{found.difference:+.3f} ({found.low:+.3f} to {found.high:+.3f})",
+        "differ": f"{found.discordant:.0%}",
+        "p": f"{found.p:.2g}",
+    }
+
+
+def shown(results: Mapping[str, Result], against: str) -> Iterator[RenderableType]:
+    yield table(f"{len(results[against].scores)} held-out tasks", list(rows_of(results, against)))
+
+
+def markdown(results: Mapping[str, Result], against: str) -> str:
+    """The table as Markdown, for a page or a paper."""
+    rows = list(rows_of(results, against))
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    lines = [columns, ["---"] * len(columns), *([str(row.get(column, "")) for column in columns] for row in rows)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)

@@ -1,0 +1,161 @@
+"""What the commands check before models are needed: to import what plays and learns takes seconds, and most mistakes
+are in the config. `cli` has their words, `run` does the rest."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from itertools import chain, count
+from pathlib import Path
+
+from coterie.config import ConfigError, load
+from coterie.config.problems import undotted
+from coterie.config.schema import schema
+from coterie.files import TEMPORARY, InUse, NotWritten, held, must_have_place
+from coterie.learners.distributed import joined
+from coterie.training.config_edits import hand_changes
+from coterie.user_code import FILES
+
+REPLAYED = ("algorithm", "credit", "reward")
+ON_RESUME = ("steps", "eval", "checkpoint", "log", "rollout", "sandbox")  # the rest would make it another run
+
+
+def start(config_file: Path, changes: Sequence[str], out: Path, examples: int) -> int:
+    """Train a new team; the exit code."""
+    if _holds_run(config_file):
+        raise ConfigError(f"{config_file} is a run's folder; `coterie train --resume {config_file}` goes on with it")
+    config = load(config_file, changes)
+    from coterie.cli import run
+
+    with free(out / config.name) as folder:
+        return run.learn(config, folder, examples, resuming=False)
+
+
+def go_on(folder: Path, changes: Sequence[str], examples: int, which: str | None = None) -> int:
+    """Train on from a run's latest checkpoint, or from `which`; the exit code."""
+    for key, group in _changed(changes):
+        if group not in ON_RESUME:
+            allowed = ", ".join(group if group in ("steps", "sandbox") else f"{group}.*" for group in ON_RESUME)
+            raise ConfigError(f"{key}: cannot change when a run is resumed; {allowed} can")
+    config = load(_config_of(folder), changes)
+    if not os.access(folder, os.W_OK):
+        raise NotWritten(f"{folder} is read-only: a run that goes on has to write to it")
+    for line in hand_changes(folder) if joined().first else ():
+        print(line, file=sys.stderr)
+    from coterie.cli import run
+
+    with held(folder) if joined().first else nullcontext():
+        return run.learn(config, folder, examples, resuming=True, which=which)
+
+
+def measure(what: Path, changes: Sequence[str], which: str | None, compare: bool, json_file: Path | None) -> None:
+    """Play the held-out tasks with a saved or an untrained team, and beside it with one agent."""
+    is_run = what.is_dir()
+    if which is not None and not is_run:
+        raise ConfigError(f"--checkpoint {which}: {what} is a config, whose team is untrained; name a run's folder")
+    for key, group in _changed(changes):
+        if is_run and group == "policies":
+            raise ConfigError(f"{key}: cannot change, because {what} has saved its policies as they are")
+    must_have_place("--json", json_file)
+    config = load(_config_of(what) if is_run else what, changes)
+    from coterie.cli import run
+
+    run.measure(config, what, (which or "latest") if is_run else None, compare, json_file)
+
+
+def check(config_file: Path, changes: Sequence[str], tasks: int, repeats: int | None) -> bool:
+    """Dry-run a config; whether training it can teach anything."""
+    config = load(config_file, changes)
+    from coterie.cli import run
+
+    return run.check(config, config_file, tasks, repeats)
+
+
+def judge_again(folder: Path, changes: Sequence[str], most: int, out: Path | None) -> None:
+    """Judge a run's stored episodes under other rules, and show what changes."""
+    groups = []
+    for key, group in _changed(changes):
+        if group not in (*REPLAYED, "sandbox"):
+            raise ConfigError(f"{key}: cannot change what was played; {', '.join(REPLAYED)} can be judged otherwise")
+        groups.append(group)
+    must_have_place("--out", out)
+    config = load(_config_of(folder), changes)
+    from coterie.cli import run
+
+    run.judge_again(config, folder, "reward" in groups, most, out)
+
+
+def compare(file: Path, changes: Sequence[str], out: Path, jobs: int) -> None:
+    """Train and evaluate the arms of a comparison."""
+    from coterie.analysis.compare import compare as run_arms
+
+    run_arms(file, tuple(changes), out, jobs)
+
+
+def print_schema() -> None:
+    print(json.dumps(schema(), indent=2))
+
+
+def _holds_run(folder: Path) -> bool:
+    return (folder / "config.yaml").is_file()
+
+
+@contextmanager
+def free(folder: Path) -> Iterator[Path]:
+    """The folder itself, or demo-2, demo-3 … where there is a run in it; it is locked, for another run may be looking
+    for one, and given back if the run does not begin. An empty one is left by a run that was killed before it began.
+    """
+    names = chain([folder], (folder.with_name(f"{folder.name}-{n}") for n in count(2)))
+    with ExitStack() as locks:
+        first = joined().first
+        taken = joined().agree(next(name for name in names if _taken(name, locks)) if first else folder)
+        try:
+            yield taken
+        finally:
+            if first and _is_empty(taken):
+                shutil.rmtree(taken)
+
+
+def _taken(folder: Path, locks: ExitStack) -> bool:
+    """Make and lock a folder, unless there is something in it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{folder}: no run can be kept here: {error.strerror}") from error
+    with ExitStack() as lock:
+        try:
+            lock.enter_context(held(folder))
+        except (InUse, FileNotFoundError):  # of another run that begins, or has just given it back
+            return False
+        if _is_empty(folder):
+            locks.push(lock.pop_all())
+            return True
+    return False
+
+
+def _is_empty(folder: Path) -> bool:
+    """Whether nothing is in a folder but what a run left that was killed before it wrote its config."""
+    return folder.is_dir() and all(path.name.startswith((TEMPORARY, FILES)) for path in folder.iterdir())
+
+
+def _config_of(folder: Path) -> Path:
+    run = folder.parent.parent
+    if folder.parent.name == "checkpoints" and _holds_run(run):
+        raise ConfigError(f"{folder} is a checkpoint; `coterie eval {run} --checkpoint {folder.name}` plays it")
+    if _is_empty(folder):
+        again = "`coterie train CONFIG` starts it anew, in this folder"
+        raise ConfigError(f"{folder} is empty: its run was ended before it began; {again}")
+    if not _holds_run(folder):
+        raise ConfigError(f"{folder} holds no run: there is no config.yaml in it")
+    return folder / "config.yaml"
+
+
+def _changed(changes: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Of each override its key and the first name in it."""
+    for change in changes:
+        key = change.partition("=")[0].strip()
+        yield key, (*undotted(key), "")[0]

@@ -1,0 +1,1 @@
+"""Other systems' file formats, read as they are."""

@@ -1,0 +1,156 @@
+"""Whether the nodes of a graph make sense together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+
+from coterie.compat.siirl.node import AgentOptions, Node, Nodes
+from coterie.config.problems import Path, Problems, did_you_mean
+
+Found = Iterator[tuple[Path, str]]
+WITH_A_ROLE = ("COMPUTE", "MODEL_INFERENCE", "MODEL_TRAIN")
+SAMPLING = "dynamic_sampling"  # siiRL's function that leaves out groups without variance
+# Which options mean something on nodes of a role; on others nothing reads them.
+OF_A_ROLE = {
+    "ROLLOUT": {
+        "obs_with_env", "process_path", "pre_process_kwargs", "post_process_kwargs", "env_path", "share_instance",
+    },
+    "ACTOR": {"train_cycle", "share_instance"},
+    "CRITIC": {"share_instance"},
+    "REFERENCE": {"share_instance"},
+}  # fmt: skip
+
+
+def check_nodes(graph: Nodes, problems: Problems) -> None:
+    """Raise a ConfigError that names every node that does not fit, with its line; or pass."""
+    for check in (_dependencies, _cycle, _groups, _roles, _options, _shared, _cycles_of_training, _executables):
+        for path, message in check(graph):
+            problems.add(path, message)
+    problems.raise_any()
+
+
+def in_order(graph: Nodes) -> list[Node]:
+    """Every node after those it depends on, else in the order of the file. Nodes of a cycle are left out."""
+    placed: dict[str, Node] = {}
+    waiting = list(graph.nodes)
+    while ready := [node for node in waiting if all(name in placed for name in node.dependencies)]:
+        placed[ready[0].node_id] = ready[0]
+        waiting.remove(ready[0])
+    return list(placed.values())
+
+
+def before(graph: Nodes, node: Node) -> set[str]:
+    """The ids of all that a node depends on, directly or not."""
+    by_id = {one.node_id: one for one in graph.nodes}
+    found: set[str] = set()
+    todo = list(node.dependencies)
+    while todo:
+        name = todo.pop()
+        if name not in found:
+            found.add(name)
+            todo += by_id[name].dependencies
+    return found
+
+
+def _dependencies(graph: Nodes) -> Found:
+    names = [node.node_id for node in graph.nodes]
+    for node in graph.nodes:
+        for missing in [name for name in node.dependencies if name not in names]:
+            yield node.at("dependencies"), f"missing node: nothing is called {missing!r}{did_you_mean(missing, names)}"
+
+
+def _cycle(graph: Nodes) -> Found:
+    by_id = {node.node_id: node for node in graph.nodes}
+    if any(name not in by_id for node in graph.nodes for name in node.dependencies):
+        return
+    stuck = {node.node_id for node in graph.nodes} - {node.node_id for node in in_order(graph)}
+    if not stuck:
+        return
+    walk = [next(node.node_id for node in graph.nodes if node.node_id in stuck)]
+    while walk[-1] not in walk[:-1]:  # a stuck node waits for another one that is
+        walk.append(next(name for name in by_id[walk[-1]].dependencies if name in stuck))
+    loop = walk[walk.index(walk[-1]) :]
+    yield by_id[loop[0]].at("dependencies"), f"cycle: {' → '.join(loop)}; a node cannot wait for itself"
+
+
+def _groups(graph: Nodes) -> Found:
+    groups = sorted({node.agent_group for node in graph.nodes})
+    gaps = [group for group in range(len(groups)) if group not in groups]
+    if gaps:
+        beyond = next(node for node in graph.nodes if node.agent_group > gaps[0])
+        listed = ", ".join(map(str, groups))
+        yield (
+            beyond.at("agent_group"),
+            f"gap in groups: they are {listed}, and {gaps[0]} is missing; they count from 0 without gaps",
+        )
+    speaking = {node.agent_group for node in graph.playing("ROLLOUT")}
+    if not speaking:
+        yield ("nodes",), "no node has the role ROLLOUT, so nobody speaks"
+    for node in graph.nodes:
+        if speaking and node.node_role in ("ACTOR", "CRITIC", "REFERENCE") and node.agent_group not in speaking:
+            yield node.at("agent_group"), f"silent group: no ROLLOUT node belongs to {node.agent_group}"
+
+
+def _roles(graph: Nodes) -> Found:
+    for node in graph.nodes:
+        if not node.node_id.strip():
+            yield node.at("node_id"), "is empty; a node needs a name"
+        if node.node_role != "DEFAULT" and node.node_type not in WITH_A_ROLE:
+            yield node.at("node_role"), f"{node.node_role} needs a node_type of {', '.join(WITH_A_ROLE)}"
+        if (node.node_role == "ROLLOUT") != (node.node_type == "MODEL_INFERENCE") and node.node_role != "REFERENCE":
+            yield (
+                node.at("node_type"),
+                f"MODEL_INFERENCE and ROLLOUT go together, not {node.node_type} and {node.node_role}",
+            )
+    if graph.playing("ACTOR") and not graph.playing("ADVANTAGE"):
+        yield graph.playing("ACTOR")[0].at(), "no node has the role ADVANTAGE, so there is nothing to train on"
+
+
+def _options(graph: Nodes) -> Found:
+    for node in graph.nodes:
+        allowed = OF_A_ROLE.get(node.node_role, set())
+        for option in fields(AgentOptions):
+            given = getattr(node.agent_options, option.name)
+            if given not in (None, False, (), {}) and option.name not in allowed:
+                yield node.option(option.name), f"has no effect on a node with the role {node.node_role}"
+
+
+def _shared(graph: Nodes) -> Found:
+    """An instance is shared with a group that has one of its own."""
+    for node in (node for node in graph.nodes if node.node_role in OF_A_ROLE):
+        target = node.agent_options.share_instance
+        if target is None:
+            continue
+        peers = [one for one in graph.playing(node.node_role) if one.agent_group != node.agent_group]
+        owners = {one.agent_group for one in peers if one.agent_options.share_instance is None}
+        if target not in owners:
+            there = ", ".join(map(str, sorted(owners))) or "none"
+            yield (
+                node.option("share_instance"),
+                f"group {target} has no {node.node_role} of its own that could be shared; those that have: {there}",
+            )
+
+
+def _cycles_of_training(graph: Nodes) -> Found:
+    """One agent trains at a time, or all do: a number for some alone would mean neither."""
+    training = [node for node in graph.playing("ACTOR") if node.trains]
+    for node in graph.playing("ACTOR"):
+        if node.agent_options.train_cycle is not None and not node.trains:
+            yield node.option("train_cycle"), "has no effect on a node that does not train"
+    cycles = {node.agent_options.train_cycle for node in training}
+    if len(cycles) > 1:
+        told = ", ".join(f"{node.node_id} {node.agent_options.train_cycle}" for node in training)
+        odd = next(n for n in training if n.agent_options.train_cycle != training[0].agent_options.train_cycle)
+        yield odd.option("train_cycle"), f"must be the same for all agents that train: {told}"
+
+
+def _executables(graph: Nodes) -> Found:
+    """siiRL's own code does what the node's role says, and is not needed; other code cannot run here."""
+    for node in graph.nodes:
+        name = node.executable_ref or ""
+        known = name.startswith("siirl.") and (node.node_role != "DEFAULT" or name.endswith(SAMPLING))
+        if name and not known:
+            yield node.at("executable_ref"), f"{name} cannot run here: a graph says what its roles say, and no more"
+        if node.node_type == "CUSTOM":
+            yield node.at("node_type"), "CUSTOM runs code of siiRL's, which cannot run here"

@@ -1,0 +1,127 @@
+"""A graph's agents speak one after the other, in token ids, with an environment between them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from coterie.compat.siirl.hooks import PRE, Hooks, Ids
+from coterie.compat.siirl.world import Observation, Worlds
+from coterie.types import Agent, Task, Team, Turn
+
+
+@dataclass(frozen=True)
+class GraphAgent:
+    """One agent: its role, what its own file makes of prompts and replies, and whether it sees the environment."""
+
+    role: str
+    obs_with_env: bool = False
+    process_path: Path | None = None
+    pre_process_kwargs: dict[str, Any] = field(default_factory=dict)
+    post_process_kwargs: dict[str, Any] = field(default_factory=dict)
+    written: str = ""  # where, for complaints
+
+    def __post_init__(self) -> None:
+        self.hooks.check()
+
+    @property
+    def hooks(self) -> Hooks:
+        return Hooks(**{f.name: getattr(self, f.name) for f in fields(Hooks)})
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Each agent goes on from what the one before it left, round after round, until an environment says that it is
+    done or `max_assistant_turns` are over. Without `use_all_traj` only each agent's last turn is learned from.
+    """
+
+    agents: Annotated[tuple[GraphAgent, ...], Field(min_length=1)]
+    rewarded: tuple[str, ...] = ()  # whose replies are graded
+    rewards_with_env: bool = False  # or the environments say what was earned
+    max_assistant_turns: Annotated[int, Field(ge=1)] = 1
+    use_all_traj: bool = False
+
+    @property
+    def roles(self) -> Sequence[str]:
+        return [agent.role for agent in self.agents]
+
+    async def run(self, task: Task, team: Team, world: Worlds | None) -> dict[str, Any]:
+        table = Table(team[self.roles[0]], task, len(self.agents))
+        if world is not None:
+            table.seen = await world.reset(len(self.agents))
+        for _ in range(self.max_assistant_turns):
+            if await self._round(table, team, world):
+                break
+        return self._answers(table.turns)
+
+    async def _round(self, table: Table, team: Team, world: Worlds | None) -> bool:
+        """Everyone speaks once; whether that was the end."""
+        actions: list[str] = []
+        for place, agent in enumerate(self.agents):
+            turn = await table.speak(agent, team[agent.role], place)
+            actions.append(table.text)
+            if world is not None and agent.role in world:
+                step = await world.step(agent.role, actions, len(self.agents))
+                table.seen = step.seen
+                if self.rewards_with_env:
+                    turn.reward = step.reward
+                if step.done:
+                    return True
+        return False
+
+    def _answers(self, turns: Sequence[Turn]) -> dict[str, Any]:
+        """What is graded: the last reply of those who are, or all of theirs."""
+        last = {turn.role: turn for turn in turns}
+        for turn in turns:
+            if not self.use_all_traj and turn is not last[turn.role]:
+                turn.given = True
+        if self.use_all_traj:
+            return {role: [turn.text for turn in turns if turn.role == role] for role in self.rewarded if role in last}
+        return {role: last[role].text for role in self.rewarded if role in last}
+
+
+class Table:
+    """What lies before the agents: the prompt so far, in the ids of whoever had it last, and what there is to see."""
+
+    def __init__(self, first: Agent, task: Task, agents: int) -> None:
+        self.tokenizer = first.chat.tokenizer
+        talk = task.meta.get("messages") or [{"role": "user", "content": task.prompt}]
+        self.prompt: Ids = list(first.chat.prompt(talk))
+        self.seen: list[Observation] = [None] * agents
+        self.turns: list[Turn] = []
+
+    @property
+    def text(self) -> str:
+        """All of it as it stands, control tokens too: what an environment is told."""
+        return str(self.tokenizer.decode(self.prompt))
+
+    async def speak(self, agent: GraphAgent, speaker: Agent, place: int) -> Turn:
+        tokenizer, hooks = speaker.chat.tokenizer, agent.hooks
+        if not same_words(self.tokenizer, tokenizer):
+            self.prompt = encoded(tokenizer, self.text)
+        self.tokenizer = tokenizer
+        seen, self.seen[place] = self.seen[place] if agent.obs_with_env else None, None
+        shown = encoded(tokenizer, seen) if isinstance(seen, str) else seen
+        read = hooks.pre(tokenizer, self.prompt, shown)
+        if PRE not in hooks.functions:
+            self.prompt = read  # with a hook, what it put around the prompt is this agent's alone
+        turn = await speaker.say_ids(read)
+        # A reply that was put into the agent's mouth, by `coterie check` or a counterfactual, is text without ids.
+        self.prompt = hooks.post(tokenizer, self.prompt, turn.response_ids or encoded(tokenizer, turn.text))
+        self.turns.append(turn)
+        return turn
+
+
+def encoded(tokenizer: Any, text: str) -> Ids:
+    return list(tokenizer.encode(text, add_special_tokens=False))
+
+
+@lru_cache(maxsize=64)
+def same_words(one: Any, other: Any) -> bool:
+    """Whether ids mean the same to both tokenizers, so that they can be kept as they are."""
+    return one is other or one.get_vocab() == other.get_vocab()

@@ -1,0 +1,122 @@
+"""Issues of real projects: a repository, an issue text, and tests that fail until it is closed."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from coterie.data.files import read, read_prepared, source_of
+from coterie.data.r2egym import R2EGYM
+from coterie.data.row import Raw, Row
+from coterie.data.swe import SWE, parse
+from coterie.data.swebench import SWEBENCH
+from coterie.envs.swe.checkout import Checkout, Tested, files_at
+from coterie.envs.swe.edits import EditError, edited
+from coterie.types import Episode, Split, Task
+
+CANNOT_RUN = {R2EGYM.name: "need the containers they came with; they can be read, not run"}
+
+
+@dataclass(frozen=True)
+class Swe:
+    """Rows of your own projects, or of SWE-bench where `repositories` holds clones; `reward: native`.
+
+    A row of yours has `issue`, `repository` (a folder, from the file's place) and `tests` (commands that fail until the
+    issue is closed); and if you like `id`, `commit`, `test_files` (path → text, put in before the tests run) and
+    `patch`, the known repair. The answer is a diff; it is worth 1 when all tests pass. A change that keeps its tests
+    from being done in time is worth 0; where they are slow without it too, the episode fails.
+    """
+
+    needs_sandbox: ClassVar[bool] = True
+
+    train: Path
+    test: Path | None = None
+    repositories: Path | None = None  # of SWE-bench rows: astropy/astropy lies in astropy__astropy
+    seconds: Annotated[float, Field(gt=0)] = 60.0  # for all tests of a change
+    limit: Annotated[int, Field(ge=1)] | None = None
+    _results: dict[str, Tested] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def tasks(self, split: Split) -> list[Task]:
+        path = self.train if split == "train" else self.test
+        if path is None:
+            raise ValueError("test: held-out tasks are asked for, but no file is named")
+        return list(islice(self._tasks(path), self.limit))
+
+    def open(self, task: Task) -> Checkout:
+        project, name = task.meta, json.dumps(dict(task.meta), sort_keys=True)
+        files = files_at(Path(project["repository"]), project["commit"])
+        tests, guards = project["tests"], project["guards"]
+        checkout = Checkout(
+            files, tests, project["test_files"], guards, self.seconds, task.answer or None, name, self._results
+        )
+        if not project["test_patch"]:
+            return checkout
+        patched = edited(project["test_patch"], checkout.texts)
+        changed = {path: text for path, text in patched.items() if checkout.texts.get(path) != text}
+        return replace(checkout, test_files=changed)
+
+    async def score(self, episode: Episode) -> None:
+        """What a workflow has tested is not tested again."""
+        checkout = self.open(episode.task)
+        try:
+            tested = await checkout.test(checkout.edited(str(episode.answer)))
+        except EditError:  # an answer that changes nothing closes nothing
+            episode.reward = 0.0
+        else:
+            episode.reward = float(tested.passed == tested.total)
+        episode.metrics["right"] = episode.reward
+
+    def _tasks(self, path: Path) -> Iterator[Task]:
+        source = source_of(path)
+        if source not in (None, SWE.name, SWEBENCH.name):
+            raise ValueError(f"{path} holds {source}, whose rows {CANNOT_RUN.get(source, 'have no projects')}")
+        if source is not None:
+            yield from (self._of_swebench(row) if source == SWEBENCH.name else own(row) for row in read_prepared(path))
+            return
+        for number, raw in read(path):
+            row = self._read(path, number, raw)
+            if isinstance(row, str):
+                raise ValueError(f"{path}, row {number}: {row}")
+            yield row
+
+    def _read(self, path: Path, number: int, raw: Raw) -> Task | str:
+        """A row of any kind, or what is wrong with it."""
+        if not isinstance(R2EGYM.parse(raw, ""), str):
+            return f"rows of {R2EGYM.name} {CANNOT_RUN[R2EGYM.name]}"
+        theirs = "instance_id" in raw
+        row = SWEBENCH.parse(raw, "") if theirs else parse(raw, f"{path.stem}/{number}")
+        if isinstance(row, str):
+            return row
+        return self._of_swebench(row) if theirs else own(row, path.parent)
+
+    def _of_swebench(self, row: Row) -> Task:
+        if self.repositories is None:
+            raise ValueError("repositories: rows of SWE-bench need a folder with clones of their projects")
+        failing, passing = row.meta["FAIL_TO_PASS"], row.meta["PASS_TO_PASS"]
+        project = {
+            "repository": str((self.repositories / row.meta["repo"].replace("/", "__")).resolve()),
+            "commit": row.meta["base_commit"],
+            "tests": [by_pytest([name]) for name in failing],
+            "guards": [by_pytest(passing)] if passing else [],
+            "test_files": {},
+            "test_patch": row.meta["test_patch"],
+        }
+        return Task(row.id, row.question, row.answer, project)
+
+
+def own(row: Row, folder: Path = Path()) -> Task:
+    """A row of one's own; its repository is looked for from the folder on."""
+    repository = str((folder / row.meta["repository"]).resolve())
+    project = {**row.meta, "repository": repository, "guards": [], "test_patch": ""}
+    return Task(row.id, row.question, row.answer, project)
+
+
+def by_pytest(names: Sequence[str]) -> str:
+    return shlex.join(["python", "-m", "pytest", "-q", *names])

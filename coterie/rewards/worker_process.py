@@ -1,0 +1,61 @@
+"""The other end of a worker: a process that answers calls until its parent is gone.
+
+Run as `python -m coterie.rewards.worker_process FD`. Imports nothing heavy, so that it starts in a moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import pickle
+import sys
+import threading
+import traceback
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from typing import Any
+
+from coterie.rewards.load import load
+
+
+def serve(connection: Connection) -> None:
+    """Answer requests one by one, on the main thread, where a function may use signals."""
+    requests: SimpleQueue[bytes] = SimpleQueue()
+    threading.Thread(target=_receive, args=(connection, requests), daemon=True).start()
+    while True:
+        _answer(connection, requests.get())
+
+
+def _receive(connection: Connection, requests: SimpleQueue[bytes]) -> None:
+    """Leave at once when the parent has died, even from the middle of a call that never ends."""
+    try:
+        while True:
+            requests.put(connection.recv_bytes())
+    except (EOFError, OSError):
+        os._exit(0)
+
+
+def _answer(connection: Connection, request: bytes) -> None:
+    try:
+        name, arguments, options, unsafe = pickle.loads(request)
+        if unsafe or "coterie.sandbox" in sys.modules:
+            from coterie.sandbox import allow_unsafe  # few functions need it
+
+            allow_unsafe(unsafe)
+        function = load(name)
+        connection.send(("loaded", None))  # the deadline starts now
+        value = function(*arguments, **options)
+        if inspect.isawaitable(value):
+            value = asyncio.run(_wait(value))
+        connection.send(("value", value))
+    except BaseException:  # whatever it is, the parent raises it: an error crosses to it as text
+        connection.send(("failed", traceback.format_exc()))
+
+
+async def _wait(value: Any) -> Any:
+    return await value
+
+
+if __name__ == "__main__":
+    serve(Connection(int(sys.argv[1])))

@@ -1,0 +1,301 @@
+"""What a run leaves for people to read: metrics.jsonl, episodes, TensorBoard, W&B where asked for, the console."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import os
+import socket
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol
+
+import torch
+import yaml
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.record_writer import RecordWriter
+from torch import Tensor
+
+from coterie.config.problems import ConfigError
+from coterie.console import Display, display
+from coterie.files import append_line, numbered, truncate_after, write_atomic, writing
+from coterie.training.config_edits import AS_WRITTEN
+from coterie.types import Episode, Metrics, Task, Turn
+
+
+class StepLog:
+    """What one step has to tell. It is kept here until the step has ended well."""
+
+    def __init__(self, step: int, shown: Display) -> None:
+        self.step = step
+        self.shown = shown
+        self.metrics: Metrics = {}
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self.played: Sequence[Episode] | None = None
+        self.otherwise: Sequence[Episode] = ()
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Time a part of the step; a phase entered twice counts both times."""
+        self.shown.phase(name)
+        started = time.perf_counter()
+        yield
+        self.seconds[name] += time.perf_counter() - started
+
+    def add(self, metrics: Mapping[str, float]) -> None:
+        """Take down numbers of this step, each name once."""
+        for name, value in metrics.items():
+            if name in self.metrics or name in ("step", "time"):
+                raise ValueError(f"{name}: this metric was already logged in step {self.step}")
+            self.metrics[name] = float(value)
+
+    def episodes(self, episodes: Sequence[Episode], otherwise: Sequence[Episode] = ()) -> None:
+        """Keep what was played, and what would have happened otherwise. It is written when the step ends, so that
+        credit given later is in it too."""
+        if self.played is not None:
+            raise ValueError(f"episodes: those of step {self.step} were already logged")
+        self.played, self.otherwise = episodes, otherwise
+
+
+class RunLog:
+    """The record of a run in its folder. Nothing is touched before the first step or `resume`."""
+
+    def __init__(
+        self,
+        folder: Path,
+        config_yaml: str,
+        steps: int,
+        wandb: str | None,
+        console: bool,
+        copies: Mapping[str, bytes] | None = None,  # of the user's own files, by their place in the folder
+    ) -> None:
+        self.folder = folder
+        self.copies = dict(copies or {})
+        self.metrics_path = folder / "metrics.jsonl"
+        self.config_yaml = config_yaml
+        self.wandb_project = wandb
+        self.wandb_module = import_wandb() if wandb else None  # now, not after the models have loaded
+        self.display = display(folder.name, steps) if console else Display()
+        self.resumed_at: int | None = None
+        self.sinks: list[Sink] = []
+        self.evaluations: dict[int, float] = {}  # mean held-out reward, by the steps done before it
+
+    def resume(self, done: int, evaluated: bool) -> list[dict[str, Any]]:
+        """Forget what was logged after so many steps, which the run now does again; gives back the rows that stay.
+
+        `evaluated`: whether the evaluation after the last of them belongs to the run; else it was only due because
+        the run was to end there.
+        """
+        self.resumed_at = done
+        until = done if evaluated else done - 1
+        kept = truncate_after(self.metrics_path, lambda row: row["step"] <= (until if "eval/reward" in row else done))
+        self.display.recall(kept)
+        for row in kept:
+            self._remember(int(row["step"]), row)
+        for name in ("episodes", "otherwise"):
+            for path in numbered(self.folder / name, ".jsonl"):
+                if int(path.stem) > done:
+                    path.unlink()
+        return kept
+
+    @contextmanager
+    def step(self, step: int) -> Iterator[StepLog]:
+        """Log one step. If the block raises, no more is written for it than what was played."""
+        if not self.sinks:
+            self._open()
+        log = StepLog(step, self.display)
+        with ExitStack() as on_failure:
+            on_failure.callback(self._write_episodes, log)  # the cause may be in them
+            on_failure.callback(self.display.close)  # so that a traceback is not drawn over
+            self.display.open()
+            yield log
+            on_failure.pop_all()
+        log.add({f"seconds/{phase}": seconds for phase, seconds in log.seconds.items()})
+        self._write(log)
+
+    def stopped(self, why: str) -> None:
+        """The run ends before its last step, and is saved."""
+        self.display.stopped(why)
+
+    def close(self) -> None:
+        """Let go of the terminal, finish TensorBoard's file and the W&B run."""
+        for sink in self.sinks:
+            sink.close()
+
+    def _open(self) -> None:
+        if self.resumed_at is None and self.metrics_path.exists():
+            raise FileExistsError(f"{self.folder} already holds a run; resume it, or train into another folder")
+        for name, content in (self.copies | {AS_WRITTEN: self.config_yaml.encode()}).items():
+            write_atomic(self.folder / name, content)
+        write_atomic(self.folder / "config.yaml", self.config_yaml)
+        self.sinks = [self.display, TensorBoard(self.folder / "tensorboard", self.resumed_at)]
+        if self.wandb_module:
+            self.sinks.append(WeightsAndBiases(self.wandb_module, self.wandb_project, self.folder, self.config_yaml))
+
+    def _remember(self, step: int, metrics: Mapping[str, float]) -> None:
+        if "eval/reward" in metrics:
+            self.evaluations[step] = metrics["eval/reward"]
+
+    def _write_episodes(self, log: StepLog) -> None:
+        for name, played in (("episodes", log.played), ("otherwise", log.otherwise or None)):
+            if played is not None:
+                lines = "".join(episode_line(episode) + "\n" for episode in played)
+                write_atomic(self.folder / name / f"{log.step:06d}.jsonl", lines)
+
+    def _write(self, log: StepLog) -> None:
+        self._write_episodes(log)
+        row = {"step": log.step, "time": round(time.time(), 3), **log.metrics}
+        append_line(self.metrics_path, json.dumps(row))
+        self._remember(log.step, log.metrics)
+        for sink in self.sinks:
+            sink.write(log.step, log.metrics)
+
+
+class NoLog(RunLog):
+    """The record that a process keeps which leaves writing to another."""
+
+    def resume(self, done: int, evaluated: bool) -> list[dict[str, Any]]:
+        self.resumed_at = done
+        return []
+
+    def _open(self) -> None:
+        pass
+
+    def _write_episodes(self, log: StepLog) -> None:
+        pass
+
+    def _write(self, log: StepLog) -> None:
+        pass
+
+
+class Sink(Protocol):
+    """Where the metrics of a step go besides metrics.jsonl."""
+
+    def write(self, step: int, metrics: Metrics) -> None: ...
+    def close(self) -> None: ...
+
+
+class TensorBoard:
+    """One event file per start of the run; what an earlier start logged after step `resumed_at` is hidden.
+
+    Written at once, not by PyTorch's writer: its thread answers a full disk with a traceback.
+    """
+
+    def __init__(self, folder: Path, resumed_at: int | None) -> None:
+        self.path = folder / f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
+        with writing(self.path):
+            folder.mkdir(parents=True, exist_ok=True)
+            self.file = self.path.open("ab", buffering=0)
+        self._put(file_version="brain.Event:2")
+        if resumed_at is not None:
+            self._put(step=resumed_at + 1, session_log=SessionLog(status=SessionLog.START))
+
+    def write(self, step: int, metrics: Metrics) -> None:
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
+        self._put(step=step, summary=Summary(value=values))
+
+    def close(self) -> None:
+        self.file.close()
+
+    def _put(self, **event: Any) -> None:
+        record = io.BytesIO()
+        RecordWriter(record).write(Event(wall_time=time.time(), **event).SerializeToString())
+        with writing(self.path):
+            if self.file.write(record.getvalue()) != record.tell():
+                raise OSError("only a part of an event was; is the disk full?")
+
+
+class WeightsAndBiases:
+    """A W&B run, the same one after a resume. WANDB_MODE and its like work as W&B documents them."""
+
+    def __init__(self, wandb: ModuleType, project: str | None, folder: Path, config_yaml: str) -> None:
+        id_path = folder / "wandb-id"
+        self.run = wandb.init(
+            project=project,
+            name=folder.name,
+            dir=folder,
+            config=yaml.safe_load(config_yaml),
+            allow_val_change=True,  # a resumed run may have been given more steps
+            id=id_path.read_text() if id_path.exists() else None,
+            resume="allow",
+        )
+        write_atomic(id_path, self.run.id)
+        # W&B's own step never goes back, but a resumed run does.
+        self.run.define_metric("*", step_metric="step")
+
+    def write(self, step: int, metrics: Metrics) -> None:
+        self.run.log({"step": step, **metrics})
+
+    def close(self) -> None:
+        self.run.finish()
+
+
+def import_wandb() -> ModuleType:
+    """The wandb package, or how to get it."""
+    try:
+        return importlib.import_module("wandb")
+    except ModuleNotFoundError as missing:
+        raise ModuleNotFoundError(
+            "wandb is asked for but not installed: pip install wandb, or leave it out"
+        ) from missing
+
+
+def episode_line(episode: Episode) -> str:
+    """An episode with its task and turns as one line of JSON.
+
+    Ids and log-probs come back exactly; tensors keep six digits. Of what a task or a workflow made up (answers,
+    meta) keys become text, tuples lists, and what JSON has no word for its text.
+    """
+    task = vars(episode.task) | {"answer": plain(episode.task.answer), "meta": plain(episode.task.meta)}
+    turns = [
+        {name: six_digits(value) if isinstance(value, Tensor) else value for name, value in vars(turn).items()}
+        for turn in episode.turns
+    ]
+    record = vars(episode) | {"task": task, "turns": turns, "answer": plain(episode.answer)}
+    return json.dumps(record, default=float)  # a reward function may well answer with a numpy number
+
+
+def read_episodes(path: Path) -> list[Episode]:
+    """The episodes of one step, as they were played."""
+    lines = enumerate(path.read_text().split("\n"), start=1)
+    return [_read(line, f"{path}, line {number}") for number, line in lines if line]
+
+
+def _read(line: str, where: str) -> Episode:
+    try:
+        return _episode(json.loads(line))
+    except (json.JSONDecodeError, TypeError, KeyError) as error:
+        raise ConfigError(f"{where}: this is no stored episode, or a damaged one ({error})") from error
+
+
+def plain(value: Any) -> Any:
+    """What JSON can hold of any value."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): plain(inner) for key, inner in value.items()}
+    if isinstance(value, Sequence | set | frozenset) and not isinstance(value, bytes):
+        return [plain(inner) for inner in value]
+    return str(value)
+
+
+def six_digits(tensor: Tensor) -> list[float]:
+    return [float(f"{number:.6g}") for number in tensor.tolist()]
+
+
+def _episode(row: dict[str, Any]) -> Episode:
+    turns = [_turn(turn) for turn in row["turns"]]
+    return Episode(**row | {"task": Task(**row["task"]), "turns": turns})
+
+
+def _turn(row: dict[str, Any]) -> Turn:
+    exact = {name: tuple(row[name]) for name in ("prompt_ids", "response_ids", "logprobs", "seen")}
+    credit = ("old_logprobs", "ref_logprobs", "entropy", "values", "advantages", "returns")
+    judged = {name: torch.tensor(row[name]) for name in credit if row[name] is not None}
+    return Turn(**row | exact | judged)

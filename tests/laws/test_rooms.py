@@ -1,0 +1,84 @@
+"""The order of the rooms: a module imports only its own room and rooms above it, so there is no cycle between rooms."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "coterie"
+ORDER = (
+    # Words and small tools that everything may use.
+    *("types", "errors", "seeds", "files", "disk_cache", "checksums", "statistics", "user_code", "watchdog", "prompts"),
+    "console",
+    # The mathematics.
+    *("rl", "algorithms", "credit"),
+    # What teams work on.
+    *("sandbox", "rewards", "data", "tools", "envs", "workflows"),
+    "config",
+    # What runs models.
+    *("kernels", "models", "engines", "learners"),
+    # What runs teams.
+    *("rollout", "evaluation", "training", "check", "analysis"),
+    *("compat", "games", "bench"),
+    # What people touch.
+    *("decorators", "api_config", "cli", "api", "__main__", "__init__"),
+)
+
+
+def parts_imported(path: Path, package: str) -> Iterator[str]:
+    """The parts of ours that a file imports, also inside functions and for type checkers only."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
+            source = ".".join([*above, *([node.module] if node.module else [])])
+            names = [f"{source}.{alias.name}" for alias in node.names]
+        yield from (name.split(".")[1] for name in names if name.startswith("coterie.") and name.count("."))
+
+
+def forbidden(path: Path, root: Path) -> set[str]:
+    """The rooms below its own that a file imports."""
+    inside = path.relative_to(root)
+    own = ORDER.index(inside.parts[0].removesuffix(".py"))
+    package = ".".join(["coterie", *inside.parts[:-1]])
+    return {part for part in parts_imported(path, package) if part in ORDER and ORDER.index(part) > own}
+
+
+def test_every_room_has_its_place() -> None:
+    rooms = {path.name.removesuffix(".py") for path in PACKAGE.iterdir()} - {"__pycache__", "py.typed"}
+    assert rooms == set(ORDER) and len(set(ORDER)) == len(ORDER)
+
+
+def test_a_room_imports_only_rooms_above_it() -> None:
+    files = sorted(PACKAGE.rglob("*.py"))
+    assert len(files) > 50
+    broken = {str(path.relative_to(PACKAGE)): found for path in files if (found := forbidden(path, PACKAGE))}
+    assert broken == {}
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "found"),
+    [
+        ("types.py", "import coterie.seeds", {"seeds"}),
+        ("types.py", "from coterie import seeds", {"seeds"}),
+        ("rl/losses.py", "from coterie.models.base import Base", {"models"}),
+        ("rl/losses.py", "from ..models.base import Base", {"models"}),
+        ("rl/losses.py", "from .groups import number", set()),
+        ("rl/losses.py", "from coterie.types import Turn", set()),
+        ("algorithms/ppo.py", "def f():\n    from coterie.learners.batch import join", {"learners"}),
+        ("workflows/chain.py", "from coterie.engines.hf import HfEngine", {"engines"}),
+        ("envs/deep/er.py", "from ...learners import learner", {"learners"}),
+        ("rewards/math.py", "import torch, coterie_extras.training", set()),
+        ("training/loop.py", "from coterie.cli.run import evaluate", {"cli"}),
+        ("cli/app.py", "from coterie.training.build import build", set()),
+    ],
+)
+def test_a_forbidden_import_is_found(file: str, line: str, found: set[str], tmp_path: Path) -> None:
+    (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / file).write_text(line)
+    assert forbidden(tmp_path / file, tmp_path) == found
