@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from coterie.api import AgentTrainer
     from coterie.decorators import env, reward, tool, workflow
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["AgentTrainer", "env", "reward", "tool", "workflow"]
 
 # Where each name comes from: imported when it is asked for, so that small processes stay small.
