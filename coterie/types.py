@@ -335,11 +335,11 @@ Reward = Callable[[Any, Any], Any]
 
 @dataclass(frozen=True)
 class Part:
-    """A workflow, environment, reward or algorithm: its name, all its options, and the thing itself."""
+    """A workflow, environment, reward or algorithm: its name, all its options, and the instance built from them."""
 
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
-    made: Any = field(default=None, compare=False, repr=False)  # a reward's function has its options bound
+    instance: Any = field(default=None, compare=False, repr=False)  # a reward's function has its options bound
 
 
 @dataclass(frozen=True)

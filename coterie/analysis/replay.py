@@ -44,11 +44,11 @@ class Verdict:
 def replay(folder: Path, config: Config, rescore: bool) -> Iterator[Verdict]:
     """Every turn of the run in the order of play. `rescore`: grade the answers again, too, and let the workflow judge
     its turns by that."""
-    algorithm, credit = config.algorithm.made, config.credit.made
-    cross_check(config, config.workflow.made, algorithm, training=False)
+    algorithm, credit = config.algorithm.instance, config.credit.instance
+    cross_check(config, config.workflow.instance, algorithm, training=False)
     _must_matter(config, algorithm)
     memory: dict[str, Any] = {}
-    env = graded(config.env.made, config.reward.name, config.reward.options, config.rollout.score_deadline)
+    env = graded(config.env.instance, config.reward.name, config.reward.options, config.rollout.score_deadline)
     if rescore:
         must_be_protected(config, env)
     # Of the whole run: of one step all episodes with one purpose may have failed.

@@ -31,7 +31,7 @@ def score_again(episodes: Sequence[Episode], config: Config, env: Env) -> None:
     A workflow judges its turns by grades of its own answers: only it knows which. So it runs again, programs and
     searches included, while its roles say what they said.
     """
-    workflow, limits = config.workflow.made, config.rollout
+    workflow, limits = config.workflow.instance, config.rollout
     collector = Collector(workflow, env, Silent(), _chats(config), limits.concurrency, limits.deadline, None)
     forks = [Fork(e, "again", {(turn.role, turn.round): turn for turn in e.turns}) for e in episodes]
     for episode, fresh in zip(episodes, collector.fork(forks, _seats(episodes)), strict=True):

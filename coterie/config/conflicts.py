@@ -48,7 +48,7 @@ def cross_check(config: Config, workflow: Workflow, algorithm: Any, training: bo
         *algorithm.problems(config),
         *_critics(config, algorithm),
         *_encoder(config, algorithm),
-        *config.credit.made.problems(config),
+        *config.credit.instance.problems(config),
         *_opponents(config),
     ):
         problems.add(undotted(key), message)
@@ -122,7 +122,7 @@ def _critics(config: Config, algorithm: Any) -> Iterator[tuple[str, str]]:
 def _encoder(config: Config, algorithm: Any) -> Iterator[tuple[str, str]]:
     """Texts become vectors for a mixer, which VDN and QMIX have."""
     if algorithm.reads_utility(config.steps):
-        if not isinstance(config.encoder.made, Hidden) and not isinstance(config.encoder.made, Encoder):
+        if not isinstance(config.encoder.instance, Hidden) and not isinstance(config.encoder.instance, Encoder):
             yield "encoder", f"{config.encoder.name} has no method encode(texts), which gives a vector for each text"
     elif config.sources.is_written(("encoder",)):  # a run's own config.yaml leaves the usual one out
         read = "vdn and qmix with a mixer do"
@@ -183,7 +183,7 @@ def _anything_to_train(config: Config) -> Found:
 def _reward(config: Config) -> Found:
     """The environment and the reward fit together: either it scores itself, or it takes the one that is named."""
     try:
-        graded(config.env.made, config.reward.name, config.reward.options, config.rollout.score_deadline)
+        graded(config.env.instance, config.reward.name, config.reward.options, config.rollout.score_deadline)
     except ValueError as error:
         yield ("reward",), str(error).removeprefix(f"reward {config.reward.name}: ")
 
@@ -191,13 +191,13 @@ def _reward(config: Config) -> Found:
 def _testing(config: Config) -> Found:
     """Tests of projects have a time of their own."""
     told = config.rollout.score_deadline != Rollout().score_deadline
-    if isinstance(config.env.made, Swe) and told:
+    if isinstance(config.env.instance, Swe) and told:
         yield ("rollout", "score_deadline"), "has no effect: env.seconds says how long the tests of a change may take"
 
 
 def _library(config: Config) -> Found:
     """A team that searches has something to search in."""
-    made = config.workflow.made
+    made = config.workflow.instance
     if isinstance(made, Library) and made.corpus is not None and not made.corpus.is_file():
         makes = "a jsonl file of documents with title and text is wanted; `coterie data prepare hotpotqa` writes one"
         yield ("workflow", "corpus"), f"{made.corpus}: no such file; {makes}"

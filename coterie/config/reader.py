@@ -119,7 +119,7 @@ class Reader:
             weight = self.value(float, own["weight"], (*path, "weight"))
             own = {key: item for key, item in own.items() if key != "weight"}
         part = self.part(own, path)
-        return WRONG if part is WRONG or weight is WRONG else Weighted(part.name, part.options, part.made, weight)
+        return WRONG if part is WRONG or weight is WRONG else Weighted(part.name, part.options, part.instance, weight)
 
     def filled(self, cls: Any, name: str, data: dict[str, Any], path: Path) -> Any:
         known = self.tried(cls, lambda: options_of(cls), path)

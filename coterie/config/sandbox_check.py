@@ -28,7 +28,7 @@ def executes_programs(config: Config, env: Env) -> list[str]:
     A part of the user's own need not have the attribute; the sandbox itself refuses what was not announced.
     """
     parts = {
-        f"workflow {config.workflow.name}": config.workflow.made,
+        f"workflow {config.workflow.name}": config.workflow.instance,
         f"env {config.env.name} with reward {config.reward.name}": env,
     }
     return [name for name, part in parts.items() if getattr(part, "needs_sandbox", False)]

@@ -26,7 +26,7 @@ class Credit:
 
     def problems(self, config: Any) -> Iterator[tuple[str, str]]:
         """Options that do not fit the rest of the config, as (dotted key, what is wrong)."""
-        if self.looks_ahead and flows_back(config.algorithm.made):
+        if self.looks_ahead and flows_back(config.algorithm.instance):
             yield "algorithm.gamma_turn", f"must be 0: {self._name} already counts in each turn what came of it later"
 
     def forks(self, episodes: Sequence[Episode]) -> list[Fork]:

@@ -34,7 +34,7 @@ class Difference(Credit):
 
     def problems(self, config: Any) -> Iterator[tuple[str, str]]:
         yield from super().problems(config)
-        algorithm = config.algorithm.made
+        algorithm = config.algorithm.instance
         if self.by == "leave_one_out" and self.default:
             yield "credit.default", "has no effect with by: leave_one_out, which replaces nothing"
         if self.by == "leave_one_out" and config.episodes_per_task < 2:

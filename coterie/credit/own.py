@@ -18,7 +18,7 @@ class Own(Credit):
 
     def problems(self, config: Any) -> Iterator[tuple[str, str]]:
         yield from super().problems(config)
-        if getattr(config.workflow.made, "judges_turns", False) and flows_back(config.algorithm.made):
+        if getattr(config.workflow.instance, "judges_turns", False) and flows_back(config.algorithm.instance):
             worth = f"{config.workflow.name} gives each turn all that it was worth"
             yield "algorithm.gamma_turn", f"must be 0: {worth}, and what came later would count once more"
 

@@ -60,11 +60,11 @@ def build(config: Config, folder: Path, console: bool = True, training: bool = T
 
     `saved`: the checkpoint that will be restored, so that nothing it holds is looked for where it once came from.
     """
-    algorithm: Algorithm = config.algorithm.made
-    workflow = config.workflow.made
+    algorithm: Algorithm = config.algorithm.instance
+    workflow = config.workflow.instance
     cross_check(config, workflow, algorithm, training)
     must_be_installed(config)
-    env = graded(config.env.made, config.reward.name, config.reward.options, config.rollout.score_deadline)
+    env = graded(config.env.instance, config.reward.name, config.reward.options, config.rollout.score_deadline)
     must_be_protected(config, env)
     tasks = TaskStream(tasks_of(env, "train", config), config.tasks_per_step, config.seed)
     unseen = tasks_of(env, "test", config)
@@ -102,8 +102,9 @@ def build(config: Config, folder: Path, console: bool = True, training: bool = T
     elif training:
         critic = build_critics(config, algorithm, shared, bases, processes)
     return Run(
-        config, folder, algorithm, collector, engine, learners, tasks, held_out, log, rng, config.credit.made, critic,
-        opponents.memory_of(config) | collapse.memory_of(config), processes=processes,
+        config, folder, algorithm, collector, engine, learners, tasks, held_out, log, rng,
+        config.credit.instance, critic, opponents.memory_of(config) | collapse.memory_of(config),
+        processes=processes,
     )  # fmt: skip
 
 
@@ -369,7 +370,7 @@ def must_read_alike(critic: str, base: Base, policy: str, other: Base) -> None:
 
 def build_encoder(config: Config, shared: Shared) -> Encoder:
     """A user's own, or a model's hidden states: that of the adapters, or a copy where policies train whole models."""
-    made = config.encoder.made
+    made = config.encoder.instance
     if not isinstance(made, Hidden):
         return made
     model = made.model or next(iter(config.policies.values())).model

@@ -178,7 +178,7 @@ def test_the_code_of_a_run_is_that_of_its_beginning(model: Path, tmp_path: Path)
     (tmp_path / "vowels.py").write_text("raise RuntimeError('half written')\n")
     again = load(tmp_path / "run" / "config.yaml")
     assert again.env.name == f"{tmp_path / 'run' / 'files' / '0' / 'vowels.py'}:Vowels"
-    assert type(again.env.made).__name__ == "Vowels"
+    assert type(again.env.instance).__name__ == "Vowels"
 
 
 def test_files_of_graphs_and_games_are_held_wherever_the_config_names_them(tmp_path: Path) -> None:

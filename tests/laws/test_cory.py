@@ -181,7 +181,7 @@ def test_a_team_that_is_not_cory_s_is_refused(name: str, tmp_path: Path) -> None
     wrong = wrong_teams(tree)[name]
     config = written(tree | wrong.changes, tmp_path)
     with pytest.raises(ConfigError) as refused:
-        cross_check(config, config.workflow.made, config.algorithm.made)
+        cross_check(config, config.workflow.instance, config.algorithm.instance)
     assert wrong.complaint in str(refused.value)
 
 
@@ -190,8 +190,8 @@ def test_a_team_of_cory_s_is_accepted_also_without_a_distance(tmp_path: Path) ->
     tree = cory_config(tmp_path, workflow="cory", roles=roles, credit="aggregate", steps=20)
     for algorithm in ({"name": "cory"}, {"name": "cory", "kl": 0.0}):
         config = written(tree | {"algorithm": algorithm}, tmp_path)
-        cross_check(config, config.workflow.made, config.algorithm.made)
-    assert replace(config.algorithm.made, kl=0.1).kl_in == "reward"
+        cross_check(config, config.workflow.instance, config.algorithm.instance)
+    assert replace(config.algorithm.instance, kl=0.1).kl_in == "reward"
 
 
 def test_cory_s_own_workflow_trains_on_the_sum_of_both_answers(model_folder: Folder, tmp_path: Path) -> None:

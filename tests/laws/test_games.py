@@ -134,7 +134,7 @@ def test_every_algorithm_can_be_put_to_every_game(algorithm: str, model: Path, t
             path = tmp_path / f"{game}.yaml"
             path.write_text(yaml.safe_dump(config_of(game, algorithm, model, 0)))
             config = load(path)
-            cross_check(config, config.workflow.made, config.algorithm.made)
+            cross_check(config, config.workflow.instance, config.algorithm.instance)
 
 
 @dataclass(frozen=True)

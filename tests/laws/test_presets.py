@@ -322,8 +322,8 @@ def test_a_role_s_tokens_are_added_up_in_its_own_way() -> None:
 
 def checked(tmp_path: Path, **algorithm: Any) -> Any:
     config = written(naming_config(tmp_path, algorithm=algorithm), tmp_path)
-    cross_check(config, config.workflow.made, config.algorithm.made)
-    return config.algorithm.made
+    cross_check(config, config.workflow.instance, config.algorithm.instance)
+    return config.algorithm.instance
 
 
 @pytest.mark.parametrize("name", [name for name in PRESETS if name != "dr_grpo"] + ["magrpo"])
@@ -386,7 +386,7 @@ def test_trees_need_no_second_episode_of_a_task_and_plain_groups_do(tmp_path: Pa
         path = tmp_path / "one.yaml"
         path.write_text(yaml.safe_dump(tree | {"algorithm": name}))
         config = load(path)
-        found = [key for key, _ in config.algorithm.made.problems(config)]
+        found = [key for key, _ in config.algorithm.instance.problems(config)]
         assert ("episodes_per_task" not in found) == fine
 
 

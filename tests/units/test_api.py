@@ -172,7 +172,7 @@ def test_an_instance_and_a_path_and_a_builtin_say_the_same_as_a_recipe(tmp_path:
     assert trainer.config.workflow.name == "chain" and trainer.config.env.options["train"] == file
     assert trainer.config.env.name == "rows"
     listed = AgentTrainer(workflow=Alone, config=settings(tmp_path, reward="number"), **given | {"train_dataset": ROWS})
-    assert [task.answer for task in listed.config.env.made.tasks("train")] == [row["answer"] for row in ROWS]
+    assert [task.answer for task in listed.config.env.instance.tasks("train")] == [row["answer"] for row in ROWS]
     known = AgentTrainer(workflow=Alone, config=settings(tmp_path, reward="number", env={"name": "gsm8k"}), **given)
     assert known.config.env.name == "gsm8k" and known.config.workflow.name == f"{__file__}:Alone"
 
@@ -214,13 +214,13 @@ def given_to(workflow: Any, out: Path, **arguments: Any) -> AgentTrainer:
 
 def test_a_function_among_the_workflow_s_arguments_is_written_down_and_found_again(tmp_path: Path) -> None:
     config = given_to(Edits, tmp_path, edit=shorter, checks=[shorter]).config
-    assert config.workflow.made.edit("abcde") == "abc" and config.workflow.made.checks[0]("abcde") == "abc"
-    assert config.workflow.made.after is None
+    assert config.workflow.instance.edit("abcde") == "abc" and config.workflow.instance.checks[0]("abcde") == "abc"
+    assert config.workflow.instance.after is None
     (tmp_path / "again.yaml").write_text(dump(config))
     assert f"edit: {__file__}:shorter" in dump(config)
     assert load(tmp_path / "again.yaml") == config
     instance = AgentTrainer(workflow=Edits(shorter), config=settings(tmp_path, reward="number"), train_dataset=ROWS)
-    assert instance.config.workflow.made.edit("abcde") == "abc"
+    assert instance.config.workflow.instance.edit("abcde") == "abc"
 
 
 @pytest.mark.parametrize(
@@ -266,7 +266,7 @@ def test_a_graph_is_taken_as_the_command_takes_it(tmp_path: Path) -> None:
     files = trainer.config.env.options
     words = [f"data.train_files={files['train']}", f"data.val_files={files['test']}", "steps=2"]
     assert trainer.config == load(GRAPH, words)
-    assert [task.answer for task in trainer.config.env.made.tasks("train")] == [row["answer"] for row in ROWS]
+    assert [task.answer for task in trainer.config.env.instance.tasks("train")] == [row["answer"] for row in ROWS]
     assert trainer.config.workflow.name == "graph" and trainer.config.steps == 2 and trainer.config.name == "two_agents"
 
 

@@ -108,7 +108,7 @@ def good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def checked(path: Path, overrides: list[str]) -> Config:
     config = load(path, overrides)
-    cross_check(config, config.workflow.made, config.algorithm.made)
+    cross_check(config, config.workflow.instance, config.algorithm.instance)
     return config
 
 
@@ -388,7 +388,7 @@ def test_the_good_config_is_good(good: Path) -> None:
     assert config.policies["thinker"].lr == 3e-4
     assert config.policies["doer"].lora == Lora(rank=8)
     assert config.roles["reasoner"].policy == "thinker"
-    assert config.workflow.made.roles == ("reasoner", "actor")
+    assert config.workflow.instance.roles == ("reasoner", "actor")
 
 
 @pytest.mark.parametrize("mistake", MISTAKES_IN_THE_FILE)
@@ -451,7 +451,7 @@ def test_a_frozen_policy_has_no_rate_unless_it_is_only_evaluated(good: Path) -> 
     said = complaint(good, *frozen)
     assert said == "policies.thinker.lr: has no effect: thinker is frozen; leave it out (good.yaml, line 2)"
     config = load(good, frozen)
-    cross_check(config, config.workflow.made, config.algorithm.made, training=False)
+    cross_check(config, config.workflow.instance, config.algorithm.instance, training=False)
 
 
 def test_the_best_is_kept_where_several_are_measured(good: Path) -> None:
@@ -588,8 +588,8 @@ def test_a_path_from_here_is_kept_as_it_was_written(good: Path) -> None:
 def test_overrides_go_over_the_file_and_later_ones_over_earlier(good: Path) -> None:
     overrides = ["steps=5", "steps=6", "policies.thinker.lr=1e-5", "algorithm.kl=0.1", "roles.reasoner.max_tokens=4"]
     config = load(good, overrides)
-    assert (config.steps, config.policies["thinker"].lr, config.algorithm.made.kl) == (6, 1e-5, 0.1)
-    assert config.algorithm.made.peers == ("task", "role")
+    assert (config.steps, config.policies["thinker"].lr, config.algorithm.instance.kl) == (6, 1e-5, 0.1)
+    assert config.algorithm.instance.peers == ("task", "role")
     assert config.sampling_of("reasoner").max_tokens == 4
 
 
@@ -744,7 +744,7 @@ def test_a_model_and_an_adapter_beside_the_config_are_found_from_anywhere(
 
 def test_a_model_that_is_no_folder_keeps_its_name(good: Path) -> None:
     config = load(good, ["policies.doer.model=org/name", "encoder={name: hidden, model: org/other}"])
-    assert config.policies["doer"].model == "org/name" and config.encoder.made.model == "org/other"
+    assert config.policies["doer"].model == "org/name" and config.encoder.instance.model == "org/other"
 
 
 def test_data_beside_the_config_is_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -764,4 +764,4 @@ def test_data_beside_the_config_is_found_from_anywhere(tmp_path: Path, monkeypat
     monkeypatch.chdir(tmp_path)
     again = load(tmp_path / "stored.yaml")
     assert again == config
-    assert [task.answer for task in again.env.made.tasks("train")] == [2]
+    assert [task.answer for task in again.env.instance.tasks("train")] == [2]

@@ -20,15 +20,15 @@ TASK = Task("t", "3 + 5 + 9", "17")
 
 def answered(first: str, second: str, agent: type[Line] = Line) -> tuple[str, Scripted]:
     team = Scripted({"first": [first], "second": [second]}, agent)
-    return asyncio.run(RECIPE.workflow.made.run(TASK, team, None)), team
+    return asyncio.run(RECIPE.workflow.instance.run(TASK, team, None)), team
 
 
 def test_the_demo_is_a_sound_config() -> None:
-    cross_check(RECIPE, RECIPE.workflow.made, RECIPE.algorithm.made)
+    cross_check(RECIPE, RECIPE.workflow.instance, RECIPE.algorithm.instance)
 
 
 def test_the_demo_adds_three_numbers_from_0_to_10_and_holds_some_sums_out() -> None:
-    train, test = RECIPE.env.made.tasks("train"), RECIPE.env.made.tasks("test")
+    train, test = RECIPE.env.instance.tasks("train"), RECIPE.env.instance.tasks("test")
     terms = [[int(term) for term in task.prompt.split(" + ")] for task in [*train, *test]]
     assert all(len(numbers) == 3 for numbers in terms)
     assert {number for numbers in terms for number in numbers} == {*range(11)}

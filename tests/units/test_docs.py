@@ -82,13 +82,13 @@ def test_the_python_of_the_page_of_workflows_plays(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(AgentTrainer, "train", train)
     runpy.run_path("fields.py", run_name="__main__")
     (config,) = asked
-    task = config.env.made.tasks("test")[0]
-    cross_check(config, config.workflow.made, config.algorithm.made)
+    task = config.env.instance.tasks("test")[0]
+    cross_check(config, config.workflow.instance, config.algorithm.instance)
     call = '<tool_call>{"name": "area", "arguments": {"width": 9, "height": 3}}</tool_call>'
     team = Scripted({"worker": [call, "It is 27."], "speaker": ["27"]})
-    answer = asyncio.run(config.workflow.made.run(task, team, None))
+    answer = asyncio.run(config.workflow.instance.run(task, team, None))
     assert "27.0" in team.worker.heard[1][-1]["content"] and "It is 27." in team.speaker.heard[0][0]["content"]
-    assert config.reward.made(answer, task.answer) == 1.0 and config.reward.made("26", task.answer) == 0.0
+    assert config.reward.instance(answer, task.answer) == 1.0 and config.reward.instance("26", task.answer) == 0.0
 
 
 def test_the_rewards_of_the_page_score(tmp_path: Path) -> None:
@@ -162,4 +162,4 @@ def test_the_examples_of_the_page_of_algorithms_are_configs(name: str, example: 
     tree |= {"roles": {role: role for role in roles}, "env": tree["env"] | {"letters": dict.fromkeys(roles, "a")}}
     tree["workflow"] |= {"order": roles, "rounds": 2}
     config = written(tree | yaml.safe_load(*example), tmp_path)
-    cross_check(config, config.workflow.made, config.algorithm.made)
+    cross_check(config, config.workflow.instance, config.algorithm.instance)

@@ -188,7 +188,7 @@ def recipe(folder: Path, reward: Any) -> Path:
 
 def test_a_composed_reward_adds_weighted_parts(tmp_path: Path) -> None:
     config = load(recipe(tmp_path, COMPOSED))
-    env = graded(config.env.made, config.reward.name, config.reward.options, 20.0)
+    env = graded(config.env.instance, config.reward.name, config.reward.options, 20.0)
     assert isinstance(env, TaskEnv)
     worth = {
         text: asyncio.run(env.grade(text, 2)) for text in ("<think> 2", "2", "<think> 3", "3", "one two 3 4 5 6 2")
@@ -219,7 +219,7 @@ def test_a_composed_reward_is_stored_as_it_was_read(tmp_path: Path) -> None:
 def test_a_mistake_in_a_part_is_told_before_anything_runs(tmp_path: Path, part: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         config = load(recipe(tmp_path, {"name": "compose", "parts": [part]}))
-        cross_check(config, config.workflow.made, config.algorithm.made, training=True)
+        cross_check(config, config.workflow.instance, config.algorithm.instance, training=True)
 
 
 def test_a_users_function_may_be_a_part(tmp_path: Path) -> None:

@@ -185,7 +185,7 @@ def test_a_graph_is_a_team_in_the_order_of_its_dependencies(tmp_path: Path) -> N
     backwards = {"dag_id": "x", "nodes": backwards["nodes"][::-1]}
     for text in (MARFT, yaml.safe_dump(backwards)):
         config = loaded(tmp_path, text)
-        assert list(config.workflow.made.roles) == ["reasoner", "actor"]
+        assert list(config.workflow.instance.roles) == ["reasoner", "actor"]
         assert {name: role.policy for name, role in config.roles.items()} == {"reasoner": "reasoner", "actor": "actor"}
 
 
@@ -193,11 +193,11 @@ def test_what_a_graph_says_is_what_the_config_says(tmp_path: Path, capsys: pytes
     config = loaded(tmp_path)
     assert config.name == "marft" and config.episodes_per_task == 2
     assert config.roles["actor"].temperature == 0.9 and config.roles["reasoner"].temperature is None
-    assert config.algorithm.name == "ppo" and config.algorithm.made.rotate == 1
+    assert config.algorithm.name == "ppo" and config.algorithm.instance.rotate == 1
     assert {name: critic.roles for name, critic in config.critics.items()} == {"value_0": ("reasoner", "actor")}
-    assert config.env.made.worlds == {"actor": f"{tmp_path.resolve()}/math_env.py:MathEnv"}
-    assert config.reward.name == "math" and config.credit.made == GraphCredit(share_reward_in_agent=True)
-    assert config.workflow.made.rewarded == ("actor",)
+    assert config.env.instance.worlds == {"actor": f"{tmp_path.resolve()}/math_env.py:MathEnv"}
+    assert config.reward.name == "math" and config.credit.instance == GraphCredit(share_reward_in_agent=True)
+    assert config.workflow.instance.rewarded == ("actor",)
     assert "without effect here: rollout.tensor_model_parallel_size" in capsys.readouterr().err
 
 
@@ -205,7 +205,7 @@ def test_a_config_made_of_a_graph_is_kept_as_one_of_ours(tmp_path: Path) -> None
     config = loaded(tmp_path)
     (tmp_path / "kept.yaml").write_text(dump(config))
     assert load(tmp_path / "kept.yaml") == config
-    cross_check(config, config.workflow.made, config.algorithm.made)
+    cross_check(config, config.workflow.instance, config.algorithm.instance)
 
 
 def test_the_script_s_parameters_and_keys_of_ours_go_over_the_graph(tmp_path: Path) -> None:
@@ -228,14 +228,14 @@ def test_the_script_s_parameters_and_keys_of_ours_go_over_the_graph(tmp_path: Pa
         "policies.actor.lr=1e-3",
         "seed=7",
     )
-    flow = config.workflow.made
+    flow = config.workflow.instance
     assert (flow.rewards_with_env, flow.max_assistant_turns, flow.use_all_traj) == (True, 3, True)
     assert config.reward.name == "native" and config.env.name == "graph_env"
-    assert not config.credit.made.share_reward_in_agent
+    assert not config.credit.instance.share_reward_in_agent
     assert all(policy.model == "some/model" and policy.lora is None for policy in config.policies.values())
     assert config.critics["value_0"].model == "some/model" and config.critics["value_0"].lora is None
     assert config.policies["reasoner"].lr == 1e-6 and config.policies["actor"].lr == 1e-3
-    assert config.algorithm.made.kl == 0.01 and config.algorithm.made.minibatches == 3
+    assert config.algorithm.instance.kl == 0.01 and config.algorithm.instance.minibatches == 3
     assert config.steps == 4 * (len(ROWS) // 6) and config.seed == 7
 
 
@@ -266,7 +266,7 @@ def test_critics_and_advantages_choose_the_algorithm_unless_the_script_does(
     config = loaded(tmp_path, without(MARFT, *gone), *told)
     assert config.algorithm.name == name
     assert bool(config.critics) == (name in ("ppo", "ippo"))
-    cross_check(config, config.workflow.made, config.algorithm.made)
+    cross_check(config, config.workflow.instance, config.algorithm.instance)
 
 
 def test_an_advantage_for_each_agent_is_a_chain_for_each(tmp_path: Path) -> None:
@@ -277,7 +277,7 @@ def test_an_advantage_for_each_agent_is_a_chain_for_each(tmp_path: Path) -> None
 def test_an_agent_that_no_node_trains_is_frozen(tmp_path: Path) -> None:
     config = loaded(tmp_path, without(MARFT, "actor_0"))
     assert {name: policy.frozen for name, policy in config.policies.items()} == {"reasoner": True, "actor": False}
-    assert config.algorithm.made.rotate is None  # it is always the other one's turn
+    assert config.algorithm.instance.rotate is None  # it is always the other one's turn
 
 
 def test_what_is_said_for_all_and_concerns_nobody_is_told_and_left_out(
@@ -285,7 +285,7 @@ def test_what_is_said_for_all_and_concerns_nobody_is_told_and_left_out(
 ) -> None:
     all_of_them = ["actor_rollout_ref.actor.optim.lr=1e-6", "data.max_response_length=64"]
     config = loaded(tmp_path, without(MARFT, "actor_0"), *all_of_them, "actor_rollout_ref.rollout.response_length=32")
-    cross_check(config, config.workflow.made, config.algorithm.made)
+    cross_check(config, config.workflow.instance, config.algorithm.instance)
     assert config.policies["actor"].lr == 1e-6 and config.sampling_of("actor").max_tokens == 32
     said = capsys.readouterr().err
     assert "data.max_response_length, for every" in said and "the learning rate of reasoner, which no node" in said
@@ -306,8 +306,8 @@ def test_dynamic_sampling_leaves_out_groups_that_earned_the_same(tmp_path: Path)
     text = without(MARFT, "value_0", "value_1", "critic_0")
     node = {"node_id": "filter", "node_type": "COMPUTE", "node_role": "DYNAMIC_SAMPLING", "dependencies": ["reward"]}
     data = yaml.safe_load(text)
-    assert not loaded(tmp_path, text).algorithm.made.drop_constant
-    assert loaded(tmp_path, yaml.safe_dump(data | {"nodes": [*data["nodes"], node]})).algorithm.made.drop_constant
+    assert not loaded(tmp_path, text).algorithm.instance.drop_constant
+    assert loaded(tmp_path, yaml.safe_dump(data | {"nodes": [*data["nodes"], node]})).algorithm.instance.drop_constant
 
 
 def test_rows_as_siirl_prepares_them_are_tasks(tmp_path: Path) -> None:
@@ -504,9 +504,9 @@ def played(tmp_path: Path, said: Sequence[str], *overrides: str, text: str = MAR
     config = loaded(tmp_path, text, "rollout.agent.rewards_with_env=true", *overrides)
     parrot = Parrot(said)
     chats = {name: Chat(parrot.tokenizer) for name in config.policies}
-    env = config.env.made.with_grader(config.env.made.native(1.0))
+    env = config.env.instance.with_grader(config.env.instance.native(1.0))
     seats = {role: Seat(own.policies[0], Sampling()) for role, own in config.roles.items()}
-    collector = Collector(config.workflow.made, env, parrot, chats, 1, 10.0, None)
+    collector = Collector(config.workflow.instance, env, parrot, chats, 1, 10.0, None)
     (only,) = collector.collect([Task("t", "1 + 1?", "2")], 1, seats, 0)
     return only, parrot
 
@@ -730,10 +730,10 @@ def test_a_graph_without_critics_trains_by_groups(model_folder: Folder, tmp_path
 def test_a_hook_that_returns_text_ends_a_run_with_its_name(model_folder: Folder, tmp_path: Path) -> None:
     folder_with(tmp_path)
     run = started(tmp_path, model_folder("llama"), "run", "steps=1")
-    agents = run.config.workflow.made.agents
+    agents = run.config.workflow.instance.agents
     (tmp_path / "text.py").write_text("def pre_process(tokenizer, prompt_ids, obs, **kwargs):\n    return 'text'\n")
     broken = replace(agents[0], process_path=tmp_path / "text.py", post_process_kwargs={})
-    run.collector = replace(run.collector, workflow=replace(run.config.workflow.made, agents=(broken, agents[1])))
+    run.collector = replace(run.collector, workflow=replace(run.config.workflow.instance, agents=(broken, agents[1])))
     with pytest.raises(TooManyFailures, match=r"reasoner: pre_process of .* returned text, not a list of token ids"):
         train(run)
 

@@ -152,7 +152,7 @@ def test_a_team_without_programs_is_never_asked(
 @pytest.mark.parametrize("name", ["demo", "search", "sums"])
 def test_recipes_without_programs_ask_for_no_sandbox(name: str) -> None:
     config = load(ROOT / "recipes" / f"{name}.yaml")
-    env = graded(config.env.made, config.reward.name, config.reward.options, 1.0)
+    env = graded(config.env.instance, config.reward.name, config.reward.options, 1.0)
     assert executes_programs(config, env) == []
 
 

@@ -21,7 +21,7 @@ def test_the_config_of_the_readme_is_one(tmp_path: Path) -> None:
     (block,) = re.findall(r"^```yaml\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
     (tmp_path / "readme.yaml").write_text(block)
     config = load(tmp_path / "readme.yaml")
-    cross_check(config, config.workflow.made, config.algorithm.made)
+    cross_check(config, config.workflow.instance, config.algorithm.instance)
     assert f"{len(BUILTIN['algorithm'])} by name" in block
 
 

@@ -16,7 +16,7 @@ from tests.scripted import Scripted
 
 RESULTS = Path(__file__).parents[2] / "recipes" / "results"
 TEAM = load(RESULTS / "split_work" / "team.yaml")
-ENV, AT_ONCE = TEAM.env.made, TEAM.workflow.made
+ENV, AT_ONCE = TEAM.env.instance, TEAM.workflow.instance
 
 
 def reward(*replies: str) -> float:
@@ -52,7 +52,7 @@ def test_both_workers_read_the_same_words_and_neither_the_other() -> None:
 
 
 def test_one_worker_with_two_calls_goes_on_in_its_conversation() -> None:
-    workflow: Any = load(RESULTS / "split_work" / "single.yaml", ["workflow.calls=2"]).workflow.made
+    workflow: Any = load(RESULTS / "split_work" / "single.yaml", ["workflow.calls=2"]).workflow.instance
     team, task = Scripted({"worker": ["apple", "river"]}), ENV.tasks("test")[0]
     assert asyncio.run(workflow.run(task, team, None)) == ["apple", "river"]
     assert [message["role"] for message in team.worker.heard[1]] == ["user", "assistant", "user"]
@@ -66,4 +66,4 @@ def test_every_arm_of_a_result_loads_with_its_changes(file: Path) -> None:
         assert own.recipe is not None
         for changes in (own.set, (*own.set, *comparison.evaluate, *arm.evaluate)):
             config = load(own.recipe, changes)
-            cross_check(config, config.workflow.made, config.algorithm.made, training=True)
+            cross_check(config, config.workflow.instance, config.algorithm.instance, training=True)
