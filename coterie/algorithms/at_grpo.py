@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
-
-from pydantic import Field
+from typing import ClassVar
 
 from coterie.algorithms.grpo import Grpo
+from coterie.limits import CountFromTwo
 from coterie.rl.groups import Peer, Sample
 from coterie.types import Episode, Fork, Turn
 
@@ -20,7 +19,7 @@ class AtGrpo(Grpo):
     Costs 1 + K·(siblings − 1) episodes for one of K turns, the later ones in part. (AT-GRPO, arXiv 2510.11062)"""
 
     peers: tuple[Peer, ...] = ("task", "role", "turn", "prompt")
-    siblings: Annotated[int, Field(ge=2)] = 4  # turns that are sampled from each state, the played one among them
+    siblings: CountFromTwo = 4  # turns that are sampled from each state, the played one among them
 
     forked: ClassVar[bool] = True
     apart: ClassVar[frozenset[str]] = Grpo.apart | {"siblings"}

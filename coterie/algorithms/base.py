@@ -6,13 +6,13 @@ import random
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from coterie.algorithms.option_conflicts import without_effect
+from coterie.limits import AboveOne, Count, NotNegative, Positive
 from coterie.rl.losses import (
     KlEstimator,
     Level,
@@ -28,11 +28,6 @@ from coterie.rl.losses import (
 )
 from coterie.types import Batch, Episode, Fork, Learner, Metrics, Scores, TokenMetrics, Turn
 
-Positive = Annotated[float, Field(gt=0)]
-NotNegative = Annotated[float, Field(ge=0)]
-Count = Annotated[int, Field(ge=1)]
-CountFromZero = Annotated[int, Field(ge=0)]
-Share = Annotated[float, Field(ge=0, le=1)]
 Chain = Literal["role", "team"]
 
 
@@ -47,7 +42,7 @@ class Algorithm:
 
     clip: Positive = 0.2  # how far a probability ratio may fall below 1
     clip_high: Positive | None = None  # and rise above it; as `clip` where not given
-    dual_clip: Annotated[float, Field(gt=1)] | None = None  # bounds the loss of bad tokens that became likely
+    dual_clip: AboveOne | None = None  # bounds the loss of bad tokens that became likely
     level: Level = "token"  # what a ratio is of: a token, or a whole turn
     normalize: Normalize = "sum"  # how a turn's log-ratio is made of its tokens': their sum, or per token or word
     epochs: Count = 1  # passes over a step's turns

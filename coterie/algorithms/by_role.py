@@ -9,9 +9,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from coterie.algorithms.base import Count, Positive, Share
 from coterie.algorithms.group import Baseline, Scale
 from coterie.algorithms.peers import EMPTY, Peers
+from coterie.limits import Count, Positive, Share
 from coterie.rl.confidence import Gain
 from coterie.rl.groups import Peer
 from coterie.rl.losses import Reduce

@@ -9,8 +9,9 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from coterie.algorithms.base import Chain, Share
+from coterie.algorithms.base import Chain
 from coterie.algorithms.valued import Valued
+from coterie.limits import Share
 from coterie.rl.advantages import gae, whitened
 from coterie.types import Episode, Metrics, Turn
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from coterie.algorithms.base import Count, NotNegative
 from coterie.algorithms.ippo import Ippo
+from coterie.limits import Count, NotNegative
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from coterie.algorithms.base import Count, Positive
 from coterie.algorithms.grpo import Grpo
+from coterie.limits import Count, Positive
 
 
 @dataclass(frozen=True, kw_only=True)

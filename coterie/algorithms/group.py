@@ -10,7 +10,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from coterie.algorithms.base import Algorithm, Share
+from coterie.algorithms.base import Algorithm
+from coterie.limits import Share
 from coterie.rl.advantages import centred, group_mean, is_constant, leave_one_out, scaled
 from coterie.rl.groups import Sample, number
 from coterie.types import Episode, Metrics

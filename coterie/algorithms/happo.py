@@ -6,13 +6,13 @@ import math
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from coterie.algorithms.mappo import Mappo
+from coterie.limits import AboveOne
 from coterie.rl.losses import ratio_of
 from coterie.rl.sequential import others_moved
 from coterie.types import Batch, Learner, Metrics
@@ -24,7 +24,7 @@ class Happo(Mappo):
     For roles on policies of their own that must fit together; on one shared policy it is MAPPO.
     Costs one more forward for every policy but the last. (arXiv 2109.11251; HARL, arXiv 2304.09870)"""
 
-    max_factor: Annotated[float, Field(gt=1)] = 10.0  # the factor is held between this and one over it
+    max_factor: AboveOne = 10.0  # the factor is held between this and one over it
 
     apart: ClassVar[frozenset[str]] = Mappo.apart | {"max_factor"}
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
-
-from pydantic import Field
+from typing import Any, ClassVar
 
 from coterie.algorithms.base import Chain
 from coterie.algorithms.group import Group, Scale
+from coterie.limits import CountFromTwo
 from coterie.rl.groups import Sample
 from coterie.rl.trees import levels, returns, said, tree
 from coterie.types import Episode, Fork, Turn
@@ -22,7 +21,7 @@ class Magrpo(Group):
     Costs branches^(rounds − 1) times the episodes; every turn is trained on once. (MAGRPO, arXiv 2508.04652)"""
 
     scale: Scale = "none"
-    branches: Annotated[int, Field(ge=2)] = 2  # actions that follow each one; also the least that a task begins with
+    branches: CountFromTwo = 2  # actions that follow each one; also the least that a task begins with
 
     apart: ClassVar[frozenset[str]] = Group.apart | {"branches"}
 

@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from coterie.algorithms.base import Chain, Positive
+from coterie.algorithms.base import Chain
 from coterie.algorithms.group import Group
+from coterie.limits import Positive
 from coterie.rl.confidence import Gain, gain_factor
 from coterie.rl.credit import returns_to_go
 from coterie.rl.groups import Peer, Sample, group_key

@@ -9,8 +9,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from coterie.algorithms.base import NotNegative
 from coterie.algorithms.grpo import Grpo
+from coterie.limits import NotNegative
 from coterie.rl.groups import Peer, Sample
 from coterie.types import Episode
 

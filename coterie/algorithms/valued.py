@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from coterie.algorithms.base import Algorithm, Count, CountFromZero, Positive
+from coterie.algorithms.base import Algorithm
+from coterie.limits import Count, CountFromZero, Positive
 from coterie.rl.advantages import first_of_turn
 from coterie.rl.losses import value_loss
 from coterie.types import Batch, Scores

@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from coterie.algorithms.base import Count, CountFromZero, Positive, Share
 from coterie.algorithms.grpo import Grpo
+from coterie.limits import Count, CountFromZero, Positive, Share
 from coterie.rl.advantages import is_constant
 from coterie.rl.groups import Sample
 from coterie.rl.mixers import Additive

@@ -16,10 +16,7 @@ from coterie.config.reader import Limits, Reader
 from coterie.config.registry import Kind, foreign_format
 from coterie.config.settings import (
     Alarm,
-    Amount,
     Checkpoints,
-    Count,
-    CountFromZero,
     CriticConfig,
     EngineConfig,
     Evaluation,
@@ -31,11 +28,9 @@ from coterie.config.settings import (
     Policy,
     Role,
     Rollout,
-    Seed,
-    Temperature,
-    TopP,
 )
 from coterie.credit.team import Team
+from coterie.limits import Amount, Count, CountFromZero, PositiveShare, Seed, Temperature
 from coterie.types import Part, Sampling, Weighted
 from coterie.user_code import in_run
 
@@ -46,7 +41,7 @@ __all__ = [
 
 PARTS: tuple[Kind, ...] = ("workflow", "env", "reward", "algorithm", "credit", "encoder")
 ENCODER = Part("hidden", {"model": None}, Hidden())
-SAMPLING = Limits(max_tokens=Count, temperature=Temperature, top_p=TopP, top_k=CountFromZero)
+SAMPLING = Limits(max_tokens=Count, temperature=Temperature, top_p=PositiveShare, top_k=CountFromZero)
 
 
 @dataclass(frozen=True)

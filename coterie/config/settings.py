@@ -4,23 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
-
-from pydantic import Field
+from typing import Literal
 
 from coterie.config.paths import DEMO, Model
-
-Count = Annotated[int, Field(ge=1)]
-Amount = Annotated[int, Field(ge=1, le=10**6)]  # of things that are listed in memory, or counted through
-CountFromZero = Annotated[int, Field(ge=0)]
-Positive = Annotated[float, Field(gt=0)]
-NotNegative = Annotated[float, Field(ge=0)]
-Share = Annotated[float, Field(ge=0, le=1)]
-Rate = Annotated[float, Field(gt=0, le=1)]
-Temperature = Annotated[float, Field(ge=0, le=10)]  # above it every token is about as likely as every other
-TopP = Annotated[float, Field(gt=0, le=1)]
-Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-Several = Annotated[tuple[str, ...], Field(min_length=1)]
+from coterie.limits import Amount, Count, CountFromZero, Names, NotNegative, Positive, PositiveShare, Share, Temperature
 
 
 @dataclass(frozen=True)
@@ -39,7 +26,7 @@ class Policy:
     model: Model = DEMO  # a folder, a hub name, a .gguf file, or `demo`
     lora: Lora | None = field(default_factory=Lora)  # null trains the whole model
     adapter: Path | None = None  # a PEFT folder to start from, in whose shape it stays
-    lr: Rate = 1e-4
+    lr: PositiveShare = 1e-4
     frozen: bool = False
     device: str | None = None  # cpu, cuda, cuda:1 …; null: the run's
 
@@ -52,7 +39,7 @@ class CriticConfig:
     sees: Literal["own", "joint"] = "own"  # what the role read, or the task and all that was said
     model: Model = DEMO
     lora: Lora | None = field(default_factory=Lora)
-    lr: Rate = 1e-4  # of the trunk; the head's is algorithm.value_lr
+    lr: PositiveShare = 1e-4  # of the trunk; the head's is algorithm.value_lr
 
 
 @dataclass(frozen=True)
@@ -66,7 +53,7 @@ class Hidden:
 class Role:
     """Who plays a seat in the team; `solver: small` is short for `solver: {policy: small}`."""
 
-    policy: str | Several  # or one for its first turn, one for its second …; the last one plays all that follow
+    policy: str | Names  # or one for its first turn, one for its second …; the last one plays all that follow
     max_tokens: Count | None = None  # null, here and below: as in `sampling`
     temperature: Temperature | None = None
     stop: tuple[str, ...] | None = None
@@ -137,7 +124,7 @@ class Evaluation:
     tasks: Amount = 100
     episodes_per_task: Amount = 1
     temperature: Temperature = 0.0
-    top_p: TopP = 1.0
+    top_p: PositiveShare = 1.0
     top_k: CountFromZero = 0  # 0: all
 
 

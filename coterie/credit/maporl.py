@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Annotated, Any
-
-from pydantic import Field
+from typing import Any
 
 from coterie.credit.base import Credit, need_own, rounds_of
 from coterie.credit.replies import has_box, repeated
+from coterie.limits import CountFromZero, NotNegative, Share
 from coterie.rl.credit import Among, Horizon, Rounds, mean, persuasion, revision, score_over_turns
 from coterie.types import Episode, Metrics, Turn
-
-Share = Annotated[float, Field(ge=0, le=1)]
-NotNegative = Annotated[float, Field(ge=0)]
-CountFromZero = Annotated[int, Field(ge=0)]
 
 
 @dataclass(frozen=True, kw_only=True)

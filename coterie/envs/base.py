@@ -5,14 +5,11 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Self
-
-from pydantic import Field
+from typing import Any, Self
 
 from coterie.rewards import TIMEOUTS, Grader, grader
 from coterie.types import Env, Episode, Split, Task, Turn, is_right
 
-Count = Annotated[int, Field(ge=1)]
 NATIVE = "native"  # the reward's name when an environment scores itself
 
 

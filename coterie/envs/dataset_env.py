@@ -11,7 +11,8 @@ from typing import Any, ClassVar
 from coterie.data.files import read, read_prepared, source_of
 from coterie.data.hub import from_hub
 from coterie.data.row import Row, Source
-from coterie.envs.base import Count, TaskEnv
+from coterie.envs.base import TaskEnv
+from coterie.limits import Count
 from coterie.prompts import check, fill
 from coterie.types import Split, Task
 

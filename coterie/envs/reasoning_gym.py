@@ -13,7 +13,8 @@ from typing import Any
 import reasoning_gym
 from reasoning_gym.factory import DATASETS
 
-from coterie.envs.base import Count, TaskEnv
+from coterie.envs.base import TaskEnv
+from coterie.limits import Count
 from coterie.prompts import check, fill
 from coterie.rewards import Grader
 from coterie.rewards.reasoning_gym import SCORER, NativeGrader

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from coterie.data.files import is_prepared, read, read_prepared
 from coterie.data.row import Raw, others
-from coterie.envs.base import Count, TaskEnv
+from coterie.envs.base import TaskEnv
+from coterie.limits import Count
 from coterie.types import Split, Task
 
 

@@ -5,15 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import Field
-
+from coterie.limits import PositiveShare
 from coterie.prompts import check, fill, opening
 from coterie.types import Message, Task, Team
 from coterie.workflows.majority import ballot, majority
-
-Share = Annotated[float, Field(gt=0, le=1)]
 
 
 @dataclass(frozen=True)
@@ -29,7 +26,7 @@ class Debate:
     revise: str = "{others}\n\nCompare this with your answer, then give your final answer to the question."
     system: str | None = None
     # Stop once so large a share agrees. How good the answers are cannot count here: that is known when all is said.
-    consensus: Share | None = None
+    consensus: PositiveShare | None = None
     grade: Literal["majority", "each"] = "majority"  # or every answer by itself, as its turn's own reward
 
     def __post_init__(self) -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
-from pydantic import Field
-
+from coterie.limits import Positive
 from coterie.prompts import check, fill
 from coterie.rewards.answer_extraction import pointed_out
 from coterie.rewards.code.grader import code_in
@@ -52,7 +51,7 @@ class MathTool:
     needs_sandbox: ClassVar[bool] = True
 
     max_iterations: int = 2
-    seconds: Annotated[float, Field(gt=0)] = 5.0  # for one program
+    seconds: Positive = 5.0  # for one program
     boxed: bool = True  # the answer is put into \\boxed{}, where `reward: math` looks for formulas
     analyze: str = ANALYZE
     execute: str = EXECUTE

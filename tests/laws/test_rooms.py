@@ -11,8 +11,8 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "coterie"
 ORDER = (
     # Words and small tools that everything may use.
-    *("types", "errors", "seeds", "files", "disk_cache", "checksums", "statistics", "user_code", "watchdog", "prompts"),
-    "console",
+    *("types", "errors", "seeds", "files", "disk_cache", "checksums", "limits", "statistics", "user_code", "watchdog"),
+    *("prompts", "console"),
     # The mathematics.
     *("rl", "algorithms", "credit"),
     # What teams work on.

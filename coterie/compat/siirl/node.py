@@ -9,7 +9,7 @@ from typing import Any, Literal
 from coterie.compat.siirl.read import GLOBALS, read_graph
 from coterie.config.problems import Path, Problems
 from coterie.config.reader import Reader
-from coterie.config.settings import Count, CountFromZero
+from coterie.limits import Count, CountFromZero
 
 NodeType = Literal[
     "COMPUTE", "DATA_LOAD", "ENV_INTERACT", "MODEL_INFERENCE", "MODEL_TRAIN",

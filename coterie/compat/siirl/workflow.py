@@ -12,6 +12,7 @@ from pydantic import Field
 
 from coterie.compat.siirl.hooks import PRE, Hooks, Ids
 from coterie.compat.siirl.world import Observation, Worlds
+from coterie.limits import Count
 from coterie.types import Agent, Task, Team, Turn
 
 
@@ -43,7 +44,7 @@ class Graph:
     agents: Annotated[tuple[GraphAgent, ...], Field(min_length=1)]
     rewarded: tuple[str, ...] = ()  # whose replies are graded
     rewards_with_env: bool = False  # or the environments say what was earned
-    max_assistant_turns: Annotated[int, Field(ge=1)] = 1
+    max_assistant_turns: Count = 1
     use_all_traj: bool = False
 
     @property

@@ -8,9 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, ClassVar
-
-from pydantic import Field
+from typing import ClassVar
 
 from coterie.data.files import read, read_prepared, source_of
 from coterie.data.r2egym import R2EGYM
@@ -19,6 +17,7 @@ from coterie.data.swe import SWE, parse
 from coterie.data.swebench import SWEBENCH
 from coterie.envs.swe.checkout import Checkout, Tested, files_at
 from coterie.envs.swe.edits import EditError, edited
+from coterie.limits import Count, Positive
 from coterie.types import Episode, Split, Task
 
 CANNOT_RUN = {R2EGYM.name: "need the containers they came with; they can be read, not run"}
@@ -39,8 +38,8 @@ class Swe:
     train: Path
     test: Path | None = None
     repositories: Path | None = None  # of SWE-bench rows: astropy/astropy lies in astropy__astropy
-    seconds: Annotated[float, Field(gt=0)] = 60.0  # for all tests of a change
-    limit: Annotated[int, Field(ge=1)] | None = None
+    seconds: Positive = 60.0  # for all tests of a change
+    limit: Count | None = None
     _results: dict[str, Tested] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def tasks(self, split: Split) -> list[Task]:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from coterie.envs.base import Count
 from coterie.envs.worlds.world import WorldEnv
+from coterie.limits import Count
 from coterie.rewards.answer_extraction import last_number
 from coterie.rewards.load import load
 from coterie.types import Split, Task

@@ -6,8 +6,8 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from coterie.envs.base import Count
 from coterie.envs.worlds.world import WorldEnv
+from coterie.limits import Count
 from coterie.rewards.answer_extraction import last_number
 from coterie.types import Split, Task
 

@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from coterie.envs.base import Count
 from coterie.envs.worlds.world import Seen, WorldEnv
+from coterie.limits import Count
 from coterie.types import Split, Task
 
 RULES = (
