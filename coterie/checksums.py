@@ -10,13 +10,13 @@ from coterie.errors import ModelError
 SUMS = "SHA256SUMS"
 
 
-def write_sums(folder: Path) -> None:
+def write_checksums(folder: Path) -> None:
     """Sum up every file in a folder."""
     files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     (folder / SUMS).write_text("".join(f"{_sum(folder / name)}  {name}\n" for name in files))
 
 
-def check_sums(folder: Path, part: Path | None = None) -> None:
+def verify_checksums(folder: Path, part: Path | None = None) -> None:
     """Refuse a folder of which a file is gone or is not what was written; `part`: look only at what is inside it."""
     if not (folder / SUMS).is_file():
         raise ModelError(f"{folder / SUMS} is gone: whether the files beside it are whole cannot be known")
@@ -31,11 +31,11 @@ def check_sums(folder: Path, part: Path | None = None) -> None:
             raise ModelError(f"{file} is damaged: its checksum is not the one in {SUMS}")
 
 
-def check_saved_adapter(folder: Path) -> None:
+def verify_saved_adapter(folder: Path) -> None:
     """Refuse a damaged adapter of a checkpoint; one that lies elsewhere has no checksums."""
     checkpoint = folder.parent.parent  # which holds policies/<name>
     if (checkpoint / SUMS).is_file():
-        check_sums(checkpoint, folder)
+        verify_checksums(checkpoint, folder)
 
 
 def _sum(file: Path) -> str:

@@ -15,7 +15,7 @@ def cache_folder() -> Path:
     return Path(os.environ.get("COTERIE_CACHE") or "~/.cache/coterie").expanduser()
 
 
-def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
+def build_once(folder: Path, make: Callable[[Path], None]) -> Path:
     """`folder`, filled by `make` if it is not there yet.
 
     `make` writes into a folder beside it that is renamed when complete: whoever is killed leaves no

@@ -17,15 +17,15 @@ from coterie.errors import UserError
 TEMPORARY = ".tmp-"  # what starts with this is unfinished: readers pass over it
 
 
-class InUse(UserError):
+class FolderInUse(UserError):
     """Another process is at work in a folder."""
 
 
-class NoPlace(UserError):
+class BadOutputPath(UserError):
     """A file cannot be written where it was asked for."""
 
 
-class NotWritten(UserError, OSError):
+class WriteFailed(UserError, OSError):
     """The disk is full, or a folder is read-only."""
 
 
@@ -34,31 +34,34 @@ class BadRow(UserError, ValueError):
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
+def reporting_write_errors(path: Path) -> Iterator[None]:
     """What keeps `path` from being written is told in one line."""
     try:
         yield
     except (UserError, FileExistsError):
         raise
     except OSError as error:
-        raise NotWritten(f"{path} could not be written: {error.strerror or error}") from error
+        raise WriteFailed(f"{path} could not be written: {error.strerror or error}") from error
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:
     """Write a file so that a reader sees the old content or the new, never a part."""
     data = content.encode() if isinstance(content, str) else content
-    with writing(path), _temporary_sibling(path, lambda sibling: sibling.touch(exist_ok=False)) as temporary:
+    with (
+        reporting_write_errors(path),
+        _temporary_sibling(path, lambda sibling: sibling.touch(exist_ok=False)) as temporary,
+    ):
         temporary.write_bytes(data)
         _flush_to_disk(temporary)
         temporary.replace(path)
         _flush_to_disk(path.parent)
 
 
-def must_have_place(option: str, file: Path | None) -> Path | None:
+def check_output_path(option: str, file: Path | None) -> Path | None:
     """The file that an option names, if it can be written there: asked before there is anything to write."""
     if file is not None and (file.is_dir() or not file.parent.is_dir()):
         wrong = "this is a folder; name a file in it" if file.is_dir() else f"there is no folder {file.parent}"
-        raise NoPlace(f"{option} {file}: {wrong}")
+        raise BadOutputPath(f"{option} {file}: {wrong}")
     return file
 
 
@@ -80,7 +83,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 def remove_folder(path: Path) -> None:
     """Delete a folder so that a reader finds it whole or not at all."""
     gone = path.parent / f"{TEMPORARY}{uuid.uuid4().hex}"
-    with writing(path):
+    with reporting_write_errors(path):
         path.rename(gone)
         shutil.rmtree(gone)
 
@@ -90,12 +93,12 @@ def append_line(path: Path, text: str) -> None:
     if "\n" in text:
         raise ValueError(f"{path}: one line was to be added, but the text has a line break: {text[:80]!r}")
     data = (text + "\n").encode()
-    with writing(path), path.open("ab", buffering=0) as file:
+    with reporting_write_errors(path), path.open("ab", buffering=0) as file:
         if file.write(data) != len(data):
             raise OSError("only a part of a line was; is the disk full?")
 
 
-def truncate_after(path: Path, keep: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
+def filter_rows(path: Path, keep: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
     """Keep the rows of a JSONL file that `keep` says yes to, and give them back; a half-written last line goes."""
     kept = [row for row in read_rows(path) if keep(row)]
     if path.exists():
@@ -123,7 +126,7 @@ def _row(line: bytes, where: str) -> dict[str, Any]:
     return row
 
 
-def numbered(folder: Path, suffix: str = "") -> list[Path]:
+def numbered_paths(folder: Path, suffix: str = "") -> list[Path]:
     """What lies in a folder under a number, like 000120.jsonl, in the order of the numbers. Copies that somebody has
     put beside it under another name do not count."""
     found = [path for path in folder.glob(f"*{suffix}") if path.name.removesuffix(suffix).isdecimal()]
@@ -145,14 +148,14 @@ def _temporary_sibling(path: Path, make: Callable[[Path], None]) -> Iterator[Pat
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
+def exclusive_lock(folder: Path) -> Iterator[None]:
     """A folder that no other process may write to meanwhile. Where there are no locks, nobody is refused."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
-        raise InUse(f"{folder} is in use: another process is training in it") from None
+        raise FolderInUse(f"{folder} is in use: another process is training in it") from None
     except OSError:
         pass
     try:

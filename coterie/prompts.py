@@ -60,7 +60,7 @@ def _lone_brace(template: str) -> int | None:
     return open_[0] if open_ else None
 
 
-def opening(prompt: str, system: str | None = None) -> list[Message]:
+def chat_messages(prompt: str, system: str | None = None) -> list[Message]:
     """A user's message, after a system message where there is one."""
     user = Message(role="user", content=prompt)
     return [user] if system is None else [Message(role="system", content=system), user]

@@ -49,7 +49,7 @@ class Sampling:
             )
 
 
-def is_right(reward: float) -> bool:
+def is_correct(reward: float) -> bool:
     """Whether it is all that an answer can earn; weights of graders that add up to 1 may miss it by rounding."""
     return reward >= 1 - 1e-6
 
@@ -114,7 +114,7 @@ class Episode:
     metrics: dict[str, float] = field(default_factory=dict)
     error: str | None = None  # the traceback, when the episode failed
     error_kind: str | None = None  # its exception class, to count failures by
-    noise: int = 0  # what its turns were drawn with
+    seed: int = 0  # its turns are sampled with
     origin: str | None = None  # of a fork: the episode that it begins like
     fork: str | None = None  # and what it is for
 
@@ -139,12 +139,12 @@ class Fork:
 
     origin: Episode
     purpose: str
-    given: Mapping[tuple[str, int], Turn | str]  # by role and its nth turn: a turn as it was, or other words
-    draw: int = 0  # which noise; 0 is the origin's own
+    fixed_turns: Mapping[tuple[str, int], Turn | str]  # by role and its nth turn: a recorded turn, or a text
+    resample: int = 0  # 0: the origin's seed, n: the nth fresh one
 
     @property
     def id(self) -> str:
-        return f"{self.origin.id}/{self.purpose}.{self.draw}"
+        return f"{self.origin.id}/{self.purpose}.{self.resample}"
 
 
 @dataclass

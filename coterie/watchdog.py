@@ -16,7 +16,7 @@ _engines_at_work = 0
 
 
 @contextmanager
-def at_work() -> Iterator[None]:
+def watchdog_paused() -> Iterator[None]:
     """For engines: what is computed inside of this block, without an await, may take as long as it likes."""
     global _engines_at_work
     _engines_at_work += 1
@@ -26,7 +26,7 @@ def at_work() -> Iterator[None]:
         _engines_at_work -= 1
 
 
-async def impatient(work: Awaitable[T], seconds: float) -> T:
+async def run_with_watchdog(work: Awaitable[T], seconds: float) -> T:
     """What `work` gives. A task that computes or blocks for so long, twice at most, gets a TimeoutError where it is:
     all others wait for it. Only the main thread can be interrupted so."""
     if threading.current_thread() is not threading.main_thread():
@@ -60,7 +60,7 @@ async def impatient(work: Awaitable[T], seconds: float) -> T:
         beating.cancel()
 
 
-async def in_thread(function: Callable[..., T], *arguments: Any, **named: Any) -> T:
+async def run_in_daemon_thread(function: Callable[..., T], *arguments: Any, **named: Any) -> T:
     """As `asyncio.to_thread`; but nobody waits for the thread at the end, and so it may never come back."""
     loop, context = asyncio.get_running_loop(), contextvars.copy_context()
     found: asyncio.Future[T] = loop.create_future()

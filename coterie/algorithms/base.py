@@ -106,7 +106,7 @@ class Algorithm:
             return self
         return replace(self, entropy=self.entropy * 0.5 ** (step / self.entropy_halves))
 
-    def seats(self, step: int, roles: Mapping[str, str]) -> Mapping[str, str]:
+    def assign_roles(self, step: int, roles: Mapping[str, str]) -> Mapping[str, str]:
         """Which policy plays which role at this step."""
         return roles
 

@@ -36,7 +36,7 @@ class Cory(Ippo):
         if config.workflow.name == "cory" and not shared:
             yield "credit", "must be aggregate, with mode: sum: in CORY both roles earn what both answers are worth"
 
-    def seats(self, step: int, roles: Mapping[str, str]) -> Mapping[str, str]:
+    def assign_roles(self, step: int, roles: Mapping[str, str]) -> Mapping[str, str]:
         if step // self.swap % 2 == 0:
             return roles
         return dict(zip(roles, reversed(list(roles.values())), strict=True))

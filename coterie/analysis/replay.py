@@ -19,7 +19,7 @@ from coterie.config.problems import Problems
 from coterie.config.sandbox_check import must_be_protected
 from coterie.credit.base import Credit
 from coterie.envs.base import graded
-from coterie.files import numbered
+from coterie.files import numbered_paths
 from coterie.training.log import read_episodes
 from coterie.types import Episode, Turn
 
@@ -52,7 +52,7 @@ def replay(folder: Path, config: Config, rescore: bool) -> Iterator[Verdict]:
     if rescore:
         must_be_protected(config, env)
     # Of the whole run: of one step all episodes with one purpose may have failed.
-    purposes = {e.fork for path in numbered(folder / "otherwise", ".jsonl") for e in read_episodes(path)}
+    purposes = {e.fork for path in numbered_paths(folder / "otherwise", ".jsonl") for e in read_episodes(path)}
     for path in _stored(folder):
         episodes = [episode for episode in read_episodes(path) if episode.error is None]
         aside = folder / "otherwise" / path.name
@@ -73,7 +73,7 @@ def replay(folder: Path, config: Config, rescore: bool) -> Iterator[Verdict]:
 
 
 def _stored(folder: Path) -> list[Path]:
-    paths = numbered(folder / "episodes", ".jsonl")
+    paths = numbered_paths(folder / "episodes", ".jsonl")
     if not paths:
         raise ConfigError(f"{folder}: there are no episodes to judge again; a run that has trained leaves them there")
     return paths

@@ -9,7 +9,7 @@ from pathlib import Path
 from coterie.config import Config, ConfigError
 from coterie.models.chat import Chat
 from coterie.models.store import load_end_ids, load_tokenizer, resolve
-from coterie.rollout.collector import Collector, Seat
+from coterie.rollout.collector import Collector, Player
 from coterie.training import opponents
 from coterie.types import Env, Episode, Fork, Sample, Sampling
 
@@ -34,7 +34,7 @@ def score_again(episodes: Sequence[Episode], config: Config, env: Env) -> None:
     workflow, limits = config.workflow.instance, config.rollout
     collector = Collector(workflow, env, Silent(), _chats(config), limits.concurrency, limits.deadline, None)
     forks = [Fork(e, "again", {(turn.role, turn.round): turn for turn in e.turns}) for e in episodes]
-    for episode, fresh in zip(episodes, collector.fork(forks, _seats(episodes)), strict=True):
+    for episode, fresh in zip(episodes, collector.fork(forks, _players(episodes)), strict=True):
         if fresh.error is not None:
             why = fresh.error.strip().rpartition("\n")[2]
             raise ConfigError(f"reward: {episode.id} cannot be judged again by its workflow: {why}")
@@ -44,17 +44,17 @@ def score_again(episodes: Sequence[Episode], config: Config, env: Env) -> None:
             turn.reward = judged[turn.role, turn.round]
 
 
-def _seats(episodes: Sequence[Episode]) -> dict[str, Seat]:
+def _players(episodes: Sequence[Episode]) -> dict[str, Player]:
     """Who played what in a step, turn by turn."""
     players: dict[str, dict[int, str]] = {}
     for turn in (turn for episode in episodes for turn in episode.turns):
         players.setdefault(turn.role, {})[turn.round] = turn.policy
-    return {role: _seat(by_round) for role, by_round in players.items()}
+    return {role: _player(by_round) for role, by_round in players.items()}
 
 
-def _seat(by_round: Mapping[int, str]) -> Seat:
+def _player(by_round: Mapping[int, str]) -> Player:
     first, *later = (by_round[nth] for nth in sorted(by_round))
-    return Seat(first, Sampling(), tuple(later))
+    return Player(first, Sampling(), tuple(later))
 
 
 def _chats(config: Config) -> dict[str, Chat]:

@@ -16,7 +16,7 @@ from coterie.engines.native.engine import NativeEngine
 from coterie.games.model import SIGNS
 from coterie.learners.batch import make_batches
 from coterie.learners.learner import TorchLearner
-from coterie.rollout.collector import Collector, Seat, enough
+from coterie.rollout.collector import Collector, Player, enough
 from coterie.types import Episode, Sampling, Split, Task
 from coterie.workflows.single import Single
 
@@ -66,11 +66,11 @@ class Loop:
     def ask(self, prompt: int, most: int, seed: int = 0) -> None:
         """Let the next steps be of prompts and answers of such lengths."""
         self.tasks = [Task(str(i), text, None) for i, text in enumerate(texts(self.asked, prompt, seed))]
-        self.seats = {"solver": Seat("policy", Sampling(max_tokens=most))}
+        self.players = {"solver": Player("policy", Sampling(max_tokens=most))}
 
     def step(self) -> int:
         """What `coterie train` does in a step, less the files it writes; says how many tokens were sampled."""
-        played = enough(self.collector.collect(self.tasks, SAMPLES, self.seats, self.done), 0.0)
+        played = enough(self.collector.collect(self.tasks, SAMPLES, self.players, self.done), 0.0)
         self.engine.clear()
         self.credit.assign(played, {}, once=False)
         self.algorithm.credit(played, {})

@@ -9,7 +9,7 @@ import torch
 import typer
 
 from coterie.bench.shapes import SHAPES
-from coterie.files import must_have_place
+from coterie.files import check_output_path
 from coterie.training.placement import pick_device
 
 Shape = Annotated[str, typer.Option(help=f"Random weights of this shape: {', '.join(SHAPES)}.")]
@@ -21,7 +21,7 @@ Out = Annotated[
     typer.Option(
         metavar="FILE",
         help="Write all numbers to this JSON file.",
-        callback=lambda file: must_have_place("--out", file),
+        callback=lambda file: check_output_path("--out", file),
     ),
 ]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from coterie.check.record import DryRun, Finding, Gold, brief
-from coterie.types import is_right
+from coterie.types import is_correct
 
 Found = Iterator[Finding]
 Level = Literal["error", "warning"]
@@ -14,7 +14,7 @@ Level = Literal["error", "warning"]
 
 def unseen(dry: DryRun) -> Found:
     """Reference answers that do not earn 1: the workflow hides them, or the grader does not know them."""
-    missed = [gold for gold in dry.golds if not is_right(gold.episode.reward)]
+    missed = [gold for gold in dry.golds if not is_correct(gold.episode.reward)]
     if not missed:
         return
     blind = dry.graded and len(missed) == len(dry.golds) and all(not _tells(dry, gold) for gold in missed)

@@ -40,7 +40,7 @@ def dry_run(run: Run, tasks: int, repeats: int) -> DryRun:
     in_time = {policy for step in range(run.config.steps) for policy in run.algorithm.learning(run.learners, step)}
     return DryRun(
         episodes,
-        list(run.seats()),
+        list(run.players()),
         trained,
         metrics,
         group_sizes(run, played),

@@ -11,7 +11,7 @@ from typing import Any
 
 from coterie.check.record import Gold, Probe
 from coterie.training.loop import Run
-from coterie.types import Episode, Fork, Task, is_right
+from coterie.types import Episode, Fork, Task, is_correct
 
 # The ways in which prompts ask for an answer. A program may be the answer, or compute it.
 SPELLINGS = ("{}", "<answer>{}</answer>", "\\boxed{{{}}}", "```python\n{}\n```", "```python\nprint({!r})\n```")
@@ -55,7 +55,7 @@ def golden(run: Run, tasks: Sequence[Task]) -> list[Gold]:
 
 def alone(run: Run, through: Episode, answer: str) -> float:
     """The most that the grader gives for a reference when no workflow stands between."""
-    if is_right(through.reward):
+    if is_correct(through.reward):
         return through.reward
     graded: list[Episode] = []
     for spelling in SPELLINGS:
@@ -77,7 +77,7 @@ def one_by_one(run: Run, golds: Sequence[Gold]) -> list[Probe]:
     """One role at a time is silent, or gives a verdict, while the others say the reference."""
     found: list[Probe] = []
     some = golds[:TASKS]
-    for role in run.seats() if some else ():
+    for role in run.players() if some else ():
         for text in (EMPTY, *VERDICTS):
             kind = f"{role} says {text or 'nothing'}, the others the reference"
             given = [everyone(run, gold.text) | one(role, text) for gold in some]
@@ -100,7 +100,7 @@ Given = dict[tuple[str, int], str]
 
 
 def everyone(run: Run, text: str) -> Given:
-    return {place: said for role in run.seats() for place, said in one(role, text).items()}
+    return {place: said for role in run.players() for place, said in one(role, text).items()}
 
 
 def one(role: str, text: str) -> Given:
@@ -111,4 +111,4 @@ def forked(run: Run, tasks: Sequence[Task], given: Sequence[Given], purpose: str
     """Each task played with words that are given."""
     origins = [Episode(f"{task.id}/check", task, 0) for task in tasks]
     forks = [Fork(origin, purpose, said) for origin, said in zip(origins, given, strict=True)]
-    return run.collector.fork(forks, run.seats())
+    return run.collector.fork(forks, run.players())

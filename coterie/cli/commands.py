@@ -15,9 +15,9 @@ from pathlib import Path
 from coterie.config import ConfigError, load
 from coterie.config.problems import undotted
 from coterie.config.schema import schema
-from coterie.files import TEMPORARY, InUse, NotWritten, held, must_have_place
+from coterie.files import TEMPORARY, FolderInUse, WriteFailed, check_output_path, exclusive_lock
 from coterie.learners.distributed import joined
-from coterie.training.config_edits import hand_changes
+from coterie.training.config_edits import manual_edits
 from coterie.user_code import FILES
 
 REPLAYED = ("algorithm", "credit", "reward")
@@ -43,12 +43,12 @@ def go_on(folder: Path, changes: Sequence[str], examples: int, which: str | None
             raise ConfigError(f"{key}: cannot change when a run is resumed; {allowed} can")
     config = load(_config_of(folder), changes)
     if not os.access(folder, os.W_OK):
-        raise NotWritten(f"{folder} is read-only: a run that goes on has to write to it")
-    for line in hand_changes(folder) if joined().first else ():
+        raise WriteFailed(f"{folder} is read-only: a run that goes on has to write to it")
+    for line in manual_edits(folder) if joined().first else ():
         print(line, file=sys.stderr)
     from coterie.cli import run
 
-    with held(folder) if joined().first else nullcontext():
+    with exclusive_lock(folder) if joined().first else nullcontext():
         return run.learn(config, folder, examples, resuming=True, which=which)
 
 
@@ -60,7 +60,7 @@ def measure(what: Path, changes: Sequence[str], which: str | None, compare: bool
     for key, group in _changed(changes):
         if is_run and group == "policies":
             raise ConfigError(f"{key}: cannot change, because {what} has saved its policies as they are")
-    must_have_place("--json", json_file)
+    check_output_path("--json", json_file)
     config = load(_config_of(what) if is_run else what, changes)
     from coterie.cli import run
 
@@ -82,7 +82,7 @@ def judge_again(folder: Path, changes: Sequence[str], most: int, out: Path | Non
         if group not in (*REPLAYED, "sandbox"):
             raise ConfigError(f"{key}: cannot change what was played; {', '.join(REPLAYED)} can be judged otherwise")
         groups.append(group)
-    must_have_place("--out", out)
+    check_output_path("--out", out)
     config = load(_config_of(folder), changes)
     from coterie.cli import run
 
@@ -128,8 +128,8 @@ def _taken(folder: Path, locks: ExitStack) -> bool:
         raise ConfigError(f"{folder}: no run can be kept here: {error.strerror}") from error
     with ExitStack() as lock:
         try:
-            lock.enter_context(held(folder))
-        except (InUse, FileNotFoundError):  # of another run that begins, or has just given it back
+            lock.enter_context(exclusive_lock(folder))
+        except (FolderInUse, FileNotFoundError):  # of another run that begins, or has just given it back
             return False
         if _is_empty(folder):
             locks.push(lock.pop_all())

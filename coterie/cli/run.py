@@ -16,11 +16,11 @@ from coterie.analysis.replay import replay
 from coterie.check import dry_run, findings
 from coterie.cli import check_tables, report
 from coterie.config import Config, ConfigError
-from coterie.evaluation.evaluate import Lone, Report, baselines, evaluate, right_by_task
-from coterie.evaluation.single_agent_baseline import Asked, first_prompts, first_speaker, room
-from coterie.files import NotWritten, read_rows, write_atomic
+from coterie.evaluation.evaluate import Report, SingleAgent, baselines, evaluate, right_by_task
+from coterie.evaluation.single_agent_baseline import SingleAgentWorkflow, first_prompts, first_speaker, max_team_tokens
+from coterie.files import WriteFailed, read_rows, write_atomic
 from coterie.learners.distributed import joined
-from coterie.rollout.collector import Seat
+from coterie.rollout.collector import Player
 from coterie.seeds import stable_hash
 from coterie.training import checkpoint
 from coterie.training.build import base_policy, build
@@ -32,11 +32,11 @@ def learn(config: Config, folder: Path, examples: int, resuming: bool, which: st
     signal."""
     try:
         return _learn(config, folder, examples, resuming, which)
-    except NotWritten as error:
+    except WriteFailed as error:
         if not (folder / "config.yaml").is_file():
             raise
         then = f"when that is put right, `coterie train --resume {folder}` goes on from the latest checkpoint"
-        raise NotWritten(f"{error}; {then}") from error
+        raise WriteFailed(f"{error}; {then}") from error
 
 
 def _learn(config: Config, folder: Path, examples: int, resuming: bool, which: str | None) -> int:
@@ -121,32 +121,34 @@ def _loading() -> Iterator[None]:
 
 def _held_out(run: Run) -> Report:
     """As the training loop measures it, so that the numbers are the same."""
-    seats, seed = run.seats(evaluating=True), stable_hash(run.config.seed, "eval")
+    players, seed = run.players(evaluating=True), stable_hash(run.config.seed, "eval")
     with rich.get_console().status(f"playing {_amount(run)}"):
-        measured = evaluate(run.collector, run.held_out, run.config.eval.episodes_per_task, seats, seed)
+        measured = evaluate(run.collector, run.held_out, run.config.eval.episodes_per_task, players, seed)
     run.engine.clear()
     return measured
 
 
-def _alone(run: Run, team: Report) -> dict[str, Lone]:
+def _alone(run: Run, team: Report) -> dict[str, SingleAgent]:
     """Models without their adapters, with room for as many tokens as the whole team: the last role's, asked the bare
     question, and that of the role that begins, asked what that role is asked, where this is not the same."""
-    seats = run.seats(evaluating=True)
-    most = room(team.episodes, seats)
+    players = run.players(evaluating=True)
+    most = max_team_tokens(team.episodes, players)
 
-    def lone(role: str, asked: Asked, stop: tuple[str, ...]) -> Lone:
-        policy, sampling = seats[role].policy, replace(seats[role].sampling, max_tokens=most, stop=stop)
-        return Lone(policy, Seat(base_policy(policy), sampling), asked, run.config.sampling_of(role).temperature)
+    def lone(role: str, asked: SingleAgentWorkflow, stop: tuple[str, ...]) -> SingleAgent:
+        policy, sampling = players[role].policy, replace(players[role].sampling, max_tokens=most, stop=stop)
+        return SingleAgent(
+            policy, Player(base_policy(policy), sampling), asked, run.config.sampling_of(role).temperature
+        )
 
     last, first = list(run.collector.workflow.roles)[-1], first_speaker(team.episodes)
-    alone = {"single agent": lone(last, Asked(), run.config.sampling.stop)}
-    prompts = first_prompts(team.episodes, first, run.collector.chats[seats[first].policy]) if first else {}
+    alone = {"single agent": lone(last, SingleAgentWorkflow(), run.config.sampling.stop)}
+    prompts = first_prompts(team.episodes, first, run.collector.chats[players[first].policy]) if first else {}
     if first and prompts:
-        alone[f"single agent as {first}"] = lone(first, Asked(prompts), seats[first].sampling.stop)
+        alone[f"single agent as {first}"] = lone(first, SingleAgentWorkflow(prompts), players[first].sampling.stop)
     return alone
 
 
-def _baselines(run: Run, team: Report, alone: Mapping[str, Lone]) -> dict[str, Report]:
+def _baselines(run: Run, team: Report, alone: Mapping[str, SingleAgent]) -> dict[str, Report]:
     repeats, seed = run.config.eval.episodes_per_task, stable_hash(run.config.seed, "eval")
     with rich.get_console().status(f"playing {_amount(run)} with one agent"):
         return baselines(run.collector, run.held_out, repeats, team, alone, seed)

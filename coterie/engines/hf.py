@@ -27,7 +27,7 @@ from coterie.kernels.top_p_top_k import keep_likely
 from coterie.models.base import Base
 from coterie.models.chat import StopText
 from coterie.types import Sample, Sampling, Stop
-from coterie.watchdog import at_work
+from coterie.watchdog import watchdog_paused
 
 
 class HfEngine:
@@ -53,7 +53,7 @@ class HfEngine:
             return Sample((), (), "length", self.versions[policy])
         draw = Draw(self.sampler, len(prompt_ids), [seed], sampling)
         said = _AtStopText(self.base.tokenizer, sampling.stop)
-        with at_work():
+        with watchdog_paused():
             ids = self._generate(self.policies[policy], prompt_ids, room, draw, said)
         stop: Stop = "end" if ids[-1] in self.base.chat.end_ids else "stop" if said.reached else "length"
         return Sample(tuple(ids), tuple(row[0] for row in draw.logprobs), stop, self.versions[policy])

@@ -18,7 +18,7 @@ from coterie.engines.vllm_server import Server
 from coterie.models.base import Base
 from coterie.models.chat import StopText
 from coterie.types import Sample, Sampling, Stop
-from coterie.watchdog import at_work
+from coterie.watchdog import watchdog_paused
 
 
 @dataclass
@@ -64,7 +64,7 @@ class VllmEngine:
         if room <= 0:
             return Sample((), (), "length", self.versions[policy])
         name = str(next(self.numbers))
-        with at_work():  # it may have to be started first
+        with watchdog_paused():  # it may have to be started first
             self.server.ask(name, self.policies[policy], list(prompt_ids), room, seed, sampling)
         stops = StopText(self.base.tokenizer, sampling.stop) if sampling.stop else None
         row = Row(asyncio.get_running_loop().create_future(), self.versions[policy], stops)
@@ -78,7 +78,7 @@ class VllmEngine:
         while self.waiting:
             await asyncio.sleep(0)
             self._leave([name for name, row in self.waiting.items() if row.answered.done()])  # nobody waits any more
-            with at_work():
+            with watchdog_paused():
                 for output in self.server.step() if self.waiting else ():
                     self._hear(output.request_id, output.outputs[0])
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 from coterie.rewards import TIMEOUTS, Grader, grader
-from coterie.types import Env, Episode, Split, Task, Turn, is_right
+from coterie.types import Env, Episode, Split, Task, Turn, is_correct
 
 NATIVE = "native"  # the reward's name when an environment scores itself
 
@@ -42,7 +42,7 @@ class TaskEnv:
             await self._score_roles(episode, episode.answer)
         else:
             episode.reward = await self._worth(episode, episode.answer)
-        episode.metrics["right"] = float(is_right(episode.reward))
+        episode.metrics["right"] = float(is_correct(episode.reward))
 
     async def _score_roles(self, episode: Episode, answers: Mapping[str, Any]) -> None:
         """Each turn that answers is given its own reward; the team's is the mean of what its roles said last.
@@ -54,7 +54,7 @@ class TaskEnv:
         rewards = await asyncio.gather(*(self._worth(episode, text) for text in texts))
         for turn, reward in zip(turns, rewards, strict=True):
             turn.reward = reward
-            episode.metrics[f"right/{turn.role}"] = float(is_right(reward))  # of several the last one stays
+            episode.metrics[f"right/{turn.role}"] = float(is_correct(reward))  # of several the last one stays
         last = {turn.role: reward for turn, reward in zip(turns, rewards, strict=True)}
         episode.reward = sum(last.values()) / len(last)
 

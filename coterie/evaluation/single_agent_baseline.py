@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from coterie.models.chat import Chat
-from coterie.prompts import opening
-from coterie.rollout.collector import Seat
+from coterie.prompts import chat_messages
+from coterie.rollout.collector import Player
 from coterie.types import Episode, Task, Team
 from coterie.workflows.majority import majority
 
@@ -19,7 +19,7 @@ FEWEST = 3  # a majority of two is the first one's word
 
 
 @dataclass(frozen=True)
-class Asked:
+class SingleAgentWorkflow:
     """One prompt to one agent, `voters` times; the answer that most of them agree on."""
 
     prompts: Mapping[str, Sequence[int]] = field(default_factory=dict)  # ids by task; without, the bare question
@@ -28,7 +28,7 @@ class Asked:
 
     async def run(self, task: Task, team: Team, world: Any) -> str:
         agent = team[SOLVER]
-        ids = self.prompts[task.id] if task.id in self.prompts else agent.chat.prompt(opening(task.prompt))
+        ids = self.prompts[task.id] if task.id in self.prompts else agent.chat.prompt(chat_messages(task.prompt))
         turns = await asyncio.gather(*(agent.say_ids(ids) for _ in range(self.voters)))
         return majority([turn.text for turn in turns])
 
@@ -43,24 +43,26 @@ def first_prompts(episodes: Sequence[Episode], role: str, chat: Chat) -> dict[st
     """What a role that begins was asked, by task; nothing where that is the bare question throughout."""
     begun = [e for e in episodes if e.turns and e.turns[0].role == role]
     prompts = {episode.task.id: episode.turns[0].prompt_ids for episode in begun}
-    bare = all(prompts[e.task.id] == tuple(chat.prompt(opening(e.task.prompt))) for e in begun)
+    bare = all(prompts[e.task.id] == tuple(chat.prompt(chat_messages(e.task.prompt))) for e in begun)
     return {} if bare else prompts
 
 
-def room(episodes: Sequence[Episode], seats: Mapping[str, Seat]) -> int:
+def max_team_tokens(episodes: Sequence[Episode], players: Mapping[str, Player]) -> int:
     """The most tokens that a team could say in any of its episodes, all its rounds counted."""
-    return max(sum(seats[turn.role].sampling.max_tokens for turn in e.turns) for e in episodes) or 1
+    return max(sum(players[turn.role].sampling.max_tokens for turn in e.turns) for e in episodes) or 1
 
 
-def heated(seat: Seat, temperature: float) -> Seat:
+def with_temperature(player: Player, temperature: float) -> Player:
     """Who votes must not always say the same: where evaluation draws nothing, it does so at this temperature."""
-    return replace(seat, sampling=replace(seat.sampling, temperature=seat.sampling.temperature or temperature or 1.0))
+    return replace(
+        player, sampling=replace(player.sampling, temperature=player.sampling.temperature or temperature or 1.0)
+    )
 
 
-def within(seat: Seat, team_tokens: float, answer_tokens: float) -> tuple[Seat, int]:
+def fit_token_budget(player: Player, team_tokens: float, answer_tokens: float) -> tuple[Player, int]:
     """How many voters the team's tokens pay for, by the length of an answer; if fewer than three, three in brief."""
     voters = round(team_tokens / max(answer_tokens, 1.0))
     if voters >= FEWEST:
-        return seat, voters
-    brief = replace(seat.sampling, max_tokens=max(1, int(team_tokens / FEWEST)))
-    return replace(seat, sampling=brief), FEWEST
+        return player, voters
+    brief = replace(player.sampling, max_tokens=max(1, int(team_tokens / FEWEST)))
+    return replace(player, sampling=brief), FEWEST

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from coterie.disk_cache import made_once
+from coterie.disk_cache import build_once
 from coterie.errors import ModelError
 from coterie.models.gguf import convert
 
@@ -26,7 +26,7 @@ console = Console(stderr=True)
 
 def demo(cache: Path) -> Path:
     """The demo model's folder; the first call downloads 93 MB and converts them."""
-    return made_once(cache / "SmolLM2-135M-Instruct", _make)
+    return build_once(cache / "SmolLM2-135M-Instruct", _make)
 
 
 def _make(out: Path) -> None:

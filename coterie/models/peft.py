@@ -13,7 +13,7 @@ from peft import LoraConfig, TaskType
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from coterie.checksums import check_saved_adapter
+from coterie.checksums import verify_saved_adapter
 from coterie.errors import ModelError
 from coterie.models.lora import Adapter, RoutedLinear
 
@@ -56,7 +56,7 @@ def _target_modules(adapter: Adapter) -> list[str]:
 
 def load_adapter(name: str, folder: Path, layers: Mapping[str, RoutedLinear]) -> Adapter:
     """An adapter saved by us or by peft, attached under `name`."""
-    check_saved_adapter(folder)
+    verify_saved_adapter(folder)
     config, tensors = _settings(folder), weights_of(folder)
     rank, alpha = config["r"], config["lora_alpha"]
     tail = ".lora_A.weight"

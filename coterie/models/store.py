@@ -25,7 +25,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from coterie.disk_cache import cache_folder, made_once
+from coterie.disk_cache import build_once, cache_folder
 from coterie.errors import ModelError
 from coterie.models.demo_model import demo
 from coterie.models.gguf import convert
@@ -61,7 +61,7 @@ def _converted(gguf: Path, cache: Path) -> Path:
     found = gguf.stat()
     # A file that was replaced is another model, though its name is the same.
     key = hashlib.sha256(f"{gguf} {found.st_size} {found.st_mtime_ns}".encode()).hexdigest()[:12]
-    return made_once(cache / f"{gguf.stem}-{key}", lambda out: convert(gguf, out))
+    return build_once(cache / f"{gguf.stem}-{key}", lambda out: convert(gguf, out))
 
 
 def _from_hub(name: str) -> Path:

@@ -69,7 +69,7 @@ def score_over_turns(rounds: Rounds, t: int, role: str, gamma: float, horizon: H
     return sum(weights[u] * score for u, score in terms.items()) / total if total > 0 else 0.0
 
 
-def is_right(score: float) -> bool:
+def is_above_half(score: float) -> bool:
     return score > 0.5
 
 
@@ -81,7 +81,7 @@ def revision(rounds: Rounds, t: int, role: str, leaving: float, joining: float) 
     """
     if t == 0 or role not in rounds[t - 1] or role not in rounds[t]:
         return 0.0
-    before, now = is_right(rounds[t - 1][role]), is_right(rounds[t][role])
+    before, now = is_above_half(rounds[t - 1][role]), is_above_half(rounds[t][role])
     peers = _peers_right(rounds[t - 1], role)
     if before == now or peers is None:
         return 0.0
@@ -99,13 +99,13 @@ def persuasion(rounds: Rounds, t: int, role: str, following: float, opposing: fl
     before, after = _peers_right(rounds[t], role), _peers_right(rounds[t + 1], role)
     if before is None or after is None or before == after:
         return 0.0
-    return (1 if after else -1) * (following if is_right(rounds[t][role]) == after else opposing)
+    return (1 if after else -1) * (following if is_above_half(rounds[t][role]) == after else opposing)
 
 
 def _peers_right(given: Mapping[str, float], role: str) -> bool | None:
     """Whether more than half of the others are right; None where there are no others."""
-    peers = [float(is_right(score)) for other, score in given.items() if other != role]
-    return is_right(mean(peers)) if peers else None
+    peers = [float(is_above_half(score)) for other, score in given.items() if other != role]
+    return is_above_half(mean(peers)) if peers else None
 
 
 def influenced(rounds: Rounds, weight: float) -> list[dict[str, float]]:

@@ -16,11 +16,11 @@ from coterie.learners.distributed import ALONE, Processes
 from coterie.models.chat import Chat
 from coterie.rewards import TIMEOUTS
 from coterie.rl.validate import must_be_numbers
-from coterie.rollout.scoring import asked_again, copy_to_score, in_time, write_score
+from coterie.rollout.scoring import copy_to_score, with_retries, within_deadline, write_score
 from coterie.sandbox import SandboxMissing
 from coterie.seeds import stable_hash
 from coterie.types import Engine, Env, Episode, Fork, Grade, Message, Metrics, Outcome, Sampling, Task, Turn, Workflow
-from coterie.watchdog import impatient
+from coterie.watchdog import run_with_watchdog
 
 Given = Mapping[tuple[str, int], Turn | str]
 Judge = Callable[[Grade], Awaitable[Mapping[str, float]]]
@@ -34,14 +34,14 @@ class TooManyFailures(UserError, RuntimeError):
 
 
 @dataclass(frozen=True)
-class Seat:
+class Player:
     """Who plays a role, and how its turns are drawn."""
 
     policy: str
     sampling: Sampling
     later: tuple[str, ...] = ()  # who plays its second turn, its third …; the last one named plays all that follow
 
-    def player(self, nth: int) -> str:
+    def policy_at(self, nth: int) -> str:
         """The policy that says the role's nth turn."""
         return (self.policy, *self.later)[min(nth, len(self.later))]
 
@@ -51,20 +51,20 @@ def _part(sampling: Sampling) -> bool:
     return sampling.top_p < 1 or sampling.top_k > 0 or sampling.temperature == 0
 
 
-class Speaker:
+class RecordingAgent:
     """One role at work on one episode; it remembers what it read and said."""
 
     def __init__(
         self,
         role: str,
-        seat: Seat,
+        player: Player,
         chats: Mapping[str, Chat],
         engine: Engine,
         seed: int,
         turns: list[Turn | None],
         given: Given,
     ) -> None:
-        self.role, self.seat, self.chats, self.engine, self.seed = role, seat, chats, engine, seed
+        self.role, self.player, self.chats, self.engine, self.seed = role, player, chats, engine, seed
         self.turns = turns  # the whole episode's, in the order in which they were asked for
         self.given = given
         self.spoken: list[tuple[list[Message], Turn]] = []
@@ -90,7 +90,7 @@ class Speaker:
     @property
     def chat(self) -> Chat:
         """How the model that says the role's next turn writes conversations."""
-        return self.chats[self.seat.player(self.asked)]
+        return self.chats[self.player.policy_at(self.asked)]
 
     async def _answer(self, prompt: tuple[int, ...], sampling: Mapping[str, Any]) -> Turn:
         place, nth = len(self.turns), self.asked
@@ -99,7 +99,7 @@ class Speaker:
         self.asked += 1
         given = self.given.get((self.role, nth))
         if given is None:
-            turn = await self._sampled(prompt, nth, replace(self.seat.sampling, **sampling))
+            turn = await self._sampled(prompt, nth, replace(self.player.sampling, **sampling))
         else:
             await asyncio.sleep(0)  # as a turn that is sampled, so that roles side by side stay in order
             turn = self._repeated(prompt, nth, given)
@@ -108,7 +108,7 @@ class Speaker:
         return turn
 
     async def _sampled(self, prompt: tuple[int, ...], nth: int, drawn: Sampling) -> Turn:
-        policy = self.seat.player(nth)
+        policy = self.player.policy_at(nth)
         sample = await self.engine.sample(policy, prompt, stable_hash(self.seed, self.role, nth), drawn)
         return Turn(
             role=self.role,
@@ -121,12 +121,12 @@ class Speaker:
             temperature=drawn.temperature,
             text=self.chats[policy].text(sample.ids, drawn.stop),
             stop=sample.stop,
-            given=_part(drawn) and not _part(self.seat.sampling),
+            given=_part(drawn) and not _part(self.player.sampling),
         )
 
     def _repeated(self, prompt: tuple[int, ...], nth: int, given: Turn | str) -> Turn:
         if isinstance(given, str):
-            return Turn(self.role, self.seat.player(nth), 0, nth, prompt, (), (), 1.0, given, "end", given=True)
+            return Turn(self.role, self.player.policy_at(nth), 0, nth, prompt, (), (), 1.0, given, "end", given=True)
         if given.prompt_ids != prompt:
             raise ValueError(
                 f"{self.role}'s turn {nth} read something else when its episode was played again: a workflow may only "
@@ -145,18 +145,18 @@ class Speaker:
         return chat.prompt(messages)
 
 
-class Players:
+class AgentTeam:
     """The team of one episode: `team.solver` or `team["solver"]`."""
 
-    def __init__(self, speakers: Iterable[Speaker]) -> None:
+    def __init__(self, speakers: Iterable[RecordingAgent]) -> None:
         self._speakers = {speaker.role: speaker for speaker in speakers}
 
-    def __getitem__(self, role: str) -> Speaker:
+    def __getitem__(self, role: str) -> RecordingAgent:
         if role not in self._speakers:
             raise KeyError(f"no role is called {role!r}; this team has {', '.join(self._speakers)}")
         return self._speakers[role]
 
-    def __getattr__(self, role: str) -> Speaker:
+    def __getattr__(self, role: str) -> RecordingAgent:
         if role.startswith("_"):
             raise AttributeError(role)
         return self[role]
@@ -175,7 +175,7 @@ class Collector:
     score_deadline: float | None  # and its scoring; None where the environment keeps one itself
     processes: Processes = ALONE
 
-    def collect(self, tasks: Sequence[Task], repeats: int, seats: Mapping[str, Seat], seed: int) -> list[Episode]:
+    def collect(self, tasks: Sequence[Task], repeats: int, players: Mapping[str, Player], seed: int) -> list[Episode]:
         """Play every task `repeats` times. What is sampled depends on the seed, the task and the repeat alone."""
         episodes: list[Episode] = []
         played: Counter[str] = Counter()
@@ -184,39 +184,39 @@ class Collector:
             episodes.append(Episode(f"{task.id}/{played[task.id]}", task, played[task.id]))
             played[task.id] += 1
         for episode in episodes:
-            episode.noise = stable_hash(seed, episode.task.id, episode.repeat)
-        return self._played([(episode, {}) for episode in episodes], seats)
+            episode.seed = stable_hash(seed, episode.task.id, episode.repeat)
+        return self._played([(episode, {}) for episode in episodes], players)
 
-    def fork(self, forks: Sequence[Fork], seats: Mapping[str, Seat]) -> list[Episode]:
+    def fork(self, forks: Sequence[Fork], players: Mapping[str, Player]) -> list[Episode]:
         """Play episodes again in part. With draw 0 what is not given meets the noise that its origin met."""
         begun: list[tuple[Episode, Given]] = []
         for fork in forks:
             origin = fork.origin
-            noise = stable_hash(origin.noise, fork.id) if fork.draw else origin.noise
-            episode = Episode(fork.id, origin.task, origin.repeat, noise=noise, origin=origin.id, fork=fork.purpose)
-            begun.append((episode, fork.given))
-        return self._played(begun, seats) if begun else []
+            seed = stable_hash(origin.seed, fork.id) if fork.resample else origin.seed
+            episode = Episode(fork.id, origin.task, origin.repeat, seed=seed, origin=origin.id, fork=fork.purpose)
+            begun.append((episode, fork.fixed_turns))
+        return self._played(begun, players) if begun else []
 
-    def _played(self, begun: Sequence[tuple[Episode, Given]], seats: Mapping[str, Seat]) -> list[Episode]:
+    def _played(self, begun: Sequence[tuple[Episode, Given]], players: Mapping[str, Player]) -> list[Episode]:
         """The episodes, played to the end: this process's share here, the others' elsewhere."""
         own = begun[self.processes.share(len(begun))]
         held_up = min(self.deadline, max(1.0, self.deadline * HELD_UP))
-        asyncio.run(impatient(self._play_all(own, seats), held_up))
+        asyncio.run(run_with_watchdog(self._play_all(own, players), held_up))
         told = self.processes.gather([_without_task(episode) for episode, _ in own])
         for (episode, _), fields_of_it in zip(begun, told, strict=True):
             vars(episode).update(fields_of_it)
         return [episode for episode, _ in begun]
 
-    async def _play_all(self, begun: Sequence[tuple[Episode, Given]], seats: Mapping[str, Seat]) -> None:
+    async def _play_all(self, begun: Sequence[tuple[Episode, Given]], players: Mapping[str, Player]) -> None:
         gate = asyncio.Semaphore(self.concurrency)
-        await asyncio.gather(*(self._episode(episode, seats, gate, given) for episode, given in begun))
+        await asyncio.gather(*(self._episode(episode, players, gate, given) for episode, given in begun))
 
     async def _episode(
-        self, episode: Episode, seats: Mapping[str, Seat], gate: asyncio.Semaphore, given: Given
+        self, episode: Episode, players: Mapping[str, Player], gate: asyncio.Semaphore, given: Given
     ) -> None:
         try:
-            async with gate, in_time("the episode", self.deadline, "rollout.deadline"):
-                outcome = await self._play(episode, seats, given)
+            async with gate, within_deadline("the episode", self.deadline, "rollout.deadline"):
+                outcome = await self._play(episode, players, given)
             # Not under the gate: how long a grader takes must not decide which episodes are sampled together.
             await self.score(episode, outcome)
         except (Exception, SystemExit, asyncio.CancelledError) as error:
@@ -227,14 +227,15 @@ class Collector:
                 raise  # somebody ends the run
             episode.error, episode.error_kind = traceback.format_exc(), type(error).__name__
 
-    async def _play(self, episode: Episode, seats: Mapping[str, Seat], given: Given) -> Outcome:
+    async def _play(self, episode: Episode, players: Mapping[str, Player], given: Given) -> Outcome:
         turns: list[Turn | None] = []
         speakers = [
-            Speaker(role, seat, self.chats, self.engine, episode.noise, turns, given) for role, seat in seats.items()
+            RecordingAgent(role, player, self.chats, self.engine, episode.seed, turns, given)
+            for role, player in players.items()
         ]
         world = self.env.open(episode.task)
         try:
-            said = await self.workflow.run(episode.task, Players(speakers), world)
+            said = await self.workflow.run(episode.task, AgentTeam(speakers), world)
         finally:
             episode.turns = _complete(turns)
             await _close(world)
@@ -261,7 +262,7 @@ class Collector:
             await self.env.score(scored)
             write_score(scored, episode)
 
-        await asked_again(attempt, owner, self.score_deadline)
+        await with_retries(attempt, owner, self.score_deadline)
 
     async def _judged(self, episode: Episode, judge: Judge) -> Metrics:
         """Let the workflow judge its turns, each time from the same start: it may run tests of its own."""
@@ -272,7 +273,7 @@ class Collector:
                 turn.reward = reward
             return dict(await judge(partial(self._grade, episode)))
 
-        return await asked_again(attempt, episode, self.score_deadline)
+        return await with_retries(attempt, episode, self.score_deadline)
 
     async def _grade(self, episode: Episode, answer: Any) -> float:
         """What the environment would give for another answer."""
@@ -318,7 +319,7 @@ def enough(episodes: list[Episode], max_failed: float) -> list[Episode]:
     return [episode for episode in episodes if episode.error is None]
 
 
-def summary(episodes: Sequence[Episode]) -> Metrics:
+def rollout_metrics(episodes: Sequence[Episode]) -> Metrics:
     """Rewards, lengths and failures of a step, in all and per role."""
     played = [episode for episode in episodes if episode.error is None]
     metrics: Metrics = {"failed": float(len(episodes) - len(played))}

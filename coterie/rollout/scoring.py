@@ -19,7 +19,7 @@ BACKOFF = (1.0,)  # seconds to wait before each further attempt, so a hanging gr
 AGAIN = "It was asked for again, in vain."  # the note of an error after the last attempt
 
 
-async def asked_again(attempt: Callable[[], Awaitable[T]], owner: Episode, deadline: float | None) -> T:
+async def with_retries(attempt: Callable[[], Awaitable[T]], owner: Episode, deadline: float | None) -> T:
     """What an attempt to score gives, or a later one after a pause. Nothing is sampled again.
 
     Each attempt has the deadline; killed graders are counted in the owner's metrics. Without a score in the end the
@@ -41,7 +41,7 @@ async def asked_again(attempt: Callable[[], Awaitable[T]], owner: Episode, deadl
 
 async def _once(attempt: Callable[[], Awaitable[T]], owner: Episode, deadline: float | None) -> T:
     try:
-        async with in_time("its score", deadline, "rollout.score_deadline"):
+        async with within_deadline("its score", deadline, "rollout.score_deadline"):
             return await attempt()
     except GraderTimeout as error:
         if not _was_asked_again(error):
@@ -54,7 +54,7 @@ def _was_asked_again(error: BaseException) -> bool:
 
 
 @asynccontextmanager
-async def in_time(what: str, seconds: float | None, key: str) -> AsyncIterator[None]:
+async def within_deadline(what: str, seconds: float | None, key: str) -> AsyncIterator[None]:
     """Code that blocks, or does not let itself be cancelled, comes to its end all the same; too late is too late."""
     late = TimeoutError(f"{what} took longer than the {seconds:g} seconds of {key}" if seconds else "")
     limit = asyncio.timeout(seconds)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from coterie.disk_cache import cache_folder, made_once
+from coterie.disk_cache import build_once, cache_folder
 
 VERSION = f"3/{version('bm25s')}"  # of what is written, and of how text becomes words
 WORD = re.compile(r"\w+")
@@ -65,7 +65,7 @@ class Index:
         content = hashlib.sha256(corpus.read_bytes() + VERSION.encode()).hexdigest()[:16]
         beside = os.access(corpus.parent, os.W_OK)
         folder = corpus.parent / f".{corpus.name}.bm25" if beside else cache_folder() / "bm25"
-        return cls(corpus, made_once(folder / content, lambda part: _build(corpus, part)))
+        return cls(corpus, build_once(folder / content, lambda part: _build(corpus, part)))
 
     def search(self, query: str, count: int) -> list[tuple[Document, float]]:
         """The documents that fit best, and how well; those that share no word with the query do not."""

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from coterie.tools.bm25 import Document, Index
 from coterie.tools.tool import Tool, ToolError
-from coterie.watchdog import in_thread
+from coterie.watchdog import run_in_daemon_thread
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Local:
         self.index = _index(corpus.resolve())
 
     async def search(self, query: str, count: int) -> list[Hit]:
-        return [Hit(document, score) for document, score in await in_thread(self.index.search, query, count)]
+        return [Hit(document, score) for document, score in await run_in_daemon_thread(self.index.search, query, count)]
 
     def open(self, name: str) -> Document:
         """A document by its id or title."""
@@ -66,7 +66,7 @@ class Remote:
     deadline: float = 20.0  # seconds
 
     async def search(self, query: str, count: int) -> list[Hit]:
-        return await in_thread(self._search, query, count)
+        return await run_in_daemon_thread(self._search, query, count)
 
     def _search(self, query: str, count: int) -> list[Hit]:
         body = json.dumps({"queries": [query], "topk": count, "return_scores": True}).encode()

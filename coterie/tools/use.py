@@ -11,7 +11,7 @@ from typing import Any
 
 from coterie.tools.calls import BadCall, Call
 from coterie.tools.tool import Tool, ToolError
-from coterie.watchdog import in_thread
+from coterie.watchdog import run_in_daemon_thread
 
 # What a function raises when its arguments make no sense, or when what it asks is not there. Anything else is a
 # mistake in the tool itself, which the model cannot repair: it ends the episode.
@@ -46,7 +46,7 @@ async def _call(tool: Tool, arguments: dict[str, Any]) -> Any:
     """A plain function runs in a thread, so that the others go on; a thread cannot be killed, only left alone."""
     if inspect.iscoroutinefunction(tool.function):
         return await tool.function(**arguments)
-    return await in_thread(tool.function, **arguments)
+    return await run_in_daemon_thread(tool.function, **arguments)
 
 
 def _find(name: str, tools: Mapping[str, Tool]) -> Tool:

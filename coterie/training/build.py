@@ -51,7 +51,7 @@ from coterie.training.log import NoLog, RunLog
 from coterie.training.loop import Run
 from coterie.training.placement import device_beside, device_of, must_have_devices
 from coterie.training.tasks import TaskStream
-from coterie.training.user_files import Copies
+from coterie.training.user_files import UserFileCopies
 from coterie.types import Critic, Encoder, Env, Split, Task
 
 
@@ -76,7 +76,7 @@ def build(config: Config, folder: Path, console: bool = True, training: bool = T
         tell_of_late_evaluation(config)
     must_have_devices(config, processes)
     record = RunLog if processes.first else NoLog
-    copies = Copies(folder)
+    copies = UserFileCopies(folder)
     config_yaml = yamltree.write(copies.config(to_tree(config)))
     shown = console and processes.first
     log = record(folder, config_yaml, config.steps, config.log.wandb, shown, copies.files)
@@ -354,7 +354,7 @@ def build_critic(
 def players(config: Config, algorithm: Algorithm, roles: Collection[str]) -> set[str]:
     """The policies that play any of these roles at some step."""
     seats = {name: role.policies[0] for name, role in config.roles.items()}
-    played = (algorithm.seats(step, seats) for step in range(config.steps))
+    played = (algorithm.assign_roles(step, seats) for step in range(config.steps))
     first = {policy for at_step in played for role, policy in at_step.items() if role in roles}
     return first.union(*(config.roles[role].policies[1:] for role in roles))
 

@@ -9,9 +9,16 @@ from urllib.parse import quote
 
 from safetensors import SafetensorError
 
-from coterie.checksums import SUMS, check_sums, write_sums
+from coterie.checksums import SUMS, verify_checksums, write_checksums
 from coterie.errors import ModelError, UserError
-from coterie.files import NotWritten, atomic_folder, numbered, remove_folder, write_atomic, writing
+from coterie.files import (
+    WriteFailed,
+    atomic_folder,
+    numbered_paths,
+    remove_folder,
+    reporting_write_errors,
+    write_atomic,
+)
 from coterie.models.store import read_tensors, write_tensors
 from coterie.training.rewind import set_aside
 
@@ -36,7 +43,7 @@ def save(run: Run, best: bool = False) -> Path:
     if not run.processes.first:  # all hold the same; one writes it
         return folder
     if not folder.is_dir():
-        with writing(folder), atomic_folder(folder) as beside:
+        with reporting_write_errors(folder), atomic_folder(folder) as beside:
             _fill(run, beside)
     _must_be_checkpoint(folder)
     write_atomic(run.folder / ("best" if best else "latest"), folder.name)
@@ -53,8 +60,8 @@ def _fill(run: Run, folder: Path) -> None:
             run.critic.save(folder / CRITIC)
         write_tensors(_state(run), folder / "state.pt")
     except SafetensorError as error:  # how it tells of a full disk
-        raise NotWritten(f"{folder.with_name(f'{run.step:06d}')} could not be written: {error}") from error
-    write_sums(folder)
+        raise WriteFailed(f"{folder.with_name(f'{run.step:06d}')} could not be written: {error}") from error
+    write_checksums(folder)
 
 
 def _must_be_checkpoint(folder: Path) -> None:
@@ -65,7 +72,7 @@ def _must_be_checkpoint(folder: Path) -> None:
 def find(run_folder: Path, which: str = "latest") -> Path:
     """The folder of `latest`, `best` or a step number. Where `latest` was lost or not written yet, it is the newest
     checkpoint there is."""
-    pointer, there = run_folder / which, [path.name for path in numbered(run_folder / "checkpoints")]
+    pointer, there = run_folder / which, [path.name for path in numbered_paths(run_folder / "checkpoints")]
     name = f"{int(which):06d}" if which.isdigit() else pointer.read_text().strip() if pointer.is_file() else None
     if which == "latest" and not pointer.is_file() and there:
         name = there[-1]
@@ -77,7 +84,7 @@ def find(run_folder: Path, which: str = "latest") -> Path:
 
 def latest(run_folder: Path) -> Path | None:
     """What a run goes on from, if it has saved anything yet."""
-    there = numbered(run_folder / "checkpoints")
+    there = numbered_paths(run_folder / "checkpoints")
     for folder in there:
         _must_be_checkpoint(folder)
     return find(run_folder) if there or (run_folder / "latest").is_file() else None
@@ -88,7 +95,7 @@ def restore(run: Run, folder: Path) -> None:
     try:
         _restore(run, folder)
     except ModelError as error:
-        others = ", ".join(path.name for path in numbered(folder.parent) if path.name != folder.name) or "none"
+        others = ", ".join(path.name for path in numbered_paths(folder.parent) if path.name != folder.name) or "none"
         raise BadCheckpoint(
             f"{str(error).rstrip('.')}. Other checkpoints of this run: {others}. "
             f"`coterie train --resume {run.folder} --checkpoint N` goes on from another one."
@@ -96,7 +103,7 @@ def restore(run: Run, folder: Path) -> None:
 
 
 def _restore(run: Run, folder: Path) -> None:
-    check_sums(folder)
+    verify_checksums(folder)
     state = read_tensors(folder / "state.pt")
     run.step, run.best, run.tasks.drawn = state["step"], state["best"], state["drawn"]
     run.memory.clear()
@@ -142,7 +149,7 @@ def _recall_evaluation(run: Run, rows: Sequence[Mapping[str, float]]) -> None:
 
 def _forget_later(run: Run) -> None:
     """What was saved after the step that the run goes on from."""
-    for path in numbered(run.folder / "checkpoints"):
+    for path in numbered_paths(run.folder / "checkpoints"):
         if int(path.name) > run.step:
             remove_folder(path)  # of a run that was killed before it could point at it
     if (run.folder / "best").is_file() and not (run.folder / "checkpoints" / _pointed(run, "best")).is_dir():
@@ -172,7 +179,7 @@ def _state(run: Run) -> dict[str, object]:
 def _prune(run: Run) -> None:
     """Keep the last few, and those that `latest` and `best` point at."""
     pointed = {_pointed(run, name) for name in ("latest", "best") if (run.folder / name).is_file()}
-    there = numbered(run.folder / "checkpoints")
+    there = numbered_paths(run.folder / "checkpoints")
     for path in there[: -run.config.checkpoint.keep]:
         if path.name not in pointed:
             remove_folder(path)

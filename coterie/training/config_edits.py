@@ -17,7 +17,7 @@ AS_WRITTEN = f"{FILES}/config.yaml"
 ABSENT = "not there"
 
 
-def hand_changes(run: Path) -> list[str]:
+def manual_edits(run: Path) -> list[str]:
     """A line for each key that is not as the run wrote it. What a command line changes, the run writes itself."""
     if not (run / AS_WRITTEN).is_file():
         return []

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from coterie.config.problems import ConfigError
 from coterie.console import Display, display
-from coterie.files import append_line, numbered, truncate_after, write_atomic, writing
+from coterie.files import append_line, filter_rows, numbered_paths, reporting_write_errors, write_atomic
 from coterie.training.config_edits import AS_WRITTEN
 from coterie.types import Episode, Metrics, Task, Turn
 
@@ -94,12 +94,12 @@ class RunLog:
         """
         self.resumed_at = done
         until = done if evaluated else done - 1
-        kept = truncate_after(self.metrics_path, lambda row: row["step"] <= (until if "eval/reward" in row else done))
+        kept = filter_rows(self.metrics_path, lambda row: row["step"] <= (until if "eval/reward" in row else done))
         self.display.recall(kept)
         for row in kept:
             self._remember(int(row["step"]), row)
         for name in ("episodes", "otherwise"):
-            for path in numbered(self.folder / name, ".jsonl"):
+            for path in numbered_paths(self.folder / name, ".jsonl"):
                 if int(path.stem) > done:
                     path.unlink()
         return kept
@@ -189,7 +189,7 @@ class TensorBoard:
 
     def __init__(self, folder: Path, resumed_at: int | None) -> None:
         self.path = folder / f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
-        with writing(self.path):
+        with reporting_write_errors(self.path):
             folder.mkdir(parents=True, exist_ok=True)
             self.file = self.path.open("ab", buffering=0)
         self._put(file_version="brain.Event:2")
@@ -206,7 +206,7 @@ class TensorBoard:
     def _put(self, **event: Any) -> None:
         record = io.BytesIO()
         RecordWriter(record).write(Event(wall_time=time.time(), **event).SerializeToString())
-        with writing(self.path):
+        with reporting_write_errors(self.path):
             if self.file.write(record.getvalue()) != record.tell():
                 raise OSError("only a part of an event was; is the disk full?")
 

@@ -21,12 +21,12 @@ from coterie.evaluation.evaluate import evaluate
 from coterie.learners.batch import hand_back, make_batches
 from coterie.learners.distributed import ALONE, Processes
 from coterie.learners.learner import TorchLearner
-from coterie.rollout.collector import Collector, Seat, enough, summary
+from coterie.rollout.collector import Collector, Player, enough, rollout_metrics
 from coterie.sandbox import unprotected
 from coterie.seeds import stable_hash
 from coterie.training import checkpoint, collapse, opponents
 from coterie.training.log import RunLog, StepLog
-from coterie.training.signals import finishing_steps, told
+from coterie.training.signals import stop_after_step, told
 from coterie.training.tasks import TaskStream
 from coterie.types import Critic, Episode, Metrics, Task
 
@@ -70,21 +70,21 @@ class Run:
         """Whether the checkpoint that evaluated best is kept, too."""
         return self.config.checkpoint.best is not False and self.config.eval.every > 0
 
-    def seats(self, evaluating: bool = False) -> dict[str, Seat]:
+    def players(self, evaluating: bool = False) -> dict[str, Player]:
         """Who plays which role now, and how it is sampled."""
         roles = {name: role.policies[0] for name, role in self.config.roles.items()}
-        played = self.algorithm.seats(self.step, roles)
+        played = self.algorithm.assign_roles(self.step, roles)
         if not evaluating:
-            played = opponents.seats(self.config, self.step, self.memory, played)
+            played = opponents.assign_roles(self.config, self.step, self.memory, played)
         sampling = self.config.evaluation_sampling_of if evaluating else self.config.sampling_of
         later = {name: role.policies[1:] for name, role in self.config.roles.items()}
-        return {role: Seat(policy, sampling(role), later[role]) for role, policy in played.items()}
+        return {role: Player(policy, sampling(role), later[role]) for role, policy in played.items()}
 
 
 def train(run: Run) -> None:
     """Train to the last step, or until Ctrl-C, SIGTERM or SIGHUP."""
     config = run.config
-    with finishing_steps(run):
+    with stop_after_step(run):
         measure_if_due(run)
         while run.step < config.steps and not stopping(run):
             with run.log.step(run.step + 1) as log:
@@ -130,7 +130,7 @@ def learn(run: Run, log: StepLog) -> None:
         run.engine.clear()  # the update wants the memory, and every step starts alike
     spoken = sum(len(turn.response_ids) for e in episodes for turn in e.turns if not turn.repeated)
     rate = spoken / (time.perf_counter() - started)
-    log.add(summary(episodes) | {"sampled_tokens": spoken, "tokens_per_second": rate})
+    log.add(rollout_metrics(episodes) | {"sampled_tokens": spoken, "tokens_per_second": rate})
     log.episodes(episodes, list(otherwise.values()))
     played = enough(episodes, run.config.rollout.max_failed)
     must_have_spoken(run, played)
@@ -162,12 +162,12 @@ def must_have_spoken(run: Run, played: list[Episode]) -> None:
 
 def play(run: Run, tasks: list[Task], repeats: int) -> tuple[list[Episode], dict[str, Episode]]:
     """The episodes to learn from, and what would have happened otherwise."""
-    seed, seats, collector = stable_hash(run.config.seed, "train", run.step), run.seats(), run.collector
-    episodes = collector.collect(tasks, repeats, seats, seed)
+    seed, players, collector = stable_hash(run.config.seed, "train", run.step), run.players(), run.collector
+    episodes = collector.collect(tasks, repeats, players, seed)
     learning = run.algorithm.learning(run.learners, run.step)
     while forks := run.algorithm.forks(episodes, learning):
-        episodes += collector.fork(forks, seats)
-    otherwise = collector.fork(run.credit.forks(episodes), seats)
+        episodes += collector.fork(forks, players)
+    otherwise = collector.fork(run.credit.forks(episodes), players)
     return episodes, {episode.id: episode for episode in enough(otherwise, run.config.rollout.max_failed)}
 
 
@@ -209,8 +209,8 @@ def read(run: Run, played: list[Episode]) -> None:
 def measure(run: Run, log: StepLog) -> None:
     """Play the held-out tasks with the weights of this step; keep a checkpoint of the best."""
     with log.phase("eval"):
-        seats, seed = run.seats(evaluating=True), stable_hash(run.config.seed, "eval")
-        report = evaluate(run.collector, run.held_out, run.config.eval.episodes_per_task, seats, seed)
+        players, seed = run.players(evaluating=True), stable_hash(run.config.seed, "eval")
+        report = evaluate(run.collector, run.held_out, run.config.eval.episodes_per_task, players, seed)
         run.engine.clear()
     log.add({f"eval/{name}": value for name, value in report.metrics.items()})
     if run.best is None or report.metrics["reward"] > run.best:

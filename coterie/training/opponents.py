@@ -40,7 +40,7 @@ def memory_of(config: Config) -> dict[str, Any]:
     return {} if config.opponents is None else {KEPT: 0}
 
 
-def seats(config: Config, step: int, memory: Mapping[str, Any], roles: Mapping[str, str]) -> dict[str, str]:
+def assign_roles(config: Config, step: int, memory: Mapping[str, Any], roles: Mapping[str, str]) -> dict[str, str]:
     """Who plays at this step: now and then one role is left to who learns, and snapshots play the others that learn."""
     pool = config.opponents
     draw = random.Random(stable_hash(config.seed, KEPT, step))

@@ -7,7 +7,7 @@ import shutil
 from itertools import count
 from pathlib import Path
 
-from coterie.files import numbered, read_rows, write_atomic, writing
+from coterie.files import numbered_paths, read_rows, reporting_write_errors, write_atomic
 
 ASIDE = "aside"  # in a run's folder
 NUMBERED = {"checkpoints": "", "episodes": ".jsonl", "otherwise": ".jsonl"}  # what goes by a step's number
@@ -18,13 +18,15 @@ def set_aside(run: Path, done: int) -> Path | None:
 
     The run's `latest` points at the checkpoint of that step when all else is done: who is killed before does it again.
     """
-    later = [path for name, suffix in NUMBERED.items() for path in numbered(run / name, suffix) if _step(path) > done]
+    later = [
+        path for name, suffix in NUMBERED.items() for path in numbered_paths(run / name, suffix) if _step(path) > done
+    ]
     rows = [row for row in read_rows(run / "metrics.jsonl") if row["step"] > done]
     folder = None
     if later or rows:
         folder = _free(run / ASIDE / f"{done:06d}")
         write_atomic(folder / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
-        with writing(folder):
+        with reporting_write_errors(folder):
             shutil.copy(run / "config.yaml", folder)
             _move(run, folder, [*later, *_pointers(run, done)])
     write_atomic(run / "latest", f"{done:06d}")

@@ -17,7 +17,7 @@ STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextmanager
-def finishing_steps(run: Run) -> Iterator[None]:
+def stop_after_step(run: Run) -> Iterator[None]:
     """The first signal ends the run after its step; a second one ends it at once. Under nohup SIGHUP stays ignored."""
     terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
 

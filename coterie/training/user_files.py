@@ -19,7 +19,7 @@ from coterie.user_code import CODE, FILES, SOURCES, imported
 
 
 @dataclass
-class Copies:
+class UserFileCopies:
     """A run's config, with the names of its copies, and the copies to be written."""
 
     run: Path

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from coterie.prompts import check, fill, opening
+from coterie.prompts import chat_messages, check, fill
 from coterie.types import Task, Team
 
 FIRST = "{question}\n\nWork it out briefly, step by step."
@@ -49,7 +49,7 @@ class Chain:
     async def run(self, task: Task, team: Team, world: Any) -> str:
         said = {"question": task.prompt}
         for role in self.roles:
-            turn = await team[role].say(opening(fill(self.prompt(role), said), self.systems.get(role)))
+            turn = await team[role].say(chat_messages(fill(self.prompt(role), said), self.systems.get(role)))
             said[role] = turn.text
         return turn.text
 

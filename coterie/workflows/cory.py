@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from coterie.prompts import check, fill, opening
+from coterie.prompts import chat_messages, check, fill
 from coterie.types import Task, Team
 
 OBSERVE = "{question}\n\nSomeone answered:\n{pioneer}\n\nGive your own answer to the question."
@@ -32,7 +32,7 @@ class Cory:
 
     async def run(self, task: Task, team: Team, world: Any) -> dict[str, str]:
         said = {"question": task.prompt}
-        pioneer = await team.pioneer.say(opening(fill(self.prompt, said), self.system))
+        pioneer = await team.pioneer.say(chat_messages(fill(self.prompt, said), self.system))
         said["pioneer"] = pioneer.text
-        observer = await team.observer.say(opening(fill(self.observe, said), self.system))
+        observer = await team.observer.say(chat_messages(fill(self.observe, said), self.system))
         return {"pioneer": pioneer.text, "observer": observer.text}

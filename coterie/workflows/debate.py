@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from coterie.limits import PositiveShare
-from coterie.prompts import check, fill, opening
+from coterie.prompts import chat_messages, check, fill
 from coterie.types import Message, Task, Team
 from coterie.workflows.majority import ballot, majority
 
@@ -38,7 +38,7 @@ class Debate:
             raise ValueError(f"rounds: at least 1, not {self.rounds}")
 
     async def run(self, task: Task, team: Team, world: Any) -> str | dict[str, list[str]]:
-        start = opening(fill(self.prompt, {"question": task.prompt}), self.system)
+        start = chat_messages(fill(self.prompt, {"question": task.prompt}), self.system)
         talks = {role: list(start) for role in self.roles}
         said = await self._round(team, talks)
         answers = {role: [text] for role, text in said.items()}

@@ -7,12 +7,12 @@ import re
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from coterie.prompts import check, fill, opening
+from coterie.prompts import chat_messages, check, fill
 from coterie.tools import Conversation, Tool, converse, describe
 from coterie.tools.bm25 import Document
 from coterie.tools.python import python_tool
 from coterie.tools.search import Hit, Local, Remote, open_tool, search_tool
-from coterie.types import Grade, Metrics, Outcome, Task, Team, Turn, is_right
+from coterie.types import Grade, Metrics, Outcome, Task, Team, Turn, is_correct
 from coterie.workflows.evidence import Evidence
 from coterie.workflows.lockstep import Member, Ranks
 from coterie.workflows.retrieval import Library
@@ -115,7 +115,7 @@ class DeepResearch(Library):
     async def _gather(self, task: Task, member: Member, part: str) -> Gathered:
         seen = Seen(self.where)
         tools = self._tools(seen)
-        messages = opening(fill(self.gather, {"question": task.prompt, "part": part}), describe(tools))
+        messages = chat_messages(fill(self.gather, {"question": task.prompt, "part": part}), describe(tools))
         with member:
             talk = await converse(member, messages, tools, self.max_turns, self.seconds)
         return Gathered(part, talk, seen.documents)
@@ -151,4 +151,4 @@ def judged(
             turn.reward = rewards[-1]
     rate = {"gatherer_success_rate": sum(reward == 1 for reward in rewards) / len(rewards)} if rewards else {}
     said = {"planner_recall": plan.reward, "citations": float(len(numbers)), "citations_valid": honest}
-    return {**said, **rate, "synthesizer_grade": worth, "final_success": float(is_right(worth))}
+    return {**said, **rate, "synthesizer_grade": worth, "final_success": float(is_correct(worth))}

@@ -11,7 +11,7 @@ from coterie.rewards.answer_extraction import pointed_out
 from coterie.rewards.code.grader import code_in
 from coterie.sandbox import Limits, shared
 from coterie.tools.python import shown
-from coterie.types import Grade, Metrics, Outcome, Task, Team, Turn, is_right
+from coterie.types import Grade, Metrics, Outcome, Task, Team, Turn, is_correct
 from coterie.workflows.verdict_parsing import verdict
 
 ANALYZE = "{question}\n\n{before}Say in a few short steps how a Python program can compute the answer. Do not write it."
@@ -106,7 +106,7 @@ async def judged(attempts: list[Attempt], grade: Grade) -> Metrics:
     for attempt in attempts:
         worth = await grade(attempt.answer) if attempt.answer else 0.0
         attempt.analysis.reward = attempt.program.reward = worth
-        right.append(is_right(worth))
+        right.append(is_correct(worth))
         attempt.judgement.reward = float(verdict(attempt.judgement.text) is right[-1])
     true = [attempt.judgement.reward or 0.0 for attempt in attempts]
     return {

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any
 
-from coterie.prompts import check, fill, opening
+from coterie.prompts import chat_messages, check, fill
 from coterie.types import Task, Team
 from coterie.workflows.summarize import listed
 
@@ -39,6 +39,6 @@ class Mixture:
         question = {"question": task.prompt}
         prompt = fill(self.prompt, question)
         for _ in range(self.layers):
-            turns = await asyncio.gather(*(team[role].say(opening(prompt)) for role in self.proposers))
+            turns = await asyncio.gather(*(team[role].say(chat_messages(prompt)) for role in self.proposers))
             prompt = fill(self.improve, question | {"answers": listed([turn.text for turn in turns])})
-        return (await team[self.aggregator].say(opening(prompt))).text
+        return (await team[self.aggregator].say(chat_messages(prompt))).text

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from coterie.envs.worlds.world import Earned, Seen, Staged, seen_by
-from coterie.prompts import check, fill, opening
+from coterie.prompts import chat_messages, check, fill
 from coterie.types import Message, Outcome, Task, Team, Turn
 
 
@@ -73,7 +73,7 @@ class Talks:
             self.talks[role].append(Message(role="user", content=observation))
         else:
             asked = fill(self.workflow.prompt, {"question": self.task.prompt, "observation": observation})
-            self.talks[role] = opening(asked, self.workflow.systems.get(role))
+            self.talks[role] = chat_messages(asked, self.workflow.systems.get(role))
         self.latest[role] = turn = await self.team[role].say(list(self.talks[role]))
         self.talks[role].append(Message(role="assistant", content=turn.text))
         self.last = turn.text

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any
 
-from coterie.prompts import check, fill, opening
+from coterie.prompts import chat_messages, check, fill
 from coterie.types import Message, Outcome, Task, Team
 from coterie.workflows.verdict_parsing import items
 
@@ -45,7 +45,7 @@ class Orchestrate:
 
     async def run(self, task: Task, team: Team, world: Any) -> Outcome:
         question = {"question": task.prompt}
-        talk = opening(fill(self.plan, question | {"most": str(self.max_steps)}))
+        talk = chat_messages(fill(self.plan, question | {"most": str(self.max_steps)}))
         plan = await team.orchestrator.say(list(talk))
         steps = items(plan.text, self.max_steps) or [task.prompt]
         results = await (self._in_sequence if self.sequence else self._at_once)(task, team, steps)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from coterie.prompts import check, fill, opening
-from coterie.types import Grade, Message, Metrics, Outcome, Task, Team, Turn, is_right
+from coterie.prompts import chat_messages, check, fill
+from coterie.types import Grade, Message, Metrics, Outcome, Task, Team, Turn, is_correct
 from coterie.workflows.verdict_parsing import verdict
 
 EVALUATE = (
@@ -43,7 +43,7 @@ class Refine:
 
     async def run(self, task: Task, team: Team, world: Any) -> Outcome:
         question = {"question": task.prompt}
-        talk = opening(fill(self.prompt, question))
+        talk = chat_messages(fill(self.prompt, question))
         answers, verdicts = list[Turn](), list[Turn]()
         while True:
             answers.append(await team.optimizer.say(list(talk)))
@@ -65,7 +65,7 @@ async def judged(answers: list[Turn], verdicts: list[Turn], grade: Grade) -> Met
     right = []
     for answer, judgement in zip(answers, verdicts, strict=True):
         answer.reward = await grade(answer.text)
-        right.append(is_right(answer.reward))
+        right.append(is_correct(answer.reward))
         judgement.reward = float(verdict(judgement.text) is right[-1])
     true = [judgement.reward or 0.0 for judgement in verdicts]
     return {

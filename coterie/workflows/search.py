@@ -12,7 +12,7 @@ from coterie.rewards.qa import words
 from coterie.tools.bm25 import Document
 from coterie.tools.search import Hit, listed
 from coterie.tools.tool import ToolError
-from coterie.types import Grade, Metrics, Outcome, Task, Team, Turn, is_right
+from coterie.types import Grade, Metrics, Outcome, Task, Team, Turn, is_correct
 from coterie.workflows.evidence import Evidence
 from coterie.workflows.retrieval import Library
 from coterie.workflows.verdict_parsing import items
@@ -102,7 +102,7 @@ class Search(Library):
 
         async def judge(grade: Grade) -> Metrics:
             answer.reward = await grade(answer.text)
-            own = {"extractor_grade": answer.reward, "final_success": float(is_right(answer.reward))}
+            own = {"extractor_grade": answer.reward, "final_success": float(is_correct(answer.reward))}
             return judged(rounds, Evidence.of(task)) | own
 
         looked = [each for one in rounds for each in one.found]

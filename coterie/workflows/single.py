@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from coterie.prompts import check, fill, opening
+from coterie.prompts import chat_messages, check, fill
 from coterie.types import Task, Team
 
 
@@ -25,5 +25,5 @@ class Single:
         return (self.role,)
 
     async def run(self, task: Task, team: Team, world: Any) -> str:
-        turn = await team[self.role].say(opening(fill(self.prompt, {"question": task.prompt}), self.system))
+        turn = await team[self.role].say(chat_messages(fill(self.prompt, {"question": task.prompt}), self.system))
         return turn.text

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
-from coterie.prompts import check, fill, opening
+from coterie.prompts import chat_messages, check, fill
 from coterie.types import Task, Team
 
 
@@ -33,9 +33,11 @@ class Summarize:
     async def run(self, task: Task, team: Team, world: Any) -> str:
         systems, question = self.systems, {"question": task.prompt}
         asked = fill(self.prompt, question)
-        turns = await asyncio.gather(*(team[role].say(opening(asked, systems.get(role))) for role in self.solvers))
+        turns = await asyncio.gather(
+            *(team[role].say(chat_messages(asked, systems.get(role))) for role in self.solvers)
+        )
         prompt = fill(self.summary, question | {"answers": listed([turn.text for turn in turns])})
-        return (await team[self.summarizer].say(opening(prompt, systems.get(self.summarizer)))).text
+        return (await team[self.summarizer].say(chat_messages(prompt, systems.get(self.summarizer)))).text
 
 
 def listed(answers: list[str]) -> str:

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-from coterie.prompts import check, fill, opening
+from coterie.prompts import chat_messages, check, fill
 from coterie.statistics import auc
-from coterie.types import Grade, Message, Metrics, Outcome, Task, Team, Turn, is_right
+from coterie.types import Grade, Message, Metrics, Outcome, Task, Team, Turn, is_correct
 from coterie.workflows.majority import ballot, majority
 
 SCALE = "Reply with one digit from 0 (certainly wrong) to 9 (certainly right)."
@@ -59,7 +59,7 @@ class VerifiedVote:
         return SELF_REVIEW if self.conversation else REVIEW
 
     async def run(self, task: Task, team: Team, world: Any) -> Outcome:
-        asked = opening(fill(self.prompt, {"question": task.prompt}))
+        asked = chat_messages(fill(self.prompt, {"question": task.prompt}))
         solutions = await asyncio.gather(*(team.solver.say(asked) for _ in range(self.answers)))
         reviews = [self._review(task, asked, solution.text) for solution in solutions for _ in range(self.grades)]
         flat = await asyncio.gather(*(team.verifier.say(review) for review in reviews))
@@ -69,8 +69,8 @@ class VerifiedVote:
 
     def _review(self, task: Task, asked: list[Message], solution: str) -> list[Message]:
         if self.conversation:
-            return [*asked, Message(role="assistant", content=solution), *opening(self.request)]
-        return opening(fill(self.request, {"question": task.prompt, "solution": solution}))
+            return [*asked, Message(role="assistant", content=solution), *chat_messages(self.request)]
+        return chat_messages(fill(self.request, {"question": task.prompt, "solution": solution}))
 
 
 def digit(turn: Turn) -> int | None:
@@ -100,14 +100,14 @@ async def judge(solutions: Sequence[Turn], digits: Sequence[Sequence[Turn]], gra
     right = []
     for solution, turns in zip(solutions, digits, strict=True):
         solution.reward = await grade(solution.text)
-        right.append(is_right(solution.reward))
+        right.append(is_correct(solution.reward))
         for turn in turns:
             turn.reward = brier(digit(turn), right[-1])
     unreadable = [digit(turn) is None for turns in digits for turn in turns]
     metrics = {
         "solver_right": sum(right) / len(right),
         "any_right": float(any(right)),
-        "majority_right": float(is_right(await grade(majority([solution.text for solution in solutions])))),
+        "majority_right": float(is_correct(await grade(majority([solution.text for solution in solutions])))),
         "unreadable": sum(unreadable) / len(unreadable),
     }
     within = auc([score(turns) for turns in digits], right)

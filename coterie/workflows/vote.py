@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any
 
-from coterie.prompts import check, fill, opening
+from coterie.prompts import chat_messages, check, fill
 from coterie.types import Task, Team
 from coterie.workflows.majority import majority
 
@@ -30,6 +30,6 @@ class Vote:
         return (self.role,)
 
     async def run(self, task: Task, team: Team, world: Any) -> str:
-        messages = opening(fill(self.prompt, {"question": task.prompt}), self.system)
+        messages = chat_messages(fill(self.prompt, {"question": task.prompt}), self.system)
         turns = await asyncio.gather(*(team[self.role].say(messages) for _ in range(self.voters)))
         return majority([turn.text for turn in turns])

@@ -19,7 +19,7 @@ from coterie.cli.app import app
 from coterie.config import load
 from coterie.training.build import build
 from coterie.training.loop import train
-from coterie.training.user_files import Copies
+from coterie.training.user_files import UserFileCopies
 from coterie.user_code import imported, original, run_file
 from tests.games import game
 
@@ -190,7 +190,7 @@ def test_files_of_graphs_and_games_are_held_wherever_the_config_names_them(tmp_p
         "workflow": {"name": "graph", "agents": [{"process_path": str(one)}], "written": f"{one}, line 3"},
         "env": {"name": "aec", "game": f"{two}:make", "worlds": {"a": f"{one}:World", "b": "gone.py:World"}},
     }
-    copies = Copies(tmp_path / "run")
+    copies = UserFileCopies(tmp_path / "run")
     held = copies.config(tree)
     assert held["workflow"] == {
         "name": "graph",
@@ -204,7 +204,7 @@ def test_files_of_graphs_and_games_are_held_wherever_the_config_names_them(tmp_p
         (tmp_path / "run" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "run" / name).write_bytes(content)
     assert original(tmp_path / "run" / "files" / "1" / "code.py") == two and original(two) == two
-    assert Copies(tmp_path / "run").config(held | {"x": f"{tmp_path}/run/files/1/code.py:make"})["x"] == (
+    assert UserFileCopies(tmp_path / "run").config(held | {"x": f"{tmp_path}/run/files/1/code.py:make"})["x"] == (
         "files/1/code.py:make"
     )
 

@@ -112,10 +112,10 @@ def test_both_earn_what_both_answers_are_worth_each_less_its_own_distance() -> N
 
 def test_the_policies_change_seats_every_so_many_steps() -> None:
     seats = {"pioneer": "left", "observer": "right"}
-    at = [Cory(swap=3).seats(step, seats)["pioneer"] for step in range(9)]
+    at = [Cory(swap=3).assign_roles(step, seats)["pioneer"] for step in range(9)]
     assert at == ["left"] * 3 + ["right"] * 3 + ["left"] * 3
     for step in range(9):
-        assert sorted(Cory(swap=3).seats(step, seats).values()) == ["left", "right"]
+        assert sorted(Cory(swap=3).assign_roles(step, seats).values()) == ["left", "right"]
 
 
 def cory_config(model: Path, **changes: Any) -> dict[str, Any]:

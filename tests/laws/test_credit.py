@@ -389,7 +389,7 @@ def fake(played: Episode, credit: Difference, reward: dict[frozenset[str], float
     roles = {t.role for t in played.turns}
     otherwise = {}
     for fork in credit.forks([played]):
-        silent = {role for (role, _), said in fork.given.items() if isinstance(said, str)}
+        silent = {role for (role, _), said in fork.fixed_turns.items() if isinstance(said, str)}
         otherwise[fork.id] = Episode(fork.id, played.task, 0, reward=reward[frozenset(roles - silent)])
     return otherwise
 

@@ -12,10 +12,17 @@ import pytest
 
 from coterie.cli.report import unequal
 from coterie.engines.native.engine import NativeEngine
-from coterie.evaluation.evaluate import Lone, Report, baselines, evaluate, pass_at
-from coterie.evaluation.single_agent_baseline import Asked, first_prompts, first_speaker, heated, room, within
+from coterie.evaluation.evaluate import Report, SingleAgent, baselines, evaluate, pass_at_k
+from coterie.evaluation.single_agent_baseline import (
+    SingleAgentWorkflow,
+    first_prompts,
+    first_speaker,
+    fit_token_budget,
+    max_team_tokens,
+    with_temperature,
+)
 from coterie.models.base import Base
-from coterie.rollout.collector import Collector, Seat
+from coterie.rollout.collector import Collector, Player
 from coterie.types import Episode, Sampling, Task, Team, Workflow
 from coterie.workflows.chain import Chain
 from coterie.workflows.debate import Debate
@@ -28,7 +35,7 @@ def test_pass_at_k_is_the_share_of_choices_of_k_with_a_right_one(n: int) -> None
         answers = [True] * right + [False] * (n - right)
         for k in range(1, n + 1):
             choices = list(combinations(answers, k))
-            assert pass_at(n, right, k) == pytest.approx(sum(map(any, choices)) / len(choices))
+            assert pass_at_k(n, right, k) == pytest.approx(sum(map(any, choices)) / len(choices))
 
 
 class Marked:
@@ -58,7 +65,7 @@ def test_a_failed_episode_counts_as_wrong(model_folder: Callable[[str], Path]) -
     collector = Collector(Brief(), env, NativeEngine(base, {"policy": None}), {"policy": base.chat}, 8, 60, 60)
     marks = ["1100", "0000", "xx01", "1111"]
     tasks = [Task(f"task {i}", "Go.", mark) for i, mark in enumerate(marks)]
-    report = evaluate(collector, tasks, 4, {"solver": Seat("policy", Sampling(max_tokens=3))}, seed=0)
+    report = evaluate(collector, tasks, 4, {"solver": Player("policy", Sampling(max_tokens=3))}, seed=0)
     assert len(report.episodes) == 16
     assert report.metrics["pass@1"] == pytest.approx((2 + 0 + 1 + 4) / 16)
     assert report.metrics["pass@4"] == pytest.approx(3 / 4)
@@ -87,16 +94,16 @@ def measured(base: Base, workflow: Workflow, most: int) -> tuple[Report, dict[st
     env: Any = Worthless()
     engine = NativeEngine(base, {"policy": None})
     collector = Collector(workflow, env, engine, {"policy": base.chat}, 8, 60, 60)
-    seats = {role: Seat("policy", Sampling(max_tokens=most, temperature=0.0)) for role in workflow.roles}
-    team = evaluate(collector, TASKS, 1, seats, seed=0)
-    longest = room(team.episodes, seats)
-    seat = Seat("policy", Sampling(max_tokens=longest, temperature=0.0))
+    players = {role: Player("policy", Sampling(max_tokens=most, temperature=0.0)) for role in workflow.roles}
+    team = evaluate(collector, TASKS, 1, players, seed=0)
+    longest = max_team_tokens(team.episodes, players)
+    player = Player("policy", Sampling(max_tokens=longest, temperature=0.0))
     first = first_speaker(team.episodes)
     assert first is not None
     prompts = first_prompts(team.episodes, first, base.chat)
-    alone = {"bare": Lone("policy", seat, Asked())}
+    alone = {"bare": SingleAgent("policy", player, SingleAgentWorkflow())}
     if prompts:
-        alone["asked"] = Lone("policy", seat, Asked(prompts))
+        alone["asked"] = SingleAgent("policy", player, SingleAgentWorkflow(prompts))
     return team, baselines(collector, TASKS, 1, team, alone, seed=0)
 
 
@@ -126,15 +133,15 @@ def test_one_agent_is_also_asked_what_the_first_of_the_team_is_asked(model_folde
 def test_as_many_vote_as_the_tokens_pay_for_and_fewer_than_three_speak_in_brief(
     length: float, voters: int, most: int
 ) -> None:
-    seat, count = within(Seat("policy", Sampling(max_tokens=12)), 20.0, length)
-    assert (count, seat.sampling.max_tokens) == (voters, most)
+    player, count = fit_token_budget(Player("policy", Sampling(max_tokens=12)), 20.0, length)
+    assert (count, player.sampling.max_tokens) == (voters, most)
 
 
 def test_voters_are_drawn_even_where_the_team_is_not() -> None:
-    greedy, drawn = (Seat("policy", Sampling(temperature=warm)) for warm in (0.0, 0.3))
-    assert heated(greedy, 0.6).sampling.temperature == 0.6  # as it learned to speak
-    assert heated(greedy, 0.0).sampling.temperature == 1.0
-    assert heated(drawn, 0.6).sampling.temperature == 0.3
+    greedy, drawn = (Player("policy", Sampling(temperature=warm)) for warm in (0.0, 0.3))
+    assert with_temperature(greedy, 0.6).sampling.temperature == 0.6  # as it learned to speak
+    assert with_temperature(greedy, 0.0).sampling.temperature == 1.0
+    assert with_temperature(drawn, 0.6).sampling.temperature == 0.3
 
 
 def test_unequal_tokens_are_told() -> None:

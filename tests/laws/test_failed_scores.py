@@ -13,10 +13,10 @@ import pytest
 from coterie.envs.base import TaskEnv, graded
 from coterie.rewards import GraderTimeout
 from coterie.rollout import scoring
-from coterie.rollout.collector import Collector, Seat, TooManyFailures, enough, summary
+from coterie.rollout.collector import Collector, Player, TooManyFailures, enough, rollout_metrics
 from coterie.types import Env, Episode, Outcome, Sample, Sampling, Split, Task, Team
 
-SEATS = {"solver": Seat("policy", Sampling(max_tokens=2))}
+PLAYERS = {"solver": Player("policy", Sampling(max_tokens=2))}
 
 
 class Counted:
@@ -79,7 +79,7 @@ def played(env: Env, tasks: Sequence[Task], workflow: Once | None = None, score_
     engine = Counted()
     chats: Any = {"policy": Words()}
     collector = Collector(workflow or Once(), env, engine, chats, 64, 60.0, score_deadline)
-    return collector.collect(tasks, 1, SEATS, 0), engine
+    return collector.collect(tasks, 1, PLAYERS, 0), engine
 
 
 def own(folder: Path, code: str, deadline: float = 30.0) -> Env:
@@ -114,10 +114,10 @@ def test_a_grader_that_hangs_is_asked_twice_and_then_its_episode_fails(tmp_path:
 
 def test_killed_graders_are_counted_also_where_the_episode_failed(tmp_path: Path) -> None:
     episodes, _ = played(own(tmp_path, HANGS, deadline=2.0), [Task("a", "Go.", "hang"), Task("b", "Go.", "fine")])
-    metrics = summary(episodes)
+    metrics = rollout_metrics(episodes)
     assert metrics["grader_timeouts"] == 1.0  # two attempts, two episodes
     assert metrics["failed/GraderTimeout"] == 1.0 and metrics["reward"] == 1.0
-    only = summary(episodes[:1])
+    only = rollout_metrics(episodes[:1])
     assert only == {"failed": 1.0, "failed/GraderTimeout": 1.0, "grader_timeouts": 2.0}
 
 

@@ -16,7 +16,7 @@ from coterie.credit.difference import Difference
 from coterie.engines.native.engine import NativeEngine
 from coterie.games.naming import Naming, OneByOne
 from coterie.models.base import Base
-from coterie.rollout.collector import Collector, Seat
+from coterie.rollout.collector import Collector, Player
 from coterie.training.log import read_episodes
 from coterie.types import Episode, Fork, Sampling, Task, Team, Turn, Workflow
 from coterie.workflows.debate import Debate
@@ -24,7 +24,7 @@ from tests.runs import naming_config, trained
 
 TASKS = [Task(f"task {i}", f"What is {i} + {i}?", None) for i in range(3)]
 ROLES = ("left", "right", "third")
-SEATS = {role: Seat("policy", Sampling(max_tokens=5)) for role in ROLES}
+PLAYERS = {role: Player("policy", Sampling(max_tokens=5)) for role in ROLES}
 ENV = Naming(dict(zip(ROLES, "eao", strict=True)))
 
 COUNTER = itertools.count()
@@ -72,7 +72,7 @@ def collector(request: pytest.FixtureRequest, llama: Base) -> Collector:
 
 
 def played(collector: Collector) -> list[Episode]:
-    episodes = collector.collect(TASKS, 2, SEATS, seed=1)
+    episodes = collector.collect(TASKS, 2, PLAYERS, seed=1)
     assert all(e.error is None for e in episodes)
     return episodes
 
@@ -92,7 +92,7 @@ def asked(episode: Episode) -> dict[tuple[str, int], tuple[Any, ...]]:
 
 def test_an_episode_of_which_every_turn_is_given_is_the_same_episode(collector: Collector) -> None:
     for origin in played(collector):
-        (again,) = collector.fork([Fork(origin, "again", whole(origin))], SEATS)
+        (again,) = collector.fork([Fork(origin, "again", whole(origin))], PLAYERS)
         assert again.error is None and again.origin == origin.id and again.fork == "again"
         assert sorted(words(again)) == sorted(words(origin))
         assert {t.logprobs for t in again.turns} == {t.logprobs for t in origin.turns}
@@ -104,9 +104,9 @@ def test_an_episode_of_which_nothing_is_given_says_the_same_again_and_with_anoth
     collector: Collector,
 ) -> None:
     origins = played(collector)
-    forks = collector.fork([Fork(origin, "again", {}) for origin in origins], SEATS)
+    forks = collector.fork([Fork(origin, "again", {}) for origin in origins], PLAYERS)
     assert [words(fork) for fork in forks] == [words(origin) for origin in origins]
-    others = collector.fork([Fork(origin, "else", {}, draw) for origin in origins for draw in (1, 2)], SEATS)
+    others = collector.fork([Fork(origin, "else", {}, draw) for origin in origins for draw in (1, 2)], PLAYERS)
     assert all(asked(other) != asked(origins[i // 2]) for i, other in enumerate(others))
     assert len({str(asked(other)) for other in others}) == len(others)
 
@@ -117,33 +117,33 @@ def test_with_a_part_given_the_rest_is_said_with_the_same_noise(collector: Colle
         for count in range(len(origin.turns)):
             given = {(t.role, t.round): t for t in origin.turns[:count]}
             forks.append(Fork(origin, f"from {count}", given))
-    for fork, again in zip(forks, collector.fork(forks, SEATS), strict=True):
+    for fork, again in zip(forks, collector.fork(forks, PLAYERS), strict=True):
         assert asked(again) == asked(fork.origin)
-        assert sum(t.given for t in again.turns) == len(fork.given)
+        assert sum(t.given for t in again.turns) == len(fork.fixed_turns)
 
 
 def test_a_fork_of_a_fork_with_draw_zero_meets_the_noise_of_that_fork(collector: Collector) -> None:
-    (origin,) = collector.collect(TASKS[:1], 1, SEATS, seed=1)
-    (other,) = collector.fork([Fork(origin, "else", {}, 3)], SEATS)
-    (again,) = collector.fork([Fork(other, "again", {})], SEATS)
+    (origin,) = collector.collect(TASKS[:1], 1, PLAYERS, seed=1)
+    (other,) = collector.fork([Fork(origin, "else", {}, 3)], PLAYERS)
+    (again,) = collector.fork([Fork(other, "again", {})], PLAYERS)
     assert words(again) == words(other) != words(origin)
 
 
 @pytest.mark.parametrize("collector", ["debate", "one by one"], indirect=True)
 def test_turns_keep_their_order_and_what_they_had_seen_whatever_part_is_given(collector: Collector) -> None:
-    (origin,) = collector.collect(TASKS[:1], 1, SEATS, seed=1)
+    (origin,) = collector.collect(TASKS[:1], 1, PLAYERS, seed=1)
     places = [(t.role, t.round, t.seen) for t in origin.turns]
     forks = []
     for chosen in itertools.product([True, False], repeat=4):
         given = {(t.role, t.round): t for t, it_is in zip(origin.turns, chosen, strict=False) if it_is}
         forks.append(Fork(origin, str(chosen), given))
-    for again in collector.fork(forks, SEATS):
+    for again in collector.fork(forks, PLAYERS):
         assert [(t.role, t.round, t.seen) for t in again.turns] == places
 
 
 @pytest.mark.parametrize("collector", ["debate"], indirect=True)
 def test_roles_side_by_side_have_not_seen_each_other(collector: Collector) -> None:
-    (episode,) = collector.collect(TASKS[:1], 1, SEATS, seed=1)
+    (episode,) = collector.collect(TASKS[:1], 1, PLAYERS, seed=1)
     assert [t.seen for t in episode.turns] == [()] * 3 + [(0, 1, 2)] * 3 + [(0, 1, 2, 3, 4, 5)] * 3
 
 
@@ -162,8 +162,8 @@ def test_a_turn_has_seen_what_was_finished_when_it_was_asked_for(collector: Coll
 def test_a_workflow_that_reads_something_else_is_told_so(llama: Base) -> None:
     engine = NativeEngine(llama, {"policy": None})
     collector = Collector(NeverTheSame(ROLES), ENV, engine, {"policy": llama.chat}, 64, 60.0, 60.0)
-    (origin,) = collector.collect(TASKS[:1], 1, SEATS, seed=1)
-    (again,) = collector.fork([Fork(origin, "again", whole(origin))], SEATS)
+    (origin,) = collector.collect(TASKS[:1], 1, PLAYERS, seed=1)
+    (again,) = collector.fork([Fork(origin, "again", whole(origin))], PLAYERS)
     assert again.error is not None and again.error_kind == "ValueError"
     assert "left's turn 0 read something else" in again.error
     assert "may only depend on its task and on what was said" in again.error
@@ -171,10 +171,10 @@ def test_a_workflow_that_reads_something_else_is_told_so(llama: Base) -> None:
 
 @pytest.mark.parametrize("collector", ["one by one"], indirect=True)
 def test_what_a_turn_was_worth_stays_in_its_own_episode(collector: Collector) -> None:
-    (origin,) = collector.collect(TASKS[:1], 1, SEATS, seed=1)
+    (origin,) = collector.collect(TASKS[:1], 1, PLAYERS, seed=1)
     for t in origin.turns:
         t.reward, t.earned = 5.0, 5.0
-    (again,) = collector.fork([Fork(origin, "again", whole(origin))], SEATS)
+    (again,) = collector.fork([Fork(origin, "again", whole(origin))], PLAYERS)
     assert all(t.reward is None and t.earned is None for t in again.turns)
     assert all(t.reward == 5.0 for t in origin.turns)
 
@@ -188,11 +188,11 @@ def test_a_silenced_role_says_the_default_and_the_rest_depends_on_it_or_stays(co
     origins = played(collector)
     forks = credit.forks(origins)
     assert len(forks) == len(origins) * len(ROLES)
-    otherwise = collector.fork(forks, SEATS)
+    otherwise = collector.fork(forks, PLAYERS)
     by_id = {origin.id: origin for origin in origins}
     for fork, episode in zip(forks, otherwise, strict=True):
         assert episode.error is None and episode.id == fork.id
-        (silent,) = {role for (role, _), said in fork.given.items() if isinstance(said, str)}
+        (silent,) = {role for (role, _), said in fork.fixed_turns.items() if isinstance(said, str)}
         origin = by_id[str(episode.origin)]
         assert [(t.role, t.round) for t in episode.turns] == [(t.role, t.round) for t in origin.turns]
         for now, then in zip(episode.turns, origin.turns, strict=True):

@@ -237,7 +237,7 @@ def self_play(model: Path, **changes: Any) -> dict[str, Any]:
 
 def played_by(run: Run, step: int) -> dict[str, str]:
     run.step = step
-    return {role: seat.policy for role, seat in run.seats().items()}
+    return {role: seat.policy for role, seat in run.players().items()}
 
 
 def test_snapshots_play_one_seat_in_a_share_of_the_steps(model: Path, tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ def test_snapshots_play_one_seat_in_a_share_of_the_steps(model: Path, tmp_path: 
     assert {len(roles) for roles in past} == {0, 1} and 70 < sum(map(len, past)) < 130
     assert {roles[0] for roles in past if roles} == {"first", "second"}
     assert {policy for team in teams for policy in team.values()} == {"player", slots(run.config, "player")[0]}
-    assert {seat.policy for seat in run.seats(evaluating=True).values()} == {"player"}
+    assert {seat.policy for seat in run.players(evaluating=True).values()} == {"player"}
 
 
 def test_a_snapshot_is_what_the_policy_was_and_stays_so(model: Path, tmp_path: Path) -> None:

@@ -155,7 +155,7 @@ def survives(way: str, count: int, data: Path, model: Path, canary: Path) -> Non
     began, highest, seed = time.monotonic(), 0.0, 0
     while says.said < count:
         seed += 1
-        episodes = collector.collect(run.tasks.tasks[:1], min(count, 200), run.seats(), seed)
+        episodes = collector.collect(run.tasks.tasks[:1], min(count, 200), run.players(), seed)
         highest = max(highest, harmless(episodes))
     assert not says.leaked
     print(f"{way}: {says.said} strings, {time.monotonic() - began:.0f} s, highest reward {highest:.3g}")

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from coterie.files import InUse, held
+from coterie.files import FolderInUse, exclusive_lock
 from coterie.games.naming import Naming
 from coterie.training import checkpoint
 from coterie.training.checkpoint import BadCheckpoint, NoCheckpoint
@@ -93,9 +93,13 @@ def test_a_run_whose_pointer_was_lost_goes_on_from_its_newest_checkpoint(model_f
 
 
 def test_a_folder_that_another_process_trains_in_is_refused(tmp_path: Path) -> None:
-    with held(tmp_path), pytest.raises(InUse, match="is in use: another process is training in it"), held(tmp_path):
+    with (
+        exclusive_lock(tmp_path),
+        pytest.raises(FolderInUse, match="is in use: another process is training in it"),
+        exclusive_lock(tmp_path),
+    ):
         pass
-    with held(tmp_path):
+    with exclusive_lock(tmp_path):
         pass
 
 

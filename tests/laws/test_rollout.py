@@ -20,14 +20,14 @@ from coterie.envs.base import TaskEnv, graded
 from coterie.games.naming import Naming, OneByOne
 from coterie.learners.batch import make_batches
 from coterie.models.base import Base
-from coterie.rollout.collector import Collector, Players, Seat, TooManyFailures, enough, summary
+from coterie.rollout.collector import AgentTeam, Collector, Player, TooManyFailures, enough, rollout_metrics
 from coterie.types import Episode, Sampling, Split, Task, Team
 from coterie.workflows.vote import Vote
 from tests.episodes import episode
 from tests.hangs import HANG
 
 TASKS = [Task(f"task {i}", f"What is {i} + {i}?", None) for i in range(4)]
-SEATS = {role: Seat("policy", Sampling(max_tokens=6)) for role in ("left", "right")}
+PLAYERS = {role: Player("policy", Sampling(max_tokens=6)) for role in ("left", "right")}
 ENV = Naming({"left": "e", "right": "a"})
 
 
@@ -47,30 +47,30 @@ def said(episodes: Sequence[Episode]) -> dict[str, list[tuple[str, tuple[int, ..
 
 
 def test_what_is_sampled_does_not_depend_on_concurrency_order_or_company(collector: Collector) -> None:
-    together = said(collector.collect(TASKS, 3, SEATS, seed=1))
+    together = said(collector.collect(TASKS, 3, PLAYERS, seed=1))
     assert len(together) == 12 and all(len(turns) == 4 for turns in together.values())
     for concurrency in (1, 5):
-        assert said(replace(collector, concurrency=concurrency).collect(TASKS, 3, SEATS, seed=1)) == together
-    assert said(collector.collect(TASKS[::-1], 3, SEATS, seed=1)) == together
-    alone = said(collector.collect(TASKS[2:3], 1, SEATS, seed=1))
+        assert said(replace(collector, concurrency=concurrency).collect(TASKS, 3, PLAYERS, seed=1)) == together
+    assert said(collector.collect(TASKS[::-1], 3, PLAYERS, seed=1)) == together
+    alone = said(collector.collect(TASKS[2:3], 1, PLAYERS, seed=1))
     assert alone.items() <= together.items()
-    assert said(collector.collect(TASKS, 3, SEATS, seed=2)) != together
+    assert said(collector.collect(TASKS, 3, PLAYERS, seed=2)) != together
 
 
 def test_repeats_roles_and_rounds_each_have_noise_of_their_own(collector: Collector) -> None:
-    episodes = collector.collect(TASKS[:1], 6, SEATS, seed=1)
+    episodes = collector.collect(TASKS[:1], 6, PLAYERS, seed=1)
     assert len({e.turns[0].response_ids for e in episodes}) > 3
     assert len({t.response_ids for e in episodes for t in e.turns}) > 12
 
 
 def test_a_task_that_comes_twice_in_a_step_is_played_with_other_noise(collector: Collector) -> None:
-    episodes = collector.collect([TASKS[0], TASKS[0]], 2, SEATS, seed=1)
+    episodes = collector.collect([TASKS[0], TASKS[0]], 2, PLAYERS, seed=1)
     assert [e.repeat for e in episodes] == [0, 1, 2, 3]
     assert len({e.turns[0].response_ids for e in episodes}) > 2
 
 
 def test_a_conversation_that_goes_on_keeps_the_ids_that_were_sampled(collector: Collector) -> None:
-    for played in collector.collect(TASKS, 2, SEATS, seed=3):
+    for played in collector.collect(TASKS, 2, PLAYERS, seed=3):
         first, later = (t for t in played.turns if t.role == "left")
         before = first.prompt_ids + first.response_ids
         assert later.prompt_ids[: len(before)] == before and later.round == 1
@@ -92,7 +92,7 @@ class AllAtOnce:
 
 
 def test_turns_stay_in_the_order_in_which_they_were_asked_for(collector: Collector) -> None:
-    for played in replace(collector, workflow=AllAtOnce()).collect(TASKS, 2, SEATS, seed=1):
+    for played in replace(collector, workflow=AllAtOnce()).collect(TASKS, 2, PLAYERS, seed=1):
         assert [(t.role, t.round) for t in played.turns] == [("left", 0), ("right", 0), ("left", 1)]
         assert [t.text for t in played.turns] == played.answer
         assert len(played.turns[1].response_ids) == 1
@@ -100,7 +100,7 @@ def test_turns_stay_in_the_order_in_which_they_were_asked_for(collector: Collect
 
 def test_turns_that_one_role_is_asked_for_at_once_have_noise_of_their_own(collector: Collector) -> None:
     voting = replace(collector, workflow=Vote(role="left", voters=5))
-    (played,) = voting.collect(TASKS[:1], 1, {"left": SEATS["left"]}, seed=1)
+    (played,) = voting.collect(TASKS[:1], 1, {"left": PLAYERS["left"]}, seed=1)
     assert len({t.prompt_ids for t in played.turns}) == 1 and len({t.response_ids for t in played.turns}) > 3
 
 
@@ -123,14 +123,14 @@ class Stumbles(OneByOne):
 def test_a_failed_episode_is_data_with_its_traceback_and_the_others_go_on(collector: Collector) -> None:
     mishaps = {"task 1": ValueError("no answer in the reply"), "task 2": KeyError("tool")}
     clumsy = replace(collector, workflow=Stumbles(("left", "right"), 2, mishaps))
-    episodes = clumsy.collect(TASKS, 2, SEATS, seed=1)
+    episodes = clumsy.collect(TASKS, 2, PLAYERS, seed=1)
     assert [e.error_kind for e in episodes] == [None, None, *["ValueError"] * 2, *["KeyError"] * 2, None, None]
     broken = episodes[2]
     assert broken.error is not None
     assert "no answer in the reply" in broken.error and "test_rollout.py" in broken.error
     assert len(broken.turns) == 4  # what was said before it failed
-    assert said(episodes) == said(collector.collect(TASKS, 2, SEATS, seed=1))
-    metrics = summary(episodes)
+    assert said(episodes) == said(collector.collect(TASKS, 2, PLAYERS, seed=1))
+    metrics = rollout_metrics(episodes)
     assert (metrics["failed"], metrics["failed/ValueError"], metrics["failed/KeyError"]) == (4, 2, 2)
     assert metrics["reward"] == pytest.approx(sum(e.reward for e in episodes if e.error is None) / 4)
 
@@ -140,7 +140,7 @@ def test_a_failed_episode_is_data_with_its_traceback_and_the_others_go_on(collec
 )
 def test_nothing_that_one_episode_does_ends_the_others(mishap: BaseException, collector: Collector) -> None:
     clumsy = replace(collector, workflow=Stumbles(("left", "right"), 2, {"task 1": mishap}))
-    kinds = [e.error_kind for e in clumsy.collect(TASKS, 1, SEATS, seed=1)]
+    kinds = [e.error_kind for e in clumsy.collect(TASKS, 1, PLAYERS, seed=1)]
     assert kinds == [None, type(mishap).__name__, None, None]
 
 
@@ -163,7 +163,7 @@ class Stubborn:
 @pytest.mark.parametrize("blocks", [True, False])
 def test_an_episode_that_comes_to_its_end_too_late_has_failed(blocks: bool, collector: Collector) -> None:
     slow = replace(collector, workflow=Stubborn(blocks), deadline=0.1)
-    (played,) = slow.collect(TASKS[:1], 1, SEATS, seed=1)
+    (played,) = slow.collect(TASKS[:1], 1, PLAYERS, seed=1)
     assert played.error_kind == "TimeoutError" and "0.1 seconds of rollout.deadline" in (played.error or "")
 
 
@@ -183,16 +183,16 @@ def test_a_turn_that_is_drawn_from_a_part_of_what_could_be_said_is_not_learned_f
     how: Mapping[str, Any], collector: Collector
 ) -> None:
     for options, learned in ((how, False), ({"temperature": 0.5, "max_tokens": 2}, True)):
-        (played,) = replace(collector, workflow=Narrow(options)).collect(TASKS[:1], 1, SEATS, seed=1)
+        (played,) = replace(collector, workflow=Narrow(options)).collect(TASKS[:1], 1, PLAYERS, seed=1)
         assert played.error is None and [not turn.given for turn in played.turns] == [learned]
         assert bool(make_batches([played], judged=False)) == learned
 
 
 def ample(collector: Collector) -> float:
     """A deadline that good episodes keep, by how long they take on this machine now."""
-    collector.collect(TASKS, 1, SEATS, seed=0)  # what is only slow the first time does not count
+    collector.collect(TASKS, 1, PLAYERS, seed=0)  # what is only slow the first time does not count
     started = time.perf_counter()
-    collector.collect(TASKS, 1, SEATS, seed=1)
+    collector.collect(TASKS, 1, PLAYERS, seed=1)
     return max(2.0, 20 * (time.perf_counter() - started))
 
 
@@ -214,7 +214,7 @@ class Stuck:
 def test_code_that_never_comes_back_is_interrupted_and_the_others_go_on(waits: bool, collector: Collector) -> None:
     # For an eighth of the deadline one episode may hold up all others; they keep it on a slow machine, too.
     stuck = replace(collector, workflow=Stuck(waits), deadline=10 * ample(collector))
-    played = stuck.collect(TASKS, 1, SEATS, seed=1)
+    played = stuck.collect(TASKS, 1, PLAYERS, seed=1)
     assert played[1].error_kind == "TimeoutError" and "time.sleep" in (played[1].error or "")
     assert [e.error_kind for i, e in enumerate(played) if i != 1] == [None] * (len(played) - 1)
     assert signal.getsignal(signal.SIGALRM) == signal.SIG_DFL
@@ -235,7 +235,7 @@ class Returns:
 @pytest.mark.parametrize(("text", "why"), [(True, "it lacks an await"), (False, "a Turn: return its .text")])
 @pytest.mark.filterwarnings("ignore:coroutine")
 def test_a_workflow_that_returns_no_answer_is_told_what_it_did(text: bool, why: str, collector: Collector) -> None:
-    (played,) = replace(collector, workflow=Returns(text)).collect(TASKS[:1], 1, SEATS, seed=1)
+    (played,) = replace(collector, workflow=Returns(text)).collect(TASKS[:1], 1, PLAYERS, seed=1)
     assert played.error_kind == "TypeError" and f"Returns.run returned {'something' if text else 'a'}" in played.error
     assert why in played.error
 
@@ -245,7 +245,7 @@ def test_an_alarm_that_was_set_before_is_heard_after(collector: Collector) -> No
     before = signal.signal(signal.SIGALRM, lambda number, _: heard.append(number))
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.2)
-        collector.collect(TASKS, 1, SEATS, seed=1)
+        collector.collect(TASKS, 1, PLAYERS, seed=1)
         time.sleep(0.3)
     finally:
         signal.signal(signal.SIGALRM, before)
@@ -286,13 +286,13 @@ class Scores:
 def test_a_reward_or_metric_that_is_no_number_is_the_failure_of_its_episode(
     env: Scores, complaint: str, collector: Collector
 ) -> None:
-    (played,) = replace(collector, env=env).collect(TASKS[:1], 1, SEATS, seed=1)
+    (played,) = replace(collector, env=env).collect(TASKS[:1], 1, PLAYERS, seed=1)
     assert played.error_kind == "ValueError" and complaint in (played.error or "")
 
 
 def test_a_prompt_that_cannot_be_read_fails_alone(collector: Collector) -> None:
     clumsy = replace(collector, workflow=Misspells())
-    assert [e.error_kind for e in clumsy.collect(TASKS, 1, SEATS, seed=1)] == [None, "ValueError", "ValueError", None]
+    assert [e.error_kind for e in clumsy.collect(TASKS, 1, PLAYERS, seed=1)] == [None, "ValueError", "ValueError", None]
 
 
 @dataclass(frozen=True)
@@ -332,10 +332,10 @@ class NeverReturns(OneByOne):
 
 def test_a_workflow_that_never_returns_hits_its_deadline_alone(collector: Collector) -> None:
     endless = replace(collector, workflow=NeverReturns(("left", "right"), 2), deadline=ample(collector))
-    episodes = endless.collect(TASKS, 1, SEATS, seed=1)
+    episodes = endless.collect(TASKS, 1, PLAYERS, seed=1)
     assert [e.error_kind for e in episodes] == [None, "TimeoutError", "TimeoutError", None]
     assert len(episodes[2].turns) > 1
-    straight = said(collector.collect(TASKS, 1, SEATS, seed=1))  # and the engine is as good as before
+    straight = said(collector.collect(TASKS, 1, PLAYERS, seed=1))  # and the engine is as good as before
     assert all(said([e])[e.id] == straight[e.id] for e in (episodes[0], episodes[3]))
 
 
@@ -349,7 +349,7 @@ class SlowScore(Naming):
 
 def test_an_environment_whose_scoring_waits_for_ever_is_cut(collector: Collector) -> None:
     waiting = replace(collector, env=SlowScore(ENV.letters), score_deadline=2.0)
-    assert [e.error_kind for e in waiting.collect(TASKS, 1, SEATS, seed=1)] == ["TimeoutError", None, None, None]
+    assert [e.error_kind for e in waiting.collect(TASKS, 1, PLAYERS, seed=1)] == ["TimeoutError", None, None, None]
 
 
 @dataclass(frozen=True)
@@ -364,11 +364,11 @@ def test_graders_that_hang_are_cut_and_those_behind_them_are_answered(collector:
     # More hang than there are processes to grade in, so that the good ones have to wait for them.
     tasks = [Task(f"task {i}", "Go.", "hang" if i < 4 else "fine") for i in range(8)]
     patient = replace(collector, workflow=OneByOne(("left",)), env=env, score_deadline=None)
-    episodes = patient.collect(tasks, 1, {"left": SEATS["left"]}, seed=1)
+    episodes = patient.collect(tasks, 1, {"left": PLAYERS["left"]}, seed=1)
     assert [e.error_kind for e in episodes] == ["GraderTimeout"] * 4 + [None] * 4
     assert [e.reward for e in episodes[4:]] == [1.0] * 4
     assert [e.metrics["grader_timeouts"] for e in episodes] == [2.0] * 4 + [0.0] * 4
-    assert summary(episodes)["grader_timeouts"] == 1.0
+    assert rollout_metrics(episodes)["grader_timeouts"] == 1.0
 
 
 @dataclass(frozen=True)
@@ -394,10 +394,10 @@ def test_grading_never_keeps_sampling_waiting(collector: Collector, tmp_path: Pa
     env = graded(Questions(), f"{tmp_path}/grade.py:grade", {}, deadline=HANG)
     workflow = SaysGo(("left",), note=note)
     narrow = replace(collector, workflow=workflow, env=env, concurrency=1, score_deadline=None)
-    episodes = narrow.collect(TASKS, 1, {"left": SEATS["left"]}, seed=1)
+    episodes = narrow.collect(TASKS, 1, {"left": PLAYERS["left"]}, seed=1)
     assert [(e.error, e.reward, e.metrics["grader_timeouts"]) for e in episodes] == [(None, 1.0, 0.0)] * 4
 
 
 def test_a_role_that_is_not_there_is_named_beside_those_that_are() -> None:
     with pytest.raises(KeyError, match="no role is called 'solver'; this team has"):
-        Players([])["solver"]
+        AgentTeam([])["solver"]

@@ -19,7 +19,7 @@ from coterie.cli.report import plan
 from coterie.config import ConfigError, dump, load
 from coterie.config.conflicts import cross_check
 from coterie.learners.critics import Critics
-from coterie.rollout.collector import Seat
+from coterie.rollout.collector import Player
 from coterie.training.log import read_episodes
 from coterie.training.loop import Run, learn
 from coterie.types import Sampling
@@ -140,9 +140,9 @@ def test_only_turns_of_the_round_whose_turn_it_is_are_learned_from(
 
 
 def test_a_seat_is_played_by_the_nth_policy_and_the_last_one_plays_the_rest() -> None:
-    seat = Seat("first", Sampling(), ("second", "rest"))
-    assert [seat.player(nth) for nth in range(5)] == ["first", "second", "rest", "rest", "rest"]
-    assert [Seat("first", Sampling()).player(nth) for nth in range(2)] == ["first", "first"]
+    player = Player("first", Sampling(), ("second", "rest"))
+    assert [player.policy_at(nth) for nth in range(5)] == ["first", "second", "rest", "rest", "rest"]
+    assert [Player("first", Sampling()).policy_at(nth) for nth in range(2)] == ["first", "first"]
 
 
 def test_a_role_may_have_a_policy_for_its_first_turn_and_one_for_later_turns(

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from coterie.checksums import SUMS
 from coterie.cli.app import app
 from coterie.config import load
-from coterie.files import NotWritten, append_line, held, write_atomic
+from coterie.files import WriteFailed, append_line, exclusive_lock, write_atomic
 from coterie.models.store import write_tensors
 from coterie.training import checkpoint
 from coterie.training.build import build
@@ -107,7 +107,7 @@ def test_a_disk_that_fills_up_while_a_run_begins_is_told_and_leaves_no_folder(tm
 
 def test_no_space_left_is_told_with_the_file(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
-    with pytest.raises(NotWritten, match=r"metrics\.jsonl could not be written: No space left on device"):
+    with pytest.raises(WriteFailed, match=r"metrics\.jsonl could not be written: No space left on device"):
         append_line(tmp_path / "metrics.jsonl", "{}")
 
 
@@ -118,14 +118,14 @@ def test_tensors_that_find_no_room_say_so_as_files_do(tmp_path: Path) -> None:
 
 
 def as_nobody(action: Callable[[], object]) -> int:
-    """Do it in a process without root's rights; 0 where it raises NotWritten."""
+    """Do it in a process without root's rights; 0 where it raises WriteFailed."""
     child = os.fork()
     if child == 0:
         if os.geteuid() == 0:
             os.setuid(65534)
         try:
             action()
-        except NotWritten as error:
+        except WriteFailed as error:
             os._exit(0 if "Permission denied" in str(error) else 2)
         os._exit(1)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -205,7 +205,7 @@ def test_an_empty_run_folder_is_told_and_taken_by_the_next_run(tmp_path: Path, m
 
 def test_an_empty_folder_in_which_another_run_begins_is_not_taken(tmp_path: Path, model: Path) -> None:
     (tmp_path / "game").mkdir()
-    with held(tmp_path / "game"):
+    with exclusive_lock(tmp_path / "game"):
         well("train", game(tmp_path, model), "steps=1", "--out", tmp_path)
     assert (tmp_path / "game-2" / "latest").is_file() and not list((tmp_path / "game").iterdir())
 

@@ -19,7 +19,7 @@ from coterie.games.naming import Naming
 from coterie.learners.batch import make_batches
 from coterie.models.chat import Chat
 from coterie.rl.trees import levels, returns, tree
-from coterie.rollout.collector import Collector, Seat
+from coterie.rollout.collector import Collector, Player
 from coterie.training.log import read_episodes
 from coterie.types import Episode, Fork, Sample, Sampling, Task, Turn
 from tests.episodes import credited, episode, turn
@@ -92,7 +92,7 @@ class Playing:
         return played
 
     def forked(self, fork: Fork) -> Episode:
-        given = [replace(t, given=True, repeated=True) for t in fork.given.values() if isinstance(t, Turn)]
+        given = [replace(t, given=True, repeated=True) for t in fork.fixed_turns.values() if isinstance(t, Turn)]
         origin = fork.origin
         return self.finish(Episode(fork.id, origin.task, origin.repeat, given, origin=origin.id, fork=fork.purpose))
 
@@ -272,12 +272,12 @@ def on_a_graph(algorithm: Group, use_all_traj: bool, learning: Sequence[str] = (
     """Two rounds of two agents, and all that the algorithm plays beside them."""
     engine, roles = AtRandom(), ("left", "right")
     graph = Graph(tuple(map(GraphAgent, roles)), max_assistant_turns=2, use_all_traj=use_all_traj)
-    seats = {role: Seat(role, Sampling()) for role in roles}
+    players = {role: Player(role, Sampling()) for role in roles}
     chats = dict.fromkeys(roles, Chat(engine.tokenizer))
     collector = Collector(graph, Letters({}), engine, chats, 64, 10.0, None)
-    episodes = collector.collect([Task("t", "?", None)], 2, seats, seed=3)
+    episodes = collector.collect([Task("t", "?", None)], 2, players, seed=3)
     while forks := algorithm.forks(episodes, learning):
-        episodes += collector.fork(forks, seats)
+        episodes += collector.fork(forks, players)
     assert [e.error for e in episodes if e.error] == []
     assert all(t.given for e in episodes for t in e.turns if t.repeated)
     credited(algorithm, episodes)

@@ -29,7 +29,7 @@ AS_FUNCTIONS = """\
 from coterie import AgentTrainer, env, reward, tool, workflow
 from coterie.tools import converse
 from coterie.types import Task
-from coterie.prompts import opening
+from coterie.prompts import chat_messages
 
 @tool
 def double(number: int) -> int:
@@ -38,7 +38,7 @@ def double(number: int) -> int:
 
 @workflow(roles=("thinker", "speaker"))
 async def pair(task, team, world, *, hint: str = "Think."):
-    thought = await converse(team.thinker, opening(hint + task.prompt), [double], limit=2)
+    thought = await converse(team.thinker, chat_messages(hint + task.prompt), [double], limit=2)
     return (await team.speaker.say(thought.text)).text
 
 @env
@@ -56,7 +56,7 @@ from coterie import AgentTrainer
 from coterie.envs.base import TaskEnv
 from coterie.tools import converse
 from coterie.types import Task
-from coterie.prompts import opening
+from coterie.prompts import chat_messages
 
 def double(number: int) -> int:
     '''Double a number.'''
@@ -68,7 +68,7 @@ class pair:
     roles = ("thinker", "speaker")
 
     async def run(self, task, team, world):
-        thought = await converse(team.thinker, opening(self.hint + task.prompt), [double], limit=2)
+        thought = await converse(team.thinker, chat_messages(self.hint + task.prompt), [double], limit=2)
         return (await team.speaker.say(thought.text)).text
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from coterie.config.conflicts import cross_check
 from coterie.config.registry import user_module
 from coterie.credit.base import Credit
 from coterie.models.chat import Chat
-from coterie.rollout.collector import Collector, Seat, TooManyFailures
+from coterie.rollout.collector import Collector, Player, TooManyFailures
 from coterie.training import checkpoint
 from coterie.training.build import build
 from coterie.training.loop import Run, train
@@ -505,9 +505,9 @@ def played(tmp_path: Path, said: Sequence[str], *overrides: str, text: str = MAR
     parrot = Parrot(said)
     chats = {name: Chat(parrot.tokenizer) for name in config.policies}
     env = config.env.instance.with_grader(config.env.instance.native(1.0))
-    seats = {role: Seat(own.policies[0], Sampling()) for role, own in config.roles.items()}
+    players = {role: Player(own.policies[0], Sampling()) for role, own in config.roles.items()}
     collector = Collector(config.workflow.instance, env, parrot, chats, 1, 10.0, None)
-    (only,) = collector.collect([Task("t", "1 + 1?", "2")], 1, seats, 0)
+    (only,) = collector.collect([Task("t", "1 + 1?", "2")], 1, players, 0)
     return only, parrot
 
 
@@ -595,7 +595,7 @@ def test_an_agent_without_hooks_reads_the_prompt_and_then_the_observation() -> N
 def test_ids_of_another_tokenizer_are_written_anew() -> None:
     """The second agent's tokenizer knows another word for everything."""
 
-    class Speaker:
+    class RecordingAgent:
         role = "x"
 
         def __init__(self, shift: int) -> None:
@@ -608,7 +608,7 @@ def test_ids_of_another_tokenizer_are_written_anew() -> None:
             self.read = list(ids)
             return turn("x", ids, (5,))
 
-    first, second = Speaker(0), Speaker(1)
+    first, second = RecordingAgent(0), RecordingAgent(1)
     table = Table(first, Task("t", "one and one", None), 2)  # type: ignore[arg-type]
     asyncio.run(table.speak(GraphAgent("x"), second, 1))  # type: ignore[arg-type]
     assert second.read == second.chat.tokenizer.encode(

@@ -26,7 +26,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from coterie.config import ConfigError
 from coterie.console import LivePanel, plain_line, sparkline, table
-from coterie.files import NotWritten, append_line, atomic_folder, remove_folder, truncate_after, write_atomic
+from coterie.files import WriteFailed, append_line, atomic_folder, filter_rows, remove_folder, write_atomic
 from coterie.rewards import TIMEOUTS
 from coterie.training.log import RunLog, TensorBoard, read_episodes
 from coterie.types import Episode, Task, Turn
@@ -163,7 +163,7 @@ def test_a_half_written_last_line_is_dropped(tmp_path: Path) -> None:
         """,
         tmp_path,
     )
-    assert truncate_after(path, lambda row: True) == [{"step": 0}, {"step": 1}]
+    assert filter_rows(path, lambda row: True) == [{"step": 0}, {"step": 1}]
     append_line(path, '{"step": 2}')
     assert [row["step"] for row in rows(tmp_path)] == [0, 1, 2]
 
@@ -310,7 +310,7 @@ def test_a_full_disk_is_told_by_tensorboard_s_file_in_one_line(
     board.write(1, {"reward": 0.5})
     resource.setrlimit(resource.RLIMIT_FSIZE, (200, before[1]))
     try:
-        with pytest.raises(NotWritten, match=r"tfevents.* could not be written: (only a part|File too large)"):
+        with pytest.raises(WriteFailed, match=r"tfevents.* could not be written: (only a part|File too large)"):
             for step in range(2, 50):
                 board.write(step, {"reward": 0.5})
     finally:

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, T5Config
 
-from coterie.disk_cache import cache_folder, made_once
+from coterie.disk_cache import build_once, cache_folder
 from coterie.errors import ModelError
 from coterie.models import demo_model
 from coterie.models.base import Base
@@ -223,7 +223,7 @@ def test_callers_at_the_same_time_make_it_once(tmp_path: Path) -> None:
         time.sleep(0.2)
         (out / "config.json").write_text("{}")
 
-    callers = [threading.Thread(target=made_once, args=(tmp_path / "model", make)) for _ in range(4)]
+    callers = [threading.Thread(target=build_once, args=(tmp_path / "model", make)) for _ in range(4)]
     for caller in callers:
         caller.start()
     for caller in callers:
@@ -233,15 +233,15 @@ def test_callers_at_the_same_time_make_it_once(tmp_path: Path) -> None:
 
 def test_a_making_that_fails_or_is_killed_leaves_nothing_half_done(tmp_path: Path) -> None:
     killed = (
-        "import os, pathlib; from coterie.disk_cache import made_once; made_once(pathlib.Path('model'), "
+        "import os, pathlib; from coterie.disk_cache import build_once; build_once(pathlib.Path('model'), "
         "lambda out: ((out / 'half').write_text('x'), os.kill(os.getpid(), 9)))"
     )
     environment = {**os.environ, "PYTHONPATH": str(Path.cwd())}
     done = subprocess.run([sys.executable, "-c", killed], cwd=tmp_path, env=environment)
     assert done.returncode == -signal.SIGKILL and not (tmp_path / "model").exists()
     with pytest.raises(ZeroDivisionError):
-        made_once(tmp_path / "model", lambda out: out.joinpath(str(1 / 0)).touch())
-    folder = made_once(tmp_path / "model", lambda out: out.joinpath("whole").touch())
+        build_once(tmp_path / "model", lambda out: out.joinpath(str(1 / 0)).touch())
+    folder = build_once(tmp_path / "model", lambda out: out.joinpath("whole").touch())
     assert [path.name for path in folder.iterdir()] == ["whole"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "model.lock"]
 

@@ -17,7 +17,7 @@ import pytest
 
 from coterie.learners.batch import make_batches
 from coterie.models.chat import Chat
-from coterie.rollout.collector import Collector, Seat
+from coterie.rollout.collector import Collector, Player
 from coterie.tools import BadCall, Call, Tool, ToolError, converse, describe, read_calls, tool_schema, use
 from coterie.tools.bm25 import Index, words_of
 from coterie.tools.python import python_tool
@@ -355,7 +355,9 @@ def test_nobody_is_trained_on_what_a_tool_returned(template: str | None) -> None
     chat = Chat(tokenizer)
     lines = [call("weather", city="Rome"), call("weather", city="Oslo", days=3), "Oslo."]
     collector = Collector(Asks(), Nothing(), Says(chat, lines), {"policy": chat}, 1, 30.0, None)
-    (episode,) = collector.collect([Task("t", "Which is warmer?", None)], 1, {"solver": Seat("policy", Sampling())}, 0)
+    (episode,) = collector.collect(
+        [Task("t", "Which is warmer?", None)], 1, {"solver": Player("policy", Sampling())}, 0
+    )
     assert (episode.error, episode.answer) == (None, "Oslo.")
     batch = make_batches([episode], judged=False)["policy"]
 

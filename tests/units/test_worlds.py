@@ -17,7 +17,7 @@ from coterie.envs.worlds.aec import Aec, AecWorld
 from coterie.envs.worlds.nim import Nim
 from coterie.envs.worlds.treasure_hunt import Hunt
 from coterie.models.chat import Chat
-from coterie.rollout.collector import Collector, Seat
+from coterie.rollout.collector import Collector, Player
 from coterie.types import Env, Episode, Outcome, Sample, Sampling, Task
 from coterie.workflows.multi_turn import MultiTurn
 from tests.models import tiny_tokenizer
@@ -174,7 +174,7 @@ def test_a_world_is_closed_once_however_its_episode_ends(trouble: str, kind: str
     env: Env = Closes(trouble, is_async)
     chat = Chat(tiny_tokenizer())
     collector = Collector(MultiTurn(), env, Fixed(), {"small": chat}, 4, 0.3, None)
-    (episode,) = collector.collect([TASK], 1, {"player": Seat("small", Sampling())}, 0)
+    (episode,) = collector.collect([TASK], 1, {"player": Player("small", Sampling())}, 0)
     assert env.closed == 1  # type: ignore[attr-defined]
     assert episode.error_kind == kind
     assert episode.reward == (1.0 if kind is None else 0.0)

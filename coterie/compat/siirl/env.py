@@ -11,7 +11,7 @@ from coterie.compat.siirl.world import Worlds, world_class
 from coterie.data.row import Raw, others
 from coterie.envs.rows import Rows
 from coterie.rewards import Grader
-from coterie.types import Episode, Task, is_right
+from coterie.types import Episode, Task, is_correct
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class GraphEnv(GraphTasks):
             await super().score(episode)
             return
         episode.reward = given[-1]
-        episode.metrics["right"] = float(is_right(episode.reward))
+        episode.metrics["right"] = float(is_correct(episode.reward))
 
     def native(self, deadline: float) -> Grader:
         if not self.worlds:

@@ -12,7 +12,7 @@ from typing import Any
 
 from coterie.config.problems import ConfigError, did_you_mean
 from coterie.config.registry import user_module
-from coterie.watchdog import in_thread
+from coterie.watchdog import run_in_daemon_thread
 
 # Text or token ids; of all agents or, in a list, of each; None where there is nothing to see.
 Observation = str | list[int] | None
@@ -118,5 +118,5 @@ async def _called(function: Callable[..., Any], **arguments: Any) -> Any:
     """A plain function runs in a thread, so that the others go on; a thread cannot be killed, only left alone."""
     if inspect.iscoroutinefunction(function):
         return await function(**arguments)
-    value = await in_thread(function, **arguments)
+    value = await run_in_daemon_thread(function, **arguments)
     return await value if inspect.isawaitable(value) else value

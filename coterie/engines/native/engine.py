@@ -22,7 +22,7 @@ from coterie.kernels.sampler import Sampler
 from coterie.models.base import Base
 from coterie.models.chat import StopText
 from coterie.types import Sample, Sampling
-from coterie.watchdog import at_work
+from coterie.watchdog import watchdog_paused
 
 SETTLE = 8  # turns of the event loop in which a workflow that was answered may ask again
 
@@ -86,7 +86,7 @@ class NativeEngine:
         while self.waiting or self.seats.speaking:
             for _ in range(SETTLE if finished else 1):
                 await asyncio.sleep(0)
-            with at_work():
+            with watchdog_paused():
                 for row in [*self.seats.active, *self.waiting]:
                     if row.answered.done() and row.slot >= 0:  # cancelled: nobody waits for it any more
                         self.seats.leave(row)
