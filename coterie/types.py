@@ -248,7 +248,7 @@ class Learner(Protocol):
         """A fit of each of several learners of this kind, where none has to wait for another."""
 
 
-class Critic(Protocol):
+class ValueEstimator(Protocol):
     """Says what turns are worth, and learns it."""
 
     def read(self, episodes: Sequence[Episode]) -> None:

@@ -24,8 +24,8 @@ def joint_context(episode: Episode, turn: Turn) -> str:
 
 
 @dataclass
-class Judge:
-    """One critic: its weights, the roles it judges, and what it reads to judge them."""
+class Critic:
+    """One critic: its model, the roles whose turns it values, and what it reads."""
 
     learner: TorchLearner
     roles: frozenset[str]
@@ -40,7 +40,7 @@ class Judge:
     def _counts(self, turn: Turn) -> bool:
         return bool(turn.response_ids) and not turn.given and turn.policy in self.learning
 
-    def shadow(self, episode: Episode) -> Episode:
+    def critic_view(self, episode: Episode) -> Episode:
         """The episode as this critic reads it: the turns of its roles, after the context that it sees."""
         turns = [
             replace(turn, policy=self.learner.policy, prompt_ids=self.context(episode, turn))
@@ -63,50 +63,52 @@ class Judge:
         self.cut += len(ids) > room
         return ids[max(0, len(ids) - room) :]
 
-    def batch(self, shadows: Sequence[Episode]) -> Batch | None:
-        return make_batches(shadows, judged=False).get(self.learner.policy)
+    def batch(self, views: Sequence[Episode]) -> Batch | None:
+        return make_batches(views, judged=False).get(self.learner.policy)
 
 
 class Critics:
     """All critics of a run. A role is judged by one of them."""
 
-    def __init__(self, judges: Mapping[str, Judge], loss: Loss, weights: Callable[[Batch], Tensor], fits: int) -> None:
+    def __init__(
+        self, critics: Mapping[str, Critic], loss: Loss, weights: Callable[[Batch], Tensor], fits: int
+    ) -> None:
         """`weights` says what each token counts, as for the policies."""
-        self.judges, self.loss, self.weights, self.fits = judges, loss, weights, fits
+        self.critics, self.loss, self.weights, self.fits = critics, loss, weights, fits
 
     def read(self, episodes: Sequence[Episode]) -> None:
-        for judge in self.judges.values():
-            shadows = [judge.shadow(episode) for episode in episodes]
-            batch = judge.batch(shadows)
+        for critic in self.critics.values():
+            views = [critic.critic_view(episode) for episode in episodes]
+            batch = critic.batch(views)
             if batch is None:
                 continue
-            values = judge.learner.scores(batch).values
+            values = critic.learner.scores(batch).values
             assert values is not None
-            hand_back(shadows, batch, values, "values")
-            for episode, shadow in zip(episodes, shadows, strict=True):
-                for turn, seen in zip(judge.judged(episode), shadow.turns, strict=True):
+            hand_back(views, batch, values, "values")
+            for episode, view in zip(episodes, views, strict=True):
+                for turn, seen in zip(critic.judged(episode), view.turns, strict=True):
                     turn.values = seen.values
 
     def fit(self, episodes: Sequence[Episode], step: int) -> Metrics:
         metrics: Metrics = {}
-        for name, judge in self.judges.items():
-            judge.cut = 0
-            batch = judge.batch([judge.shadow(episode) for episode in episodes])
+        for name, critic in self.critics.items():
+            critic.cut = 0
+            batch = critic.batch([critic.critic_view(episode) for episode in episodes])
             if batch is None:
                 continue
-            judge.learner.begin(step)
+            critic.learner.begin(step)
             weights = self.weights(batch)
-            fits = [judge.learner.fit(batch, weights, self.loss) for _ in range(self.fits)]
-            metrics |= {f"critic/{name}/{key}": value for key, value in (fits[-1] | {"cut": judge.cut}).items()}
+            fits = [critic.learner.fit(batch, weights, self.loss) for _ in range(self.fits)]
+            metrics |= {f"critic/{name}/{key}": value for key, value in (fits[-1] | {"cut": critic.cut}).items()}
         return metrics
 
     def save(self, folder: Path) -> None:
-        for name, judge in self.judges.items():
-            judge.learner.save(folder / quote(name, safe=" "))
-        write_tensors({name: judge.learner.state() for name, judge in self.judges.items()}, folder / "critics.pt")
+        for name, critic in self.critics.items():
+            critic.learner.save(folder / quote(name, safe=" "))
+        write_tensors({name: critic.learner.state() for name, critic in self.critics.items()}, folder / "critics.pt")
 
     def load(self, folder: Path) -> None:
         states = read_tensors(folder / "critics.pt")
-        for name, judge in self.judges.items():
-            judge.learner.load(folder / quote(name, safe=" "))
-            judge.learner.restore(states[name])
+        for name, critic in self.critics.items():
+            critic.learner.load(folder / quote(name, safe=" "))
+            critic.learner.restore(states[name])

@@ -13,7 +13,7 @@ PER_TOKEN = ("entropy", "gap", "kl_step")
 PEAKS = ("gap_max", "ratio_max")
 
 
-class Tally:
+class FitMetrics:
     """Sums over the parts of a batch; of a critic, which says no tokens, the loss alone."""
 
     def __init__(self, device: torch.device, speaks: bool, measure: Measure | None = None) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from coterie.learners.fit_metrics import Tally
+from coterie.learners.fit_metrics import FitMetrics
 from coterie.learners.packing import Stream, joined
 from coterie.models.attention import moved
 from coterie.types import Batch, Loss, Measure, Metrics
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from coterie.learners.learner import TorchLearner
 
 
-class Lesson:
+class FitJob:
     """What one policy is to learn in one step: the least Σ weights·loss."""
 
     def __init__(
@@ -27,7 +27,7 @@ class Lesson:
         learner.optimizer.zero_grad(set_to_none=True)
         self.learner, self.batch, self.loss = learner, batch, loss
         self.here, self.weights = learner.here(batch), moved(weights, learner.base.device)
-        self.tally = Tally(learner.base.device, learner.speaks, measure)
+        self.tally = FitMetrics(learner.base.device, learner.speaks, measure)
 
     def cost(self, stream: Stream, hidden: Tensor) -> Tensor:
         """Of one stream, whose hidden states these are: []."""
@@ -44,7 +44,7 @@ class Lesson:
         return self.tally.read(count, norm, self.learner.processes) | {"lr": self.learner.rate}
 
 
-def fit_together(lessons: Sequence[Lesson]) -> list[Metrics]:
+def fit_together(lessons: Sequence[FitJob]) -> list[Metrics]:
     """Policies have no weights in common, so that each gets the gradient that it would get alone."""
     for shares in _loads(lessons):
         learner = shares[0][0].learner
@@ -61,9 +61,9 @@ def fit_together(lessons: Sequence[Lesson]) -> list[Metrics]:
     return [lesson.end() for lesson in lessons]
 
 
-def _loads(lessons: Sequence[Lesson]) -> Iterator[list[tuple[Lesson, Stream]]]:
+def _loads(lessons: Sequence[FitJob]) -> Iterator[list[tuple[FitJob, Stream]]]:
     """What goes through a base at once: within the token budget, streams of several policies."""
-    open_loads: list[list[tuple[Lesson, Stream]]] = []
+    open_loads: list[list[tuple[FitJob, Stream]]] = []
     for lesson in lessons:
         for stream in lesson.learner.streams(lesson.batch):
             fitting = [load for load in open_loads if _fits(load, lesson, stream)]
@@ -76,7 +76,7 @@ def _loads(lessons: Sequence[Lesson]) -> Iterator[list[tuple[Lesson, Stream]]]:
     yield from open_loads
 
 
-def _fits(load: Sequence[tuple[Lesson, Stream]], lesson: Lesson, stream: Stream) -> bool:
+def _fits(load: Sequence[tuple[FitJob, Stream]], lesson: FitJob, stream: Stream) -> bool:
     base, budget = lesson.learner.base, lesson.learner.budget
     used = sum(len(other.tokens) for _, other in load) + len(stream.tokens)
     return load[0][0].learner.base is base and base.native and used <= budget

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from coterie.config import Learning
 from coterie.learners.distributed import ALONE, Processes
-from coterie.learners.joint_step import Lesson, fit_together
-from coterie.learners.logprobs import Chosen
+from coterie.learners.joint_step import FitJob, fit_together
+from coterie.learners.logprobs import ChosenLogprobs
 from coterie.learners.microbatch_budget import token_budget
 from coterie.learners.packing import Stream, streams
 from coterie.models.attention import moved
@@ -52,7 +52,7 @@ class TorchLearner:
         for one in (base, reference) if adapter is None and not frozen else ():
             if one is not None:
                 one.whole = True  # both go through the model's own modules: no step, no divergence
-        self.chosen, self.budget = Chosen(base), token_budget(base, learning)
+        self.chosen, self.budget = ChosenLogprobs(base), token_budget(base, learning)
         self.head: nn.Linear | None = None
         groups: list[dict[str, Any]] = []
         if not frozen:
@@ -94,7 +94,9 @@ class TorchLearner:
         for stream in self.streams(batch):
             with self.precision():
                 hidden = self._hidden(base, stream, name)[stream.source]
-                out[stream.index] = Chosen(base)(hidden, here.tokens[stream.index], here.temperature[stream.index])[0]
+                out[stream.index] = ChosenLogprobs(base)(
+                    hidden, here.tokens[stream.index], here.temperature[stream.index]
+                )[0]
         self.processes.add([out])
         return out.cpu()
 
@@ -113,10 +115,10 @@ class TorchLearner:
         return Scores(*(column.cpu() for column in vars(out).values()))
 
     def fit(self, batch: Batch, weights: Tensor, loss: Loss, measure: Measure | None = None) -> Metrics:
-        return fit_together([Lesson(self, batch, weights, loss, measure)])[0]
+        return fit_together([FitJob(self, batch, weights, loss, measure)])[0]
 
     def fit_together(self, lessons: Sequence[tuple[TorchLearner, Batch, Tensor, Loss, Measure]]) -> list[Metrics]:
-        return fit_together([Lesson(*lesson) for lesson in lessons])
+        return fit_together([FitJob(*lesson) for lesson in lessons])
 
     def descend(self) -> Tensor:
         """One optimiser step; says how long the gradient was before it was clipped."""

@@ -17,12 +17,12 @@ FEW = 256  # tokens whose logits exist at the same time on a CPU
 LOGITS = 1 << 28  # and how many logits on a GPU: half a gigabyte, and the head's product is at its best
 
 
-class Chosen:
+class ChosenLogprobs:
     """A base's head, asked about tokens that were chosen."""
 
     def __init__(self, base: Base) -> None:
         self.base = base
-        self.ahead = True  # until a loss turns out to have a gradient by the entropy: see `_Chosen`
+        self.ahead = True  # until a loss turns out to have a gradient by the entropy: see `_ChosenLogprobs`
 
     def __call__(self, hidden: Tensor, tokens: Tensor, heat: Tensor) -> tuple[Tensor, Tensor]:
         """Log-prob of each token at its temperature and the entropy there: [N, width] → [N], [N]."""
@@ -32,7 +32,7 @@ class Chosen:
             if not torch.is_grad_enabled():
                 logprobs, entropy, _ = self.read(hidden.to(dtype), weight, bias, tokens, heat, ahead=False)
                 return logprobs, entropy
-            return _Chosen.apply(hidden.to(dtype), weight, bias, tokens, heat, self)
+            return _ChosenLogprobs.apply(hidden.to(dtype), weight, bias, tokens, heat, self)
 
     @property
     def formulas(self) -> Any:
@@ -79,13 +79,19 @@ def _like(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, 
     return weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype)
 
 
-class _Chosen(torch.autograd.Function):
+class _ChosenLogprobs(torch.autograd.Function):
     """Gradients by formula. Logits are computed again for them, unless the loss is of log-probs alone and the head is
     frozen: a log-prob is one number, so its gradient is taken while its logits are at hand, and scaled later."""
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, tokens: Tensor, heat: Tensor, chosen: Chosen
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        tokens: Tensor,
+        heat: Tensor,
+        chosen: ChosenLogprobs,
     ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
         ctx.chosen, trained = chosen, any(ctx.needs_input_grad[1:3])

@@ -32,7 +32,7 @@ from coterie.engines.vllm import VllmEngine
 from coterie.envs.base import TaskEnv, graded
 from coterie.envs.swe.env import Swe
 from coterie.errors import ModelError
-from coterie.learners.critics import Critics, Judge
+from coterie.learners.critics import Critic, Critics
 from coterie.learners.distributed import Processes, joined
 from coterie.learners.learner import TorchLearner
 from coterie.learners.microbatch_budget import token_budget
@@ -52,7 +52,7 @@ from coterie.training.loop import Run
 from coterie.training.placement import device_beside, device_of, must_have_devices
 from coterie.training.tasks import TaskStream
 from coterie.training.user_files import UserFileCopies
-from coterie.types import Critic, Encoder, Env, Split, Task
+from coterie.types import Encoder, Env, Split, Task, ValueEstimator
 
 
 def build(config: Config, folder: Path, console: bool = True, training: bool = True, saved: Path | None = None) -> Run:
@@ -95,7 +95,7 @@ def build(config: Config, folder: Path, console: bool = True, training: bool = T
     scoring = None if type(env).score is TaskEnv.score or isinstance(env, Swe) else limits.score_deadline
     collector = Collector(workflow, env, engine, chats, limits.concurrency, limits.deadline, scoring, processes)
     rng = random.Random(stable_hash(config.seed, "algorithm"))
-    critic: Critic | None = None
+    critic: ValueEstimator | None = None
     if training and isinstance(algorithm, Vdn):
         encoder = build_encoder(config, shared)
         critic = Mixer(encoder, list(config.roles), algorithm, stable_hash(config.seed, "mixer"))
@@ -322,7 +322,7 @@ def build_critics(
     if not isinstance(algorithm, Ppo):
         return None
     learning = frozenset(name for name, policy in config.policies.items() if not policy.frozen)
-    judges = {}
+    critics = {}
     for name, critic in critics_of(config, algorithm).items():
         device = device_beside(config, critic.model)
         with blaming(config, ("critics", name, "model"), {}):
@@ -331,8 +331,8 @@ def build_critics(
         roles = frozenset(critic.roles or config.roles)
         for policy in sorted(learning & players(config, algorithm, roles)):
             must_read_alike(name, base, policy, bases[policy])
-        judges[name] = Judge(learner, roles, learning, critic.sees)
-    return Critics(judges, algorithm.value_loss, algorithm.weights, algorithm.value_fits) if judges else None
+        critics[name] = Critic(learner, roles, learning, critic.sees)
+    return Critics(critics, algorithm.value_loss, algorithm.weights, algorithm.value_fits) if critics else None
 
 
 def build_critic(

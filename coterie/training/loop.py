@@ -28,7 +28,7 @@ from coterie.training import checkpoint, collapse, opponents
 from coterie.training.log import RunLog, StepLog
 from coterie.training.signals import stop_after_step, told
 from coterie.training.tasks import TaskStream
-from coterie.types import Critic, Episode, Metrics, Task
+from coterie.types import Episode, Metrics, Task, ValueEstimator
 
 
 class NobodySpoke(UserError, RuntimeError):
@@ -50,7 +50,7 @@ class Run:
     log: RunLog
     rng: random.Random
     credit: Credit
-    critic: Critic | None = None
+    critic: ValueEstimator | None = None
     memory: dict[str, Any] = field(default_factory=dict)  # what the algorithm remembers from step to step
     step: int = 0  # how many are done; steps are told to people from 1 on
     best: float | None = None  # the best evaluation so far

@@ -11,7 +11,7 @@ from coterie.bench.shapes import batch_of
 from coterie.config import Learning
 from coterie.engines.native.engine import NativeEngine
 from coterie.learners.learner import TorchLearner
-from coterie.learners.logprobs import Chosen
+from coterie.learners.logprobs import ChosenLogprobs
 from coterie.models.base import Base
 from coterie.types import Sample, Sampling
 from tests.kernels.place import SHAPES, team
@@ -124,5 +124,5 @@ def hears(base: Base, adapter: str | None, prompts: list[list[int]], said: list[
             with learner.precision():
                 hidden = base.hidden(stream.tokens, stream.positions, stream.layout, [(0, len(stream.tokens), adapter)])
                 tokens, heat = (column.to(base.device)[stream.index] for column in (batch.tokens, batch.temperature))
-                out[stream.index.cpu()] = Chosen(base)(hidden[stream.source], tokens, heat)[0].float().cpu()
+                out[stream.index.cpu()] = ChosenLogprobs(base)(hidden[stream.source], tokens, heat)[0].float().cpu()
     return out[batch.mask]

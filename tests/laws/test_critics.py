@@ -15,7 +15,7 @@ from torch import Tensor
 from coterie.config import ConfigError
 from coterie.errors import ModelError
 from coterie.learners.batch import make_batches
-from coterie.learners.critics import Critics, Judge, joint_context
+from coterie.learners.critics import Critic, Critics, joint_context
 from coterie.learners.learner import TorchLearner
 from coterie.training.log import read_episodes
 from coterie.training.loop import Run, judge, play, train
@@ -67,7 +67,7 @@ def weights(learner: TorchLearner) -> dict[str, Tensor]:
 
 
 def of_all(run: Run) -> dict[str, dict[str, Tensor]]:
-    judges = critics(run).judges.items() if run.critic else ()
+    judges = critics(run).critics.items() if run.critic else ()
     policies = {name: weights(learner) for name, learner in run.learners.items()}
     return policies | {f"critic {name}": weights(judge.learner) for name, judge in judges}
 
@@ -97,7 +97,7 @@ def test_every_kind_of_critic_learns_and_resumes_to_the_bit(kind: str, model_fol
         assert same(learned, of_all(again)[name]), name
     assert logged(straight) == logged(again)
     states = [
-        {name: judge.learner.state() for name, judge in critics(run).judges.items()} if run.critic else {}
+        {name: judge.learner.state() for name, judge in critics(run).critics.items()} if run.critic else {}
         for run in (straight, again)
     ]
     torch.testing.assert_close(states[0], states[1], rtol=0, atol=0)
@@ -110,7 +110,7 @@ def test_values_of_a_role_come_from_its_own_critic(model_folder: Folder, tmp_pat
     run = started(config(model_folder("llama"), "one for each role"), tmp_path)
     for worth, name in enumerate(("left", "right")):
         with torch.no_grad():
-            head = critics(run).judges[name].learner.head
+            head = critics(run).critics[name].learner.head
             assert head is not None
             head.bias.fill_(1.0 + worth)
     episodes, _ = play(run, run.tasks.next(), 2)
@@ -126,12 +126,12 @@ def test_a_critic_learns_several_times_a_step_and_alone_while_it_warms_up(model_
     before = of_all(run)
     run.config = replace(run.config, steps=1)
     train(run)
-    assert critics(run).judges["team"].learner.version == 3
+    assert critics(run).critics["team"].learner.version == 3
     assert all(same(before[policy], weights(learner)) for policy, learner in run.learners.items())
     assert not same(before["critic team"], of_all(run)["critic team"])
     run.config = replace(run.config, steps=2)
     train(run)
-    assert critics(run).judges["team"].learner.version == 6
+    assert critics(run).critics["team"].learner.version == 6
     assert not any(same(before[policy], weights(learner)) for policy, learner in run.learners.items())
 
 
@@ -155,11 +155,11 @@ def test_a_central_critic_reads_what_all_have_said_and_who_is_to_speak(model_fol
     tree["workflow"] |= {"rounds": 2}
     run = started(tree, tmp_path)
     episodes, _ = play(run, run.tasks.next(), 1)
-    team = critics(run).judges["team"]
+    team = critics(run).critics["team"]
     for played in episodes:
-        shadow = team.shadow(played)
-        assert [t.role for t in shadow.turns] == ["left", "right", "left", "right"]
-        for k, (spoken, read) in enumerate(zip(played.turns, shadow.turns, strict=True)):
+        view = team.critic_view(played)
+        assert [t.role for t in view.turns] == ["left", "right", "left", "right"]
+        for k, (spoken, read) in enumerate(zip(played.turns, view.turns, strict=True)):
             context = joint_context(played, spoken)
             assert team.learner.base.chat.prompt([{"role": "user", "content": context}]) == read.prompt_ids
             said = [f"{t.role}: {t.text}" for t in played.turns[:k]]
@@ -170,11 +170,11 @@ def test_a_central_critic_reads_what_all_have_said_and_who_is_to_speak(model_fol
 def test_of_a_context_that_is_too_long_a_critic_reads_the_end_and_says_so(model_folder: Folder, tmp_path: Path) -> None:
     run = started(config(model_folder("llama"), "central by default"), tmp_path)
     episodes, otherwise = play(run, run.tasks.next(), 2)
-    team = critics(run).judges["team"]
-    whole = [turn.prompt_ids for turn in team.shadow(episodes[0]).turns]
+    team = critics(run).critics["team"]
+    whole = [turn.prompt_ids for turn in team.critic_view(episodes[0]).turns]
     lengths = [len(ids) + len(turn.response_ids) for ids, turn in zip(whole, episodes[0].turns, strict=True)]
     team.learner.base.context = max(lengths) - 1
-    read = [turn.prompt_ids for turn in team.shadow(episodes[0]).turns]
+    read = [turn.prompt_ids for turn in team.critic_view(episodes[0]).turns]
     assert read == [ids[1:] if n == max(lengths) else ids for ids, n in zip(whole, lengths, strict=True)]
     judge(run, episodes, otherwise)
     assert critics(run).fit(episodes, 0)["critic/team/cut"] > 0
@@ -183,8 +183,8 @@ def test_of_a_context_that_is_too_long_a_critic_reads_the_end_and_says_so(model_
 def test_a_critic_of_one_role_s_own_context_reads_what_the_role_read(model_folder: Folder, tmp_path: Path) -> None:
     run = started(config(model_folder("llama"), "one for each role"), tmp_path)
     episodes, _ = play(run, run.tasks.next(), 1)
-    shadow = critics(run).judges["left"].shadow(episodes[0])
-    assert [(t.role, t.prompt_ids) for t in shadow.turns] == [("left", episodes[0].turns[0].prompt_ids)]
+    view = critics(run).critics["left"].critic_view(episodes[0])
+    assert [(t.role, t.prompt_ids) for t in view.turns] == [("left", episodes[0].turns[0].prompt_ids)]
 
 
 def test_a_critic_with_another_tokenizer_is_refused(model_folder: Folder, tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_a_critic_with_another_tokenizer_is_refused(model_folder: Folder, tmp_pa
     # The same tokenizer in another folder, under another model, is no matter.
     tiny_tokenizer().save_pretrained(other)
     tree["critics"]["right"] |= {"lora": None}
-    assert critics(started(tree, tmp_path / "run")).judges["right"].learner.base.folder == other
+    assert critics(started(tree, tmp_path / "run")).critics["right"].learner.base.folder == other
 
 
 # Whom they judge
@@ -214,7 +214,7 @@ def test_frozen_policies_are_environment_to_a_critic_of_everyone(model_folder: F
     judge(run, episodes, otherwise)
     for spoken in (t for e in episodes for t in e.turns):
         assert (spoken.values is None) == (spoken.advantages is None) == (spoken.role == "right")
-    assert {t.role for e in episodes for t in critics(run).judges["team"].shadow(e).turns} == {"left"}
+    assert {t.role for e in episodes for t in critics(run).critics["team"].critic_view(e).turns} == {"left"}
     assert "right: " in joint_context(episodes[0], replace(episodes[0].turns[0], seen=(1,)))
 
 
@@ -265,7 +265,7 @@ def test_a_critic_on_the_policies_base_changes_nothing_that_is_said_or_scored(
 ) -> None:
     tree = config(model_folder("llama"), "central")
     alone, judged = started(config(model_folder("llama"), "head"), tmp_path / "alone"), started(tree, tmp_path / "run")
-    learner = critics(judged).judges["team"].learner
+    learner = critics(judged).critics["team"].learner
     assert learner.base is judged.learners["left"].base and learner.adapter is not None
     with torch.no_grad():
         for pair in learner.adapter.pairs.values():
@@ -349,7 +349,7 @@ def test_a_critic_whose_context_an_answer_fills_is_refused_by_name(model_folder:
     made = learner(model_folder("llama"), head=True)
     made.policy = "critic team"  # as a run calls it
     said = Turn("left", "policy", 0, 0, (5, 6, 7), (8,) * 12, (-1.0,) * 12, 1.0, "", "length")
-    judges = Judge(made, frozenset({"left"}), frozenset({"policy"}), "own")
+    judges = Critic(made, frozenset({"left"}), frozenset({"policy"}), "own")
     episode = Episode("0", Task("0", "", ""), 0, [said])
     made.base.context = 13
     assert judges.context(episode, said) == (7,) and judges.cut == 1

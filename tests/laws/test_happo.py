@@ -155,7 +155,7 @@ def config(model: Path, algorithm: str, roles: dict[str, str], **options: Any) -
 def weights(run: Run) -> dict[str, Tensor]:
     """All that has been learned, by policies and by critics."""
     assert run.critic is not None
-    learners = {**run.learners, **{name: judge.learner for name, judge in run.critic.judges.items()}}  # type: ignore[attr-defined]
+    learners = {**run.learners, **{name: judge.learner for name, judge in run.critic.critics.items()}}  # type: ignore[attr-defined]
     return {
         f"{owner} {name}": parameter.detach().clone()
         for owner, made in learners.items()

@@ -20,7 +20,7 @@ from coterie.algorithms.base import Algorithm
 from coterie.algorithms.ppo import Ppo
 from coterie.config import Learning
 from coterie.learners.learner import TorchLearner, scheduled
-from coterie.learners.logprobs import Chosen
+from coterie.learners.logprobs import ChosenLogprobs
 from coterie.learners.microbatch_budget import bytes_per_token, token_budget
 from coterie.learners.packing import streams
 from coterie.rl.losses import KlEstimator, Reduce
@@ -249,7 +249,7 @@ def test_all_logits_never_exist_at_the_same_time(learning: bool, model_folder: F
     hidden = torch.randn(count, base.width, requires_grad=learning)
     tokens, heat = torch.randint(0, VOCABULARY, (count,)), torch.ones(count)
     with LargestTensor() as watch, torch.set_grad_enabled(learning):
-        logprobs, entropy = Chosen(base)(hidden, tokens, heat)
+        logprobs, entropy = ChosenLogprobs(base)(hidden, tokens, heat)
         if learning:
             (logprobs + entropy).sum().backward()
     assert hidden.numel() < count * VOCABULARY / 4 > watch.size

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from coterie.learners import logprobs
-from coterie.learners.logprobs import Chosen
+from coterie.learners.logprobs import ChosenLogprobs
 from coterie.models.base import Base
 
 COUNT, WIDTH, VOCABULARY = 7, 5, 11
@@ -63,7 +63,7 @@ def test_gradients_of_chosen_log_probs_are_those_of_autograd(
         wanted = [cost.sum() for name, cost in costs.items() if loss in (name, "both")]
         return torch.autograd.grad(torch.stack(wanted).sum(), leaves)
 
-    ours, theirs = Chosen(base)(hidden, tokens, heat), plain(base, hidden, tokens, heat)
+    ours, theirs = ChosenLogprobs(base)(hidden, tokens, heat), plain(base, hidden, tokens, heat)
     torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(by(ours), by(theirs), rtol=1e-10, atol=1e-12)
 
@@ -73,7 +73,7 @@ def test_a_loss_by_log_probs_alone_computes_logits_once(monkeypatch: pytest.Monk
     products = []
     true = logprobs.logits_of
     monkeypatch.setattr(logprobs, "logits_of", lambda *given: products.append("logits") or true(*given))
-    chosen = Chosen(head(1.0, None, False))
+    chosen = ChosenLogprobs(head(1.0, None, False))
     tokens, heat = torch.zeros(COUNT, dtype=torch.long), torch.ones(COUNT, dtype=torch.float64)
 
     def fit(entropy: float) -> int:

@@ -197,7 +197,7 @@ def test_a_critic_is_where_the_policies_on_its_model_are(model_folder: Folder, t
         policy["device"] = "cpu:0"
     run = started(tree, tmp_path)
     bases = {id(learner.base) for learner in run.learners.values()}
-    bases |= {id(judge.learner.base) for judge in run.critic.judges.values()}  # type: ignore[union-attr]
+    bases |= {id(judge.learner.base) for judge in run.critic.critics.values()}  # type: ignore[union-attr]
     assert len(bases) == 1 and run.learners["left"].base.device == torch.device("cpu:0")
 
 

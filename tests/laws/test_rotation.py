@@ -32,7 +32,7 @@ def weights(run: Run) -> dict[str, list[Tensor]]:
     """Of every policy and of every critic."""
     learners = dict(run.learners)
     if isinstance(run.critic, Critics):
-        learners |= {f"critic {name}": judge.learner for name, judge in run.critic.judges.items()}
+        learners |= {f"critic {name}": judge.learner for name, judge in run.critic.critics.items()}
     heads = {name: list(learner.head.parameters()) if learner.head else [] for name, learner in learners.items()}
     return {
         name: [p.detach().clone() for p in (*learner.parameters().values(), *heads[name])]
