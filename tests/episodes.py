@@ -31,7 +31,7 @@ def episode(turns: Sequence[Turn], reward: float = 0.0, task: str = "task", repe
 def credited(algorithm: Algorithm, episodes: list[Episode]) -> Metrics:
     """The team's rewards shared as by default, then judged by the algorithm."""
     Team().assign(episodes, {}, once=algorithm.chain == "team")
-    return algorithm.credit(episodes, {})
+    return algorithm.compute_advantages(episodes, {})
 
 
 def random_episodes(

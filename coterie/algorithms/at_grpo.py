@@ -22,7 +22,7 @@ class AtGrpo(Grpo):
     siblings: CountFromTwo = 4  # turns that are sampled from each state, the played one among them
 
     forked: ClassVar[bool] = True
-    apart: ClassVar[frozenset[str]] = Grpo.apart | {"siblings"}
+    not_in_advantage: ClassVar[frozenset[str]] = Grpo.not_in_advantage | {"siblings"}
 
     def forks(self, episodes: list[Episode], learning: Collection[str]) -> list[Fork]:
         """One wave: siblings of every turn that is learned from, and none of the siblings' own later turns."""

@@ -59,10 +59,10 @@ class Algorithm:
     rotate: Count | None = None  # train one policy at a time, each for so many steps
     rotate_turns: Count | None = None  # train one round of turns at a time, each for so many steps
 
-    value_head: ClassVar[bool] = False  # whether turns need values; then it is a Ppo
-    central: ClassVar[bool] = False  # whether these are of the joint context
+    needs_values: ClassVar[bool] = False  # whether turns need values; then it is a Ppo
+    central_critic: ClassVar[bool] = False  # whether these are of the joint context
     # Options of how turns are played and learned from, which do not change what a turn is worth.
-    apart: ClassVar[frozenset[str]] = frozenset(
+    not_in_advantage: ClassVar[frozenset[str]] = frozenset(
         {"clip", "clip_high", "dual_clip", "level", "normalize", "epochs", "minibatches", "reduce", "reduce_length"}
         | {"kl_estimator", "entropy", "entropy_halves", "stop_kl", "truncate", "rotate"}
     )
@@ -77,30 +77,30 @@ class Algorithm:
         return "role"
 
     @property
-    def once(self) -> bool:
+    def single_update(self) -> bool:
         """Whether a policy takes one optimiser step a step; then what it thought before is what it thinks in it."""
         return self.epochs == self.minibatches == 1
 
     @property
-    def reads_old(self) -> bool:
+    def needs_old_logprobs(self) -> bool:
         """Whether the learner's own log-probs have to be taken before the update: for ratios, or for a KL in the
         reward, which the sampler's rounding would fill with noise."""
-        return not self.once or (self.kl > 0 and self.kl_in == "reward")
+        return not self.single_update or (self.kl > 0 and self.kl_in == "reward")
 
     @property
-    def reads_entropy(self) -> bool:
+    def needs_entropy(self) -> bool:
         """Whether `turn.entropy` has to be taken before the update."""
         return False
 
-    def reads_utility(self, step: int) -> bool:
+    def needs_utility(self, step: int) -> bool:
         """Whether a mixer has to say by this step what each message is worth to the team; then it is a Vdn."""
         return False
 
-    def updates(self, step: int) -> bool:
+    def trains_policies(self, step: int) -> bool:
         """Whether policies learn at this step; critics always do."""
         return True
 
-    def at(self, step: int) -> Algorithm:
+    def at_step(self, step: int) -> Algorithm:
         """The algorithm as it is at this step, where an option changes in the course of a run."""
         if self.entropy_halves is None:
             return self
@@ -117,7 +117,7 @@ class Algorithm:
         """
         return []
 
-    def credit(self, episodes: list[Episode], memory: dict[str, Any]) -> Metrics:
+    def compute_advantages(self, episodes: list[Episode], memory: dict[str, Any]) -> Metrics:
         """Write `turn.advantages` (and `turn.returns` where there is a critic) from what turns earned.
 
         `memory` is kept from step to step and in checkpoints.
@@ -126,9 +126,11 @@ class Algorithm:
 
     def loss(self, scores: Scores, batch: Batch) -> Tensor:
         """One number per sampled token."""
-        loss = clipped_policy_loss(self.ratio(scores, batch), batch.advantages, *self.clips, self.dual_clip)
+        loss = clipped_policy_loss(
+            self.importance_ratio(scores, batch), batch.advantages, *self.clip_range, self.dual_clip
+        )
         if self.truncate is not None:
-            loss = loss * truncated_importance_weight(self.old(scores, batch), batch.logprobs, self.truncate)
+            loss = loss * truncated_importance_weight(self.old_logprobs(scores, batch), batch.logprobs, self.truncate)
         if self.kl > 0 and self.kl_in == "loss":
             loss = loss + self.kl * kl(scores.logprobs, batch.ref_logprobs, self.kl_estimator)
         if self.entropy > 0:
@@ -136,57 +138,61 @@ class Algorithm:
         return loss
 
     @property
-    def clips(self) -> tuple[float, float]:
+    def clip_range(self) -> tuple[float, float]:
         """How far a ratio may fall below 1, and rise above it."""
         return self.clip, self.clip if self.clip_high is None else self.clip_high
 
-    def ratio(self, scores: Scores, batch: Batch) -> Tensor:
+    def importance_ratio(self, scores: Scores, batch: Batch) -> Tensor:
         """New over old probability of each token, or of the turn it is in: [N]."""
-        old = self.old(scores, batch)
+        old = self.old_logprobs(scores, batch)
         return ratio_of(log_ratio(scores.logprobs, old, batch.turn, self.level, self.normalize, batch.words))
 
-    def measure(self, scores: Scores, batch: Batch) -> TokenMetrics:
+    def token_metrics(self, scores: Scores, batch: Batch) -> TokenMetrics:
         """What the metrics tell of an optimiser step. The KL is k3, which is unbiased and never negative."""
-        ratio = self.ratio(scores, batch)
-        clipped = is_clipped(ratio, batch.advantages, *self.clips).to(ratio.dtype)
+        ratio = self.importance_ratio(scores, batch)
+        clipped = is_clipped(ratio, batch.advantages, *self.clip_range).to(ratio.dtype)
         far = kl(scores.logprobs, batch.ref_logprobs, "k3") if self.kl > 0 else torch.zeros_like(ratio)
         return TokenMetrics(ratio, clipped, far)
 
-    def old(self, scores: Scores, batch: Batch) -> Tensor:
+    def old_logprobs(self, scores: Scores, batch: Batch) -> Tensor:
         """What the learner thought before any update of the step. With one optimiser step that is what it thinks now:
         so the sampler's rounding, which changes with its batching, never reaches the weights."""
-        return scores.logprobs.detach() if self.once else batch.old_logprobs
+        return scores.logprobs.detach() if self.single_update else batch.old_logprobs
 
     def update(
         self, learners: Mapping[str, Learner], batches: Mapping[str, Batch], rng: random.Random, step: int
     ) -> Metrics:
         """Train every policy on its own batch."""
-        policies = self.in_turn(learners, batches, step)
-        trained = self.train([learners[policy] for policy in policies], [batches[policy] for policy in policies], rng)
+        policies = self.policies_to_update(learners, batches, step)
+        trained = self.fit_policies(
+            [learners[policy] for policy in policies], [batches[policy] for policy in policies], rng
+        )
         return {
             f"{policy}/{name}": value
             for policy, metrics in zip(policies, trained, strict=True)
             for name, value in metrics.items()
         }
 
-    def in_turn(self, learners: Mapping[str, Learner], batches: Mapping[str, Batch], step: int) -> list[str]:
+    def policies_to_update(self, learners: Mapping[str, Learner], batches: Mapping[str, Batch], step: int) -> list[str]:
         """The policies that train at this step and have something to learn from."""
-        learning = self.learning(learners, step)
+        learning = self.trained_policies(learners, step)
         return [policy for policy in learning if policy in batches and bool(batches[policy].mask.any())]
 
-    def learning(self, learners: Mapping[str, Learner], step: int) -> list[str]:
+    def trained_policies(self, learners: Mapping[str, Learner], step: int) -> list[str]:
         """The policies that train at this step: all that are not frozen, or the one whose turn it is."""
         learning = [policy for policy in learners if not learners[policy].frozen]
         return learning if self.rotate is None else [learning[step // self.rotate % len(learning)]]
 
-    def train(self, learners: Sequence[Learner], batches: Sequence[Batch], rng: random.Random) -> list[Metrics]:
+    def fit_policies(self, learners: Sequence[Learner], batches: Sequence[Batch], rng: random.Random) -> list[Metrics]:
         """Optimiser steps of policies that do not wait for each other, each on its own batch: everyone's first, then
         everyone's second, and so on."""
         todo = {i: deque(self._minibatches(batch, rng)) for i, batch in enumerate(batches)}
         history: list[list[Metrics]] = [[] for _ in learners]
         while todo:
             minis = {i: parts.popleft() for i, parts in todo.items()}
-            lessons = [(learners[i], mini, self.weights(mini), self.loss, self.measure) for i, mini in minis.items()]
+            lessons = [
+                (learners[i], mini, self.loss_weights(mini), self.loss, self.token_metrics) for i, mini in minis.items()
+            ]
             for i, metrics in zip(minis, learners[0].fit_together(lessons), strict=True):
                 history[i].append(metrics)
                 if not todo[i] or (self.stop_kl is not None and metrics["kl_step"] > self.stop_kl):
@@ -202,7 +208,7 @@ class Algorithm:
             for part in range(min(self.minibatches, batch.rows)):
                 yield batch.take(rows[part :: self.minibatches])
 
-    def weights(self, batch: Batch) -> Tensor:
+    def loss_weights(self, batch: Batch) -> Tensor:
         """What each token counts, decided over the whole minibatch before it is cut: [T]."""
         weights = torch.zeros(len(batch))
         said = batch.mask

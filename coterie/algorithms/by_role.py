@@ -49,12 +49,12 @@ class ByRole(Peers):
                 continue
             if self.roles[role].peers == ():
                 yield f"{key}.peers", EMPTY
-            yield from self.of(role).unfit(config, key)
+            yield from self.for_role(role).unfit(config, key)
             yield from ((f"{key}{option}", why) for option, why in self._idle(role))
 
     def _idle(self, role: str) -> Iterator[tuple[str, str]]:
         """Settings of a role that nothing would come of."""
-        settings, own = self.roles[role], self.of(role)
+        settings, own = self.roles[role], self.for_role(role)
         if settings == RoleSettings():
             yield "", "is empty: nothing is different for this role; leave it out"
         if own.reduce == "fixed" and own.reduce_length is None:
@@ -65,10 +65,10 @@ class ByRole(Peers):
             yield ".decay", f"has no effect with baseline: {own.baseline}; it is of baseline: ema"
 
     @property
-    def reads_entropy(self) -> bool:
-        return super().reads_entropy or any(self.of(role).reads_entropy for role in self.roles)
+    def needs_entropy(self) -> bool:
+        return super().needs_entropy or any(self.for_role(role).needs_entropy for role in self.roles)
 
-    def of(self, role: str) -> Self:
+    def for_role(self, role: str) -> Self:
         """The algorithm with the settings of this role for all."""
         if role not in self.roles:
             return self
@@ -77,19 +77,19 @@ class ByRole(Peers):
         return made if "role" in made.peers else replace(made, peers=(*made.peers, "role"))
 
     def peers_of(self, role: str) -> tuple[Peer, ...]:
-        return self.of(role).peers
+        return self.for_role(role).peers
 
-    def credit(self, episodes: list[Episode], memory: dict[str, Any]) -> Metrics:
+    def compute_advantages(self, episodes: list[Episode], memory: dict[str, Any]) -> Metrics:
         samples = self.samples(episodes)
         parts = [self.judge([s for s in samples if s.turns[0].role not in self.roles], memory)]
         for role in self.roles:
-            parts.append(self.of(role).judge([s for s in samples if s.turns[0].role == role], memory))
+            parts.append(self.for_role(role).judge([s for s in samples if s.turns[0].role == role], memory))
         return {name: sum(part[name] for part in parts) for name in parts[0]}
 
-    def weights(self, batch: Batch) -> Tensor:
+    def loss_weights(self, batch: Batch) -> Tensor:
         """What each token counts; with a `reduce` of its own, a role's count as if all were added up in that way."""
-        weights = super().weights(batch)
+        weights = super().loss_weights(batch)
         for role in [role for role in self.roles if role in batch.roles]:
             theirs = batch.role == batch.roles.index(role)
-            weights = torch.where(theirs, self.of(role).weights(batch), weights)
+            weights = torch.where(theirs, self.for_role(role).loss_weights(batch), weights)
         return weights

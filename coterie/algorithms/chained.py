@@ -35,7 +35,7 @@ class Chained(Valued):
     lam_turn: Share = 0.95
     whiten: Literal["policy", "role", "batch"] | None = "policy"
 
-    apart: ClassVar[frozenset[str]] = Valued.apart - {"level"}
+    not_in_advantage: ClassVar[frozenset[str]] = Valued.not_in_advantage - {"level"}
 
     def problems(self, config: Any) -> Iterator[tuple[str, str]]:
         yield from super().problems(config)
@@ -44,7 +44,7 @@ class Chained(Valued):
             if self.level == "turn" and getattr(self, key) != getattr(type(self), key):
                 yield f"algorithm.{key}", one
 
-    def credit(self, episodes: list[Episode], memory: dict[str, Any]) -> Metrics:
+    def compute_advantages(self, episodes: list[Episode], memory: dict[str, Any]) -> Metrics:
         judged = list(self.judged(episodes))
         for found in judged:  # dropped turns too: critics learn from all
             size = len(found.turn.response_ids)  # what a turn is worth as a whole stands at each of its tokens

@@ -20,7 +20,7 @@ class Cory(Ippo):
     kl: NotNegative = 0.05
     kl_in: Literal["loss", "reward"] = "reward"
 
-    apart: ClassVar[frozenset[str]] = Ippo.apart | {"swap"}
+    not_in_advantage: ClassVar[frozenset[str]] = Ippo.not_in_advantage | {"swap"}
 
     def problems(self, config: Any) -> Iterator[tuple[str, str]]:
         yield from super().problems(config)

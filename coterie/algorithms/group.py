@@ -43,7 +43,7 @@ class Group(Algorithm):
         if self.decay != DECAY and self.baseline != "ema":
             yield "algorithm.decay", f"has no effect with baseline: {self.baseline}; it is of baseline: ema"
 
-    def credit(self, episodes: list[Episode], memory: dict[str, Any]) -> Metrics:
+    def compute_advantages(self, episodes: list[Episode], memory: dict[str, Any]) -> Metrics:
         return self.judge(self.samples(episodes), memory)
 
     def judge(self, samples: list[Sample], memory: dict[str, Any]) -> Metrics:

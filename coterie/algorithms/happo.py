@@ -26,7 +26,7 @@ class Happo(Mappo):
 
     max_factor: AboveOne = 10.0  # the factor is held between this and one over it
 
-    apart: ClassVar[frozenset[str]] = Mappo.apart | {"max_factor"}
+    not_in_advantage: ClassVar[frozenset[str]] = Mappo.not_in_advantage | {"max_factor"}
 
     def problems(self, config: Any) -> Iterator[tuple[str, str]]:
         yield from super().problems(config)
@@ -35,13 +35,13 @@ class Happo(Mappo):
             yield "algorithm.max_factor", "has no effect: one policy learns, and there is no other that moves before it"
 
     @property
-    def reads_old(self) -> bool:
+    def needs_old_logprobs(self) -> bool:
         return True  # for the factor; the policy's own loss does as in every other algorithm
 
     def update(
         self, learners: Mapping[str, Learner], batches: Mapping[str, Batch], rng: random.Random, step: int
     ) -> Metrics:
-        order = self.in_turn(learners, batches, step)
+        order = self.policies_to_update(learners, batches, step)
         rng.shuffle(order)
         updated: list[tuple[Batch, Tensor]] = []  # what each policy so far said, and its log-probs since its update
         metrics: Metrics = {}
@@ -49,7 +49,7 @@ class Happo(Mappo):
             learner, batch = learners[policy], batches[policy]
             moved = log_factor(batch, updated)
             weighed = replace(batch, advantages=batch.advantages * ratio_of(self.held(moved)))
-            trained = self.train([learner], [weighed], rng)[0]
+            trained = self.fit_policies([learner], [weighed], rng)[0]
             metrics |= {f"{policy}/{key}": value for key, value in (trained | self._report(moved[batch.mask])).items()}
             if place + 1 < len(order):
                 updated.append((batch, learner.logprobs(batch)))

@@ -23,7 +23,7 @@ class Magrpo(Group):
     scale: Scale = "none"
     branches: CountFromTwo = 2  # actions that follow each one; also the least that a task begins with
 
-    apart: ClassVar[frozenset[str]] = Group.apart | {"branches"}
+    not_in_advantage: ClassVar[frozenset[str]] = Group.not_in_advantage | {"branches"}
 
     @property
     def chain(self) -> Chain:

@@ -14,4 +14,4 @@ class Mappo(Ippo):
     Where roles see different things, so that what is to be expected depends on what others know.
     Costs a critic of its own; where none is given, a LoRA with a head on the team's base. (arXiv 2103.01955)"""
 
-    central: ClassVar[bool] = True
+    central_critic: ClassVar[bool] = True

@@ -25,7 +25,7 @@ def without_effect(algorithm: Algorithm, config: Any) -> Iterator[tuple[str, str
         yield "algorithm.kl_estimator", "has no effect with kl_in: reward, which always takes k1"
     if it.entropy == 0 and it.entropy_halves is not None:
         yield "algorithm.entropy_halves", "has no effect while algorithm.entropy is 0"
-    if it.once:
+    if it.single_update:
         for key in ("dual_clip", "clip_high", "clip", "stop_kl"):
             if key in set_by_hand:
                 yield f"algorithm.{key}", "has no effect with one epoch and one minibatch: every ratio is 1"

@@ -58,7 +58,7 @@ class Peers(Group):
             yield f"{at}.gain", "compares entropies, which needs one vocabulary in a group; add role or policy to peers"
 
     @property
-    def reads_entropy(self) -> bool:
+    def needs_entropy(self) -> bool:
         return self.gain in ("confidence", "relative")
 
     def peers_of(self, role: str) -> tuple[Peer, ...]:

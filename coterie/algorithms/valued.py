@@ -26,8 +26,8 @@ class Valued(Algorithm):
     value_fits: Count = 1  # optimiser steps a step of critics that are not on a policy's trunk
     warmup: CountFromZero = 0  # steps in which only such critics learn
 
-    value_head: ClassVar[bool] = True
-    apart: ClassVar[frozenset[str]] = Algorithm.apart | {
+    needs_values: ClassVar[bool] = True
+    not_in_advantage: ClassVar[frozenset[str]] = Algorithm.not_in_advantage | {
         "value_weight",
         "value_clip",
         "value_huber",
@@ -39,12 +39,12 @@ class Valued(Algorithm):
     def problems(self, config: Any) -> Iterator[tuple[str, str]]:
         yield from super().problems(config)
         set_by_hand = {f.name for f in fields(self) if getattr(self, f.name) != f.default}
-        unused = _unused(self, has_critics=bool(config.critics) or self.central)
+        unused = _unused(self, has_critics=bool(config.critics) or self.central_critic)
         yield from ((f"algorithm.{key}", unused[key]) for key in unused if key in set_by_hand)
         if self.warmup >= config.steps:
             yield "algorithm.warmup", f"is {self.warmup} in a run of steps={config.steps}: no policy would ever learn"
 
-    def updates(self, step: int) -> bool:
+    def trains_policies(self, step: int) -> bool:
         return step >= self.warmup
 
     def loss(self, scores: Scores, batch: Batch) -> Tensor:
@@ -72,6 +72,6 @@ def _unused(it: Valued, has_critics: bool) -> dict[str, str]:
     else:
         unused["value_fits"] = "needs `critics`: a value head learns with its policy, as often as that does"
         unused["warmup"] = "needs `critics`: a value head learns with its policy, and would wait with it"
-    if it.value_fits == 1 if has_critics else it.once:
+    if it.value_fits == 1 if has_critics else it.single_update:
         unused["value_clip"] = "has no effect with one optimiser step a step: the value is still the old one"
     return unused

@@ -32,8 +32,14 @@ class Vdn(Grpo):
     buffer: Count = 2048  # joint turns that are kept to learn from
     polyak: Share = 0.05  # how far the targets follow the networks at every fit
 
-    apart: ClassVar[frozenset[str]] = Grpo.apart | {"warmup", "target", "width", "value_lr", "value_fits"}
-    apart |= {"draw", "buffer", "polyak"}
+    not_in_advantage: ClassVar[frozenset[str]] = Grpo.not_in_advantage | {
+        "warmup",
+        "target",
+        "width",
+        "value_lr",
+        "value_fits",
+    }
+    not_in_advantage |= {"draw", "buffer", "polyak"}
 
     def problems(self, config: Any) -> Iterator[tuple[str, str]]:
         yield from super().problems(config)
@@ -48,7 +54,7 @@ class Vdn(Grpo):
         if config.credit.name != "team":
             yield "credit", f"has no effect after the warm-up: {type(self).__name__} learns what each role earned"
 
-    def reads_utility(self, step: int) -> bool:
+    def needs_utility(self, step: int) -> bool:
         return step >= self.warmup
 
     def mixing(self, roles: int, features: int) -> nn.Module:

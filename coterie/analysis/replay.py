@@ -86,17 +86,17 @@ def _judge_again(
         for turn in episode.turns:
             turn.advantages = turn.returns = turn.earned = None
     credit.assign(episodes, {episode.id: episode for episode in otherwise}, once=algorithm.chain == "team")
-    algorithm.credit(episodes, memory)
+    algorithm.compute_advantages(episodes, memory)
     take_back(episodes)
 
 
 def _must_know(algorithm: Algorithm, step: int, turns: Sequence[Turn]) -> None:
     """What learners and critics thought is read at the time, and cannot be found out from the episodes."""
     needed = {
-        "values": algorithm.value_head,
-        "entropy": algorithm.reads_entropy,
+        "values": algorithm.needs_values,
+        "entropy": algorithm.needs_entropy,
         "ref_logprobs": algorithm.kl > 0 and algorithm.kl_in == "reward",
-        "utility": algorithm.reads_utility(step),
+        "utility": algorithm.needs_utility(step),
     }
     for turn in (turn for turn in turns if turn.response_ids and not turn.given):
         for name in (name for name, asked in needed.items() if asked and getattr(turn, name) is None):
@@ -118,7 +118,7 @@ def _must_have_played(credit: Credit, episodes: Sequence[Episode], purposes: Col
 def _must_matter(config: Config, algorithm: Algorithm) -> None:
     """Refuse changes that no advantage depends on: they would be answered with what was there before."""
     problems = Problems(config.sources)
-    apart = algorithm.apart | ({"kl"} if algorithm.kl_in == "loss" else set())
+    apart = algorithm.not_in_advantage | ({"kl"} if algorithm.kl_in == "loss" else set())
     for path in config.sources.overridden():
         if path[0] == "algorithm" and path[-1] in apart:
             problems.add(path, "has no effect here: what turns are worth does not depend on it")

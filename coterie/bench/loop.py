@@ -73,7 +73,7 @@ class Loop:
         played = enough(self.collector.collect(self.tasks, SAMPLES, self.players, self.done), 0.0)
         self.engine.clear()
         self.credit.assign(played, {}, once=False)
-        self.algorithm.credit(played, {})
+        self.algorithm.compute_advantages(played, {})
         self.learner.begin(self.done)
         self.algorithm.update({"policy": self.learner}, make_batches(played), self.rng, self.done)
         self.engine.load("policy", self.learner.version)

@@ -51,7 +51,7 @@ def update(
     }
     found = []
     for name, batch in work.items():
-        weights = Algorithm().weights(batch)
+        weights = Algorithm().loss_weights(batch)
         mine, theirs = in_turn(
             lambda b=batch, w=weights: _fit(learner, b, w),  # type: ignore[misc]
             lambda b=batch, w=weights: plain.gradients(b, w),  # type: ignore[misc]

@@ -37,7 +37,9 @@ def dry_run(run: Run, tasks: int, repeats: int) -> DryRun:
     probes = [*broken(run, chosen, golds), *one_by_one(run, golds)] if played else []
     run.engine.clear()
     trained = frozenset(policy for policy, learner in run.learners.items() if not learner.frozen)
-    in_time = {policy for step in range(run.config.steps) for policy in run.algorithm.learning(run.learners, step)}
+    in_time = {
+        policy for step in range(run.config.steps) for policy in run.algorithm.trained_policies(run.learners, step)
+    }
     return DryRun(
         episodes,
         list(run.players()),

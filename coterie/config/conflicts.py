@@ -98,7 +98,7 @@ def _players(config: Config) -> Found:
 
 def _critics(config: Config, algorithm: Any) -> Iterator[tuple[str, str]]:
     """Where turns need values, every role that learns has one critic, or all have a head on their policy's trunk."""
-    if config.critics and not algorithm.value_head:
+    if config.critics and not algorithm.needs_values:
         yield "critics", f"have no effect: {type(algorithm).__name__} asks for no values"
         return
     judged: dict[str, str] = {}
@@ -112,7 +112,7 @@ def _critics(config: Config, algorithm: Any) -> Iterator[tuple[str, str]]:
         judges = [role for role in critic.roles or config.roles if role in config.roles]
         if judges and not any(_is_trained(config, role) for role in judges):
             yield f"critics.{name}", f"has no effect: nobody learns who plays {', '.join(judges)}"
-        if algorithm.central and critic.sees == "own":
+        if algorithm.central_critic and critic.sees == "own":
             yield f"critics.{name}.sees", f"{type(algorithm).__name__} needs critics that see the joint context: joint"
     alone = [role for role in config.roles if _is_trained(config, role) and role not in judged]
     if config.critics and alone:
@@ -121,7 +121,7 @@ def _critics(config: Config, algorithm: Any) -> Iterator[tuple[str, str]]:
 
 def _encoder(config: Config, algorithm: Any) -> Iterator[tuple[str, str]]:
     """Texts become vectors for a mixer, which VDN and QMIX have."""
-    if algorithm.reads_utility(config.steps):
+    if algorithm.needs_utility(config.steps):
         if not isinstance(config.encoder.instance, Hidden) and not isinstance(config.encoder.instance, Encoder):
             yield "encoder", f"{config.encoder.name} has no method encode(texts), which gives a vector for each text"
     elif config.sources.is_written(("encoder",)):  # a run's own config.yaml leaves the usual one out

@@ -310,7 +310,7 @@ def fresh_adapter(name: str, lora: Lora, base: Base, seed: int) -> Adapter:
 
 def critics_of(config: Config, algorithm: Algorithm) -> dict[str, CriticConfig]:
     """Those of the config; where the algorithm wants a central one and is given none, one on the team's own model."""
-    if config.critics or not algorithm.central:
+    if config.critics or not algorithm.central_critic:
         return config.critics
     models = [policy.model for policy in config.policies.values() if not policy.frozen]
     return {"team": CriticConfig(sees="joint", model=models[0])} if models else {}
@@ -332,7 +332,7 @@ def build_critics(
         for policy in sorted(learning & players(config, algorithm, roles)):
             must_read_alike(name, base, policy, bases[policy])
         critics[name] = Critic(learner, roles, learning, critic.sees)
-    return Critics(critics, algorithm.value_loss, algorithm.weights, algorithm.value_fits) if critics else None
+    return Critics(critics, algorithm.value_loss, algorithm.loss_weights, algorithm.value_fits) if critics else None
 
 
 def build_critic(

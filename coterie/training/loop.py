@@ -123,7 +123,7 @@ def protection() -> Metrics:
 
 def learn(run: Run, log: StepLog) -> None:
     """One step: play, judge, update, and let the engine speak with the new weights."""
-    algorithm = run.algorithm.at(run.step)
+    algorithm = run.algorithm.at_step(run.step)
     started = time.perf_counter()
     with log.phase("rollout"):
         episodes, otherwise = play(run, run.tasks.next(), run.config.episodes_per_task)
@@ -139,7 +139,7 @@ def learn(run: Run, log: StepLog) -> None:
     with log.phase("update"):
         for learner in run.learners.values():
             learner.begin(run.step)
-        if algorithm.updates(run.step):
+        if algorithm.trains_policies(run.step):
             log.add(algorithm.update(run.learners, make_batches(played), run.rng, run.step))
         if run.critic is not None:
             log.add(run.critic.fit(played, run.step))
@@ -164,7 +164,7 @@ def play(run: Run, tasks: list[Task], repeats: int) -> tuple[list[Episode], dict
     """The episodes to learn from, and what would have happened otherwise."""
     seed, players, collector = stable_hash(run.config.seed, "train", run.step), run.players(), run.collector
     episodes = collector.collect(tasks, repeats, players, seed)
-    learning = run.algorithm.learning(run.learners, run.step)
+    learning = run.algorithm.trained_policies(run.learners, run.step)
     while forks := run.algorithm.forks(episodes, learning):
         episodes += collector.fork(forks, players)
     otherwise = collector.fork(run.credit.forks(episodes), players)
@@ -178,7 +178,7 @@ def judge(run: Run, played: list[Episode], otherwise: dict[str, Episode]) -> Met
     metrics = drop_stale(played, run.learners)
     drop_other_rounds(played, algorithm, run.step)
     metrics |= run.credit.assign(played, otherwise, once=algorithm.chain == "team")
-    metrics |= algorithm.credit(played, run.memory)
+    metrics |= algorithm.compute_advantages(played, run.memory)
     take_back(played)
     return metrics | absent(played, run.config.roles)
 
@@ -186,19 +186,19 @@ def judge(run: Run, played: list[Episode], otherwise: dict[str, Episode]) -> Met
 def read(run: Run, played: list[Episode]) -> None:
     """What learners and critics think of what was said, before any update of the step, where it is asked for."""
     algorithm = run.algorithm
-    on_trunk = algorithm.value_head and run.critic is None
-    if algorithm.kl > 0 or algorithm.reads_old or algorithm.reads_entropy or on_trunk:
+    on_trunk = algorithm.needs_values and run.critic is None
+    if algorithm.kl > 0 or algorithm.needs_old_logprobs or algorithm.needs_entropy or on_trunk:
         for policy, batch in make_batches(played, judged=False).items():
             learner = run.learners[policy]
             if learner.frozen:
                 continue  # its turns are environment: nobody judges them
             if algorithm.kl > 0:
                 hand_back(played, batch, learner.logprobs(batch, reference=True), "ref_logprobs")
-            if algorithm.reads_old or algorithm.reads_entropy or on_trunk:
+            if algorithm.needs_old_logprobs or algorithm.needs_entropy or on_trunk:
                 thought = learner.scores(batch)
-                if algorithm.reads_old:
+                if algorithm.needs_old_logprobs:
                     hand_back(played, batch, thought.logprobs, "old_logprobs")
-                if algorithm.reads_entropy:
+                if algorithm.needs_entropy:
                     hand_back(played, batch, thought.entropy, "entropy")
                 if on_trunk and thought.values is not None:
                     hand_back(played, batch, thought.values, "values")

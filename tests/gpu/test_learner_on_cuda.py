@@ -70,7 +70,7 @@ def test_gradients_on_a_gpu_are_those_of_a_cpu(
 ) -> None:
     exact = learner(model_folder(kind), lora)
     batch = random_batch(exact, seed=1)
-    loss, weights = Algorithm(entropy=0.02).loss, Algorithm().weights(batch)
+    loss, weights = Algorithm(entropy=0.02).loss, Algorithm().loss_weights(batch)
     made = on_gpu(model_folder(kind), lora, checkpointing=checkpointing)
     assert float((made.logprobs(batch) - exact.logprobs(batch))[batch.mask].abs().mean()) < 0.05
     theirs, ours = gradients(exact, batch, weights, loss), gradients(made, batch, weights, loss)
@@ -81,7 +81,7 @@ def test_gradients_on_a_gpu_are_those_of_a_cpu(
 
 def waits(made: TorchLearner, batch: Batch) -> int:
     """How often the host waits for the GPU in one fit."""
-    weights = Algorithm().weights(batch)
+    weights = Algorithm().loss_weights(batch)
     torch.cuda.set_sync_debug_mode("warn")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -95,7 +95,7 @@ def test_a_fit_waits_for_the_gpu_as_often_with_many_microbatches_as_with_one(mod
     found = []
     for budget in (100_000, 40):
         made = on_gpu(model_folder("llama"), True, microbatch_tokens=budget)
-        made.fit(batch, Algorithm().weights(batch), Algorithm().loss)  # the optimiser's first step makes its state
+        made.fit(batch, Algorithm().loss_weights(batch), Algorithm().loss)  # the optimiser's first step makes its state
         found.append(waits(made, batch))
     assert found[0] == found[1] <= 3
 

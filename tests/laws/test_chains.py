@@ -175,7 +175,7 @@ def test_turns_of_one_token_make_action_level_token_level(kind: type[Ppo], seed:
         credited(algorithm, episodes)
         batch = make_batches(episodes)["policy"]
         scores, part = scored(batch, seed)
-        weights = algorithm.weights(batch)[batch.mask]
+        weights = algorithm.loss_weights(batch)[batch.mask]
         loss = algorithm.loss(scores, part)
         (weights * loss).sum().backward()
         results.append(
@@ -207,7 +207,7 @@ def test_the_value_of_a_turn_is_learned_at_its_first_token_and_every_turn_has_on
     credited(algorithm, episodes)
     batch = make_batches(episodes)["policy"]
     scores, part = scored(batch, seed)
-    loss = (algorithm.weights(batch)[batch.mask] * algorithm.value_loss(scores, part)).sum()
+    loss = (algorithm.loss_weights(batch)[batch.mask] * algorithm.value_loss(scores, part)).sum()
     first = [part.turn.tolist().index(t) for t in sorted(set(part.turn.tolist()))]
     by_hand = [value_loss(scores.values[i], part.values[i], part.returns[i], 0.2) for i in first]
     assert float(loss.detach()) == pytest.approx(float(torch.stack(by_hand).detach().mean()), abs=1e-6)
@@ -220,8 +220,8 @@ def test_the_level_decides_how_tokens_are_added_up_unless_that_is_given() -> Non
     batch = make_batches(random_episodes(1), judged=False)["policy"]
     for level, other in (("token", "turn"), ("turn", "token")):
         by_default, given = Ppo(level=level), Ppo(level=level, reduce=other)  # type: ignore[arg-type]
-        assert torch.equal(by_default.weights(batch), Algorithm(reduce=level).weights(batch))  # type: ignore[arg-type]
-        assert torch.equal(given.weights(batch), Algorithm(reduce=other).weights(batch))  # type: ignore[arg-type]
+        assert torch.equal(by_default.loss_weights(batch), Algorithm(reduce=level).loss_weights(batch))  # type: ignore[arg-type]
+        assert torch.equal(given.loss_weights(batch), Algorithm(reduce=other).loss_weights(batch))  # type: ignore[arg-type]
 
 
 def test_the_ratio_of_a_turn_is_one_number_however_it_is_normalised() -> None:

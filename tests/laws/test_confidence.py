@@ -122,9 +122,9 @@ def test_a_turn_without_words_is_no_trouble() -> None:
 
 
 def test_entropies_are_read_only_where_a_gain_asks_for_them() -> None:
-    assert not Grpo().reads_entropy and not Grpo(gain="nll").reads_entropy
-    assert Grpo(gain="confidence").reads_entropy and Grpo(gain="relative").reads_entropy
-    assert Grpo(roles={"actor": RoleSettings(gain="confidence")}).reads_entropy
+    assert not Grpo().needs_entropy and not Grpo(gain="nll").needs_entropy
+    assert Grpo(gain="confidence").needs_entropy and Grpo(gain="relative").needs_entropy
+    assert Grpo(roles={"actor": RoleSettings(gain="confidence")}).needs_entropy
 
 
 @pytest.mark.parametrize("gain", ["confidence", "relative", "nll"])

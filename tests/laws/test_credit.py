@@ -122,7 +122,7 @@ def test_a_turn_of_grpo_counts_what_its_role_earns_later_or_what_all_do() -> Non
     for chain, expected in (("role", [1 + 12 / 4, 2 + 8, 12]), ("team", [1 + 2 / 2 + 12 / 4, 2 + 12 / 2, 12])):
         algorithm = Grpo(chain=chain, gamma_turn=0.5, baseline="none", scale="none")
         Team().assign([played], {}, once=algorithm.chain == "team")
-        algorithm.credit([played], {})
+        algorithm.compute_advantages([played], {})
         assert [float(t.advantages[0]) for t in played.turns] == pytest.approx(expected)
 
 
@@ -526,7 +526,7 @@ def test_credit_that_looks_ahead_counts_once_in_every_algorithm() -> None:
     assert Grpo(gamma_turn=0.0).returns(played) == [1.0, 1.0, 1.0]
     for each in played.turns:
         each.values = torch.zeros(len(each.response_ids))
-    Ppo(gamma_turn=0.0, whiten=None).credit([played], {})
+    Ppo(gamma_turn=0.0, whiten=None).compute_advantages([played], {})
     assert [each.returns.tolist() for each in played.turns if each.returns is not None] == [[1.0]] * 3
 
 

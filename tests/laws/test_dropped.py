@@ -39,7 +39,7 @@ def played(*rewards: float) -> list[Episode]:
 
 def judged(algorithm: Algorithm, episodes: list[Episode], memory: dict[str, Any]) -> list[list[float] | None]:
     Team().assign(episodes, {}, once=algorithm.chain == "team")
-    algorithm.credit(episodes, memory)
+    algorithm.compute_advantages(episodes, memory)
     found = [t.advantages for e in episodes for t in e.turns]
     return [None if advantages is None else advantages.tolist() for advantages in found]
 

@@ -291,8 +291,8 @@ def test_opponents_that_cannot_be_kept_or_met_are_refused(model: Path, tmp_path:
 
 
 def test_the_bonus_for_doubt_halves_again_and_again() -> None:
-    assert Algorithm(entropy=0.4, entropy_halves=10).at(20).entropy == pytest.approx(0.1)
-    assert Algorithm(entropy=0.4).at(20).entropy == 0.4
+    assert Algorithm(entropy=0.4, entropy_halves=10).at_step(20).entropy == pytest.approx(0.1)
+    assert Algorithm(entropy=0.4).at_step(20).entropy == 0.4
 
 
 def said(*texts: str) -> list[Episode]:

@@ -210,7 +210,7 @@ def test_two_roles_on_one_policy_are_one_update_over_both(model_folder: Folder) 
     draw = torch.Generator().manual_seed(0)
     batch.advantages, batch.returns = torch.randn(2, len(batch), generator=draw)
     algorithm = Ppo(epochs=2)
-    all_weights = algorithm.weights(batch)
+    all_weights = algorithm.loss_weights(batch)
     whole = gradients(made, batch, all_weights, algorithm.loss)
     assert len({int(role) for role in batch.role[batch.mask]}) == 3
     by_role = [

@@ -92,7 +92,7 @@ def test_a_packed_forward_is_the_padded_one_of_hugging_face(kind: str, lora: boo
     torch.testing.assert_close(made.logprobs(batch)[batch.mask], plain.logprobs.detach(), atol=1e-4, rtol=0)
     torch.testing.assert_close(made.scores(batch).values[batch.mask], plain.values.detach(), atol=1e-4, rtol=0)
 
-    weights = WHOLE_LOSS.weights(batch)
+    weights = WHOLE_LOSS.loss_weights(batch)
     part = batch.each(lambda column: column[batch.mask])
     (WHOLE_LOSS.loss(plain, part) * weights[batch.mask]).sum().backward()
     expected = {name: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for name, leaf in named.items()}
@@ -104,7 +104,7 @@ def test_the_reported_entropy_and_gap_are_those_of_the_plain_forward(model_folde
     batch = random_batch(made)
     plain = plain_scores(made, batch, leaves(made))
     off = (plain.logprobs - batch.logprobs[batch.mask]).detach()
-    metrics = made.fit(batch, Algorithm().weights(batch), Algorithm().loss)
+    metrics = made.fit(batch, Algorithm().loss_weights(batch), Algorithm().loss)
     assert metrics["entropy"] == pytest.approx(float(plain.entropy.detach().mean()), abs=1e-4)
     assert metrics["gap"] == pytest.approx(float(off.abs().mean()), abs=1e-4)
     assert metrics["gap_max"] == pytest.approx(float(off.abs().max()), abs=1e-4)
@@ -129,7 +129,7 @@ def test_the_reported_ratio_clip_fraction_and_kl_are_those_of_the_plain_forward(
     off = (batch.ref_logprobs[said] - new).tolist()
     far = [math.exp(x) - 1 - x for x in off]
     algorithm = Algorithm(epochs=2, level=level, clip=0.05, clip_high=0.1, kl=0.3, kl_estimator="k1")
-    metrics = made.fit(batch, algorithm.weights(batch), algorithm.loss, algorithm.measure)
+    metrics = made.fit(batch, algorithm.loss_weights(batch), algorithm.loss, algorithm.token_metrics)
     count = len(ratios)
     assert 0.1 < sum(clipped) / count < 0.9
     assert metrics["ratio_mean"] == pytest.approx(sum(ratios) / count, rel=1e-3)
@@ -146,7 +146,7 @@ def test_cutting_a_batch_into_microbatches_changes_no_gradient(reduce: Reduce, m
         made = learner(model_folder("llama"), head=True, microbatch_tokens=budget)
         batch = random_batch(made, seed=2)
         found.append(
-            (len(list(streams(batch, budget))), gradients(made, batch, algorithm.weights(batch), algorithm.loss))
+            (len(list(streams(batch, budget))), gradients(made, batch, algorithm.loss_weights(batch), algorithm.loss))
         )
     counts = [count for count, _ in found]
     assert counts[0] == 1 and counts[-1] == batch.rows and counts == sorted(counts)
@@ -172,7 +172,7 @@ def test_sharing_a_beginning_changes_no_gradient(
         made = learner(model_folder(kind), lora=False)
         batch = random_batch(made, seed=4, count=8)
         monkeypatch.setattr(made, "streams", lambda b, s=share: streams(b, 100_000, share=s))
-        found.append(gradients(made, batch, WHOLE_LOSS.weights(batch), Algorithm(entropy=0.02).loss))
+        found.append(gradients(made, batch, WHOLE_LOSS.loss_weights(batch), Algorithm(entropy=0.02).loss))
     shared, apart = (sum(len(s.tokens) for s in streams(batch, 100_000, share=s)) for s in (True, False))
     assert shared < 0.8 * apart == 0.8 * len(batch)
     assert_same_gradients(found[0], found[1], near=5e-6)  # sums of float32 in another order
@@ -184,7 +184,7 @@ def test_gradient_checkpointing_changes_no_gradient(lora: bool, model_folder: Fo
     for recompute in (False, True):
         made = learner(model_folder("llama"), lora, checkpointing=recompute)
         batch = random_batch(made, seed=5)
-        found.append(gradients(made, batch, Algorithm().weights(batch), Algorithm(entropy=0.02).loss))
+        found.append(gradients(made, batch, Algorithm().loss_weights(batch), Algorithm(entropy=0.02).loss))
     assert_same_gradients(found[0], found[1])
 
 
@@ -208,7 +208,7 @@ def test_the_reference_is_the_model_as_it_was_given(lora: bool, model_folder: Fo
     batch = random_batch(made)
     before = made.logprobs(batch, reference=True)
     for _ in range(3):
-        made.fit(batch, Algorithm().weights(batch), Algorithm().loss)
+        made.fit(batch, Algorithm().loss_weights(batch), Algorithm().loss)
     assert torch.equal(made.logprobs(batch, reference=True), before)
     untouched = learner(model_folder("llama"), lora=False).logprobs(batch)
     torch.testing.assert_close(before, untouched, atol=1e-4, rtol=0)
@@ -224,7 +224,7 @@ def test_a_kl_in_the_loss_draws_the_policy_to_its_reference(estimator: KlEstimat
     algorithm = Algorithm(kl=1.0, kl_estimator=estimator)
     far = float((made.logprobs(batch) - batch.ref_logprobs).abs().mean())
     for _ in range(20):
-        made.fit(batch, algorithm.weights(batch), algorithm.loss)
+        made.fit(batch, algorithm.loss_weights(batch), algorithm.loss)
     assert float((made.logprobs(batch) - batch.ref_logprobs).abs().mean()) < 0.5 * far
 
 
@@ -294,7 +294,7 @@ def flat_batch(lengths: list[int]) -> Batch:
 def update_peak(folder: Path, budget: int, rows: int, longest: int = 40, checkpointing: bool = False) -> int:
     made = learner(folder, microbatch_tokens=budget, checkpointing=checkpointing)
     batch = flat_batch([40] * (rows - 1) + [longest])
-    weights = Algorithm().weights(batch)
+    weights = Algorithm().loss_weights(batch)
     made.fit(batch, weights, Algorithm().loss)  # the optimiser's own memory is there from now on
     return peak_bytes(lambda: made.fit(batch, weights, Algorithm().loss))
 
@@ -335,7 +335,7 @@ def test_the_first_step_of_adam_moves_every_weight_by_the_learning_rate(model_fo
     made = learner(model_folder("llama"))
     before = {name: p.detach().clone() for name, p in made.parameters().items()}
     batch = random_batch(made)
-    made.fit(batch, Algorithm().weights(batch), Algorithm().loss)
+    made.fit(batch, Algorithm().loss_weights(batch), Algorithm().loss)
     moves = torch.cat([(p.detach() - before[name]).abs().flatten() for name, p in made.parameters().items()])
     assert float(moves.max()) == pytest.approx(1e-2, rel=1e-3)
     assert made.version == 1
@@ -347,7 +347,7 @@ def test_a_gradient_that_is_no_number_moves_nothing_and_says_whose_it_is(model_f
     before = {name: parameter.detach().clone() for name, parameter in made.parameters().items()}
     batch.advantages[batch.mask.nonzero()[0]] = torch.nan
     with pytest.raises(NotFinite, match="policy policy: its gradient is nan"):
-        made.fit(batch, Algorithm().weights(batch), Algorithm().loss)
+        made.fit(batch, Algorithm().loss_weights(batch), Algorithm().loss)
     assert all(torch.equal(before[name], parameter) for name, parameter in made.parameters().items())
     assert all(parameter.grad is None for parameter in made.parameters().values()) and made.version == 0
 
@@ -361,7 +361,7 @@ def test_gradients_are_clipped_to_the_norm_over_all_of_a_policy_s_weights(model_
         made.optimizer = torch.optim.SGD(groups, lr=1.0)  # type: ignore[assignment]
         before = leaves(made)
         batch = random_batch(made)
-        metrics = made.fit(batch, scale * Ppo().weights(batch), Ppo().loss)
+        metrics = made.fit(batch, scale * Ppo().loss_weights(batch), Ppo().loss)
         moved = torch.cat([(now - before[name]).flatten() for name, now in leaves(made).items()]).detach()
         norms.append((metrics["grad_norm"], float(moved.norm())))
     (steep, held), (gentle, free) = norms

@@ -261,7 +261,7 @@ def test_token_weights_by_hand() -> None:
 def test_tokens_that_were_not_sampled_weigh_nothing() -> None:
     batch = make_batches(random_episodes(3), judged=False)["policy"]
     for reduce in get_args(Reduce):
-        weights = Algorithm(reduce=reduce).weights(batch)
+        weights = Algorithm(reduce=reduce).loss_weights(batch)
         assert bool((weights[batch.mask] > 0).all()) and not bool(weights[~batch.mask].any())
 
 

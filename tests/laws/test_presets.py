@@ -185,7 +185,7 @@ def test_permuting_episodes_and_renaming_roles_changes_no_advantage(name: str) -
     mixed = random.Random(3).sample(shuffled, len(shuffled))
     credited(PRESETS[name], straight)
     Team().assign(mixed, {}, once=False)
-    PRESETS[name].credit(mixed, memory)
+    PRESETS[name].compute_advantages(mixed, memory)
     for one, other in zip(straight, shuffled, strict=True):
         for a, b in zip(one.turns, other.turns, strict=True):
             assert (a.advantages is None) == (b.advantages is None)
@@ -235,7 +235,7 @@ def test_dr_grpo_adds_up_tokens_and_divides_by_the_same_length_for_all() -> None
     algorithm = DrGrpo(reduce_length=10)
     credited(algorithm, episodes)
     batch = make_batches(episodes)["policy"]
-    assert algorithm.weights(batch)[batch.mask].tolist() == pytest.approx([1 / 10 / 2] * 4)
+    assert algorithm.loss_weights(batch)[batch.mask].tolist() == pytest.approx([1 / 10 / 2] * 4)
 
 
 def test_gspo_clips_a_turn_by_the_geometric_mean_of_its_tokens_ratios() -> None:
@@ -249,7 +249,7 @@ def test_gspo_clips_a_turn_by_the_geometric_mean_of_its_tokens_ratios() -> None:
     # Better and likelier: clipped at 1.2. Worse and less likely: clipped at 0.9.
     expected = -torch.tensor([1.2, 1.2, 1.2, 0.9]) * batch.advantages
     torch.testing.assert_close(algorithm.loss(scores, batch), expected)
-    assert algorithm.weights(whole)[whole.mask].tolist() == pytest.approx([1 / 6] * 3 + [1 / 2])
+    assert algorithm.loss_weights(whole)[whole.mask].tolist() == pytest.approx([1 / 6] * 3 + [1 / 2])
 
 
 def test_a_policy_that_is_still_its_reference_loses_nothing_for_leaving_it(
@@ -314,7 +314,7 @@ def test_a_role_s_tokens_are_added_up_in_its_own_way() -> None:
     turns, numbers = batch.turn[batch.mask], batch.episode[batch.mask]
     by_token, fixed = token_weights(turns, numbers, "token"), token_weights(turns, numbers, "fixed", 10)
     of_b = batch.role[batch.mask] == batch.roles.index("b")
-    assert torch.equal(mixed.weights(batch)[batch.mask], torch.where(of_b, fixed, by_token))
+    assert torch.equal(mixed.loss_weights(batch)[batch.mask], torch.where(of_b, fixed, by_token))
 
 
 # In a config
@@ -334,8 +334,8 @@ def test_a_preset_is_one_word(name: str, tmp_path: Path) -> None:
 
 def test_settings_of_a_role_are_read_and_written(tmp_path: Path) -> None:
     made = checked(tmp_path, name="grpo", roles={"left": {"baseline": "others", "peers": ["task", "role", "turn"]}})
-    assert made.of("left").baseline == "others" and made.of("left").peers == ("task", "role", "turn")
-    assert made.of("right") is made
+    assert made.for_role("left").baseline == "others" and made.for_role("left").peers == ("task", "role", "turn")
+    assert made.for_role("right") is made
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
@@ -399,7 +399,7 @@ def game(*rewards: float, against: str = "rival") -> list[Episode]:
 
 def earned(algorithm: Grpo, episodes: list[Episode], memory: dict[str, Any]) -> list[float]:
     Team().assign(episodes, {}, once=False)
-    algorithm.credit(episodes, memory)
+    algorithm.compute_advantages(episodes, memory)
     return advantages(episodes, "me")
 
 

@@ -31,7 +31,7 @@ def test_the_sampler_s_rounding_never_reaches_the_weights(model_folder: Folder) 
         batch = random_batch(made)
         batch.logprobs = batch.logprobs + noise
         batch.old_logprobs = batch.logprobs
-        found.append(gradients(made, batch, algorithm.weights(batch), algorithm.loss))
+        found.append(gradients(made, batch, algorithm.loss_weights(batch), algorithm.loss))
     assert all(torch.equal(a, b) for a, b in zip(found[0].values(), found[1].values(), strict=True))
     assert any(bool(a.any()) for a in found[0].values())
 

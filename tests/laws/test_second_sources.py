@@ -163,7 +163,7 @@ def test_rae_holds_a_reward_against_the_average_of_before() -> None:
     for reward in (1.0, 0.0, 1.0):
         played = [episode([turn()], reward)]
         Team().assign(played, {}, once=False)
-        Rae().credit(played, memory)
+        Rae().compute_advantages(played, memory)
         found += flat(played[0].turns, "advantages")
     assert found == pytest.approx([0.0, -1.0, 1 - 0.95])
     assert list(memory[AVERAGES].values()) == pytest.approx([0.95 * 0.95 + 0.05])
@@ -204,10 +204,10 @@ def loss_of(algorithm: Algorithm) -> tuple[float, list[float], float]:
     """The loss, its gradient by log-prob, and the clip fraction."""
     batch, new = two_answers()
     part, scores = batch.each(lambda column: column[batch.mask]), Scores(new, torch.zeros(5))
-    loss = (algorithm.loss(scores, part) * algorithm.weights(batch)[batch.mask]).sum()
+    loss = (algorithm.loss(scores, part) * algorithm.loss_weights(batch)[batch.mask]).sum()
     loss.backward()
     assert new.grad is not None
-    return float(loss.detach()), new.grad.tolist(), float(algorithm.measure(scores, part).clip_fraction.mean())
+    return float(loss.detach()), new.grad.tolist(), float(algorithm.token_metrics(scores, part).clip_fraction.mean())
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ def test_dapo_clips_higher_leaves_out_what_is_equal_and_counts_tokens_alike() ->
     credited(Dapo(), [*episodes, cut])
     assert {e.task.id for e in [*episodes, cut] if e.turns[0].advantages is not None} == {"mixed"}
     assert cut.turns[0].advantages is None
-    assert Dapo().clips == (0.2, 0.28)
+    assert Dapo().clip_range == (0.2, 0.28)
     found = loss_of(replace(Dapo(), dual_clip=1.4))
     assert found[0] == pytest.approx(-0.548477, abs=2e-6)
 
@@ -342,7 +342,7 @@ def test_cory_pays_both_the_sum_each_less_its_own_kl() -> None:
     observer = spoken("observer", [-1.0], reward=0.5, ref_logprobs=[-0.8], values=[0.0])
     played = [episode([pioneer, observer])]
     Aggregate(mode="sum").assign(played, {}, once=False)
-    Cory(kl=0.1, whiten=None).credit(played, {})
+    Cory(kl=0.1, whiten=None).compute_advantages(played, {})
     assert flat([pioneer, observer], "advantages") == pytest.approx([0.75 - 0.05, 0.75 + 0.02])
 
 

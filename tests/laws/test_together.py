@@ -43,7 +43,7 @@ def taught(folder: Path, together: bool, count: int = 2, **learning: Any) -> tup
     algorithm, metrics = Algorithm(entropy=0.02), []
     for _ in range(count):
         lessons = [
-            (m, b, algorithm.weights(b), algorithm.loss, algorithm.measure)
+            (m, b, algorithm.loss_weights(b), algorithm.loss, algorithm.token_metrics)
             for m, b in zip(learners, batches, strict=True)
         ]
         metrics.append(
@@ -73,7 +73,8 @@ def test_whole_models_never_share_a_pass(model_folder: Folder) -> None:
     learners = [TorchLearner(n, Base(model_folder("llama")), None, 1e-3, Learning(), 10) for n in "ab"]
     batch: Batch = random_batch(learners[0])
     lessons = [
-        (learner, batch, Algorithm().weights(batch), Algorithm().loss, Algorithm().measure) for learner in learners
+        (learner, batch, Algorithm().loss_weights(batch), Algorithm().loss, Algorithm().token_metrics)
+        for learner in learners
     ]
     metrics = learners[0].fit_together(lessons)
     assert metrics[0] == metrics[1] and [learner.version for learner in learners] == [1, 1]

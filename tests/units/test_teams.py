@@ -322,7 +322,7 @@ def test_stopping_in_time_is_never_held_against_what_was_found_before(articles: 
         episode.id, episode.repeat = f"t/{number}", number
     assert config.algorithm.instance.peers_of("query_optimizer") == ("task", "role", "turn")
     config.credit.instance.assign(episodes, {}, once=False)
-    config.algorithm.instance.credit(episodes, {})
+    config.algorithm.instance.compute_advantages(episodes, {})
     last = [[turn for turn in episode.turns if turn.role == "query_optimizer"][-1] for episode in episodes]
     good = {name for name, turn in zip(TWO_ROUNDS, last, strict=True) if float(turn.advantages[0]) > 0}
     assert good == {"found all and stops", "found half, then the rest"}
