@@ -12,6 +12,10 @@ RESAMPLES = 10_000
 CHUNK = 500  # resamples at once: [CHUNK, tasks] indices are held in memory
 
 
+def mean(numbers: Sequence[float]) -> float:
+    return sum(numbers) / len(numbers)
+
+
 def auc(scores: Sequence[float], labels: Sequence[bool]) -> float | None:
     """The chance that a right item scores above a wrong one, ties counting half; None without both kinds."""
     right = numpy.array([score for score, label in zip(scores, labels, strict=True) if label])

@@ -9,7 +9,8 @@ from pathlib import Path
 from coterie.config import Config, ConfigError
 from coterie.models.chat import Chat
 from coterie.models.store import load_end_ids, load_tokenizer, resolve
-from coterie.rollout.collector import Collector, Player
+from coterie.rollout.agent import Player
+from coterie.rollout.collector import Collector
 from coterie.training import opponents
 from coterie.types import Env, Episode, Fork, Sample, Sampling
 

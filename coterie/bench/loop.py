@@ -16,7 +16,9 @@ from coterie.engines.native.engine import NativeEngine
 from coterie.games.model import SIGNS
 from coterie.learners.batch import make_batches
 from coterie.learners.learner import TorchLearner
-from coterie.rollout.collector import Collector, Player, enough
+from coterie.rollout.agent import Player
+from coterie.rollout.collector import Collector
+from coterie.rollout.metrics import enough
 from coterie.types import Episode, Sampling, Split, Task
 from coterie.workflows.single import Single
 

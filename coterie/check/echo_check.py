@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from coterie.rollout.collector import mean
+from coterie.statistics import mean
 from coterie.types import Episode, Turn
 from coterie.workflows.verdict_parsing import verdict
 

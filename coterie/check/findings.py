@@ -10,7 +10,7 @@ from coterie.check.answers import crashes, fooled, stuck, unseen
 from coterie.check.record import DryRun, Finding
 from coterie.config.problems import dotted
 from coterie.rewards import TIMEOUTS
-from coterie.rollout.collector import mean
+from coterie.statistics import mean
 from coterie.types import Turn
 
 NO_CREDIT = 1e-6  # an advantage below this moves nothing

@@ -12,7 +12,7 @@ from coterie.check.findings import has_credit
 from coterie.check.record import DryRun, Finding
 from coterie.cli.report import visible
 from coterie.console import table, under
-from coterie.rollout.collector import mean
+from coterie.statistics import mean
 from coterie.types import Episode, Turn
 
 Row = dict[str, str | float]

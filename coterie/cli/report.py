@@ -16,7 +16,7 @@ from coterie.analysis.replay import Verdict
 from coterie.config import Config, Policy
 from coterie.console import BARS, table, under
 from coterie.evaluation.evaluate import Report, SingleAgent
-from coterie.rollout.collector import mean
+from coterie.statistics import mean
 from coterie.types import Episode, Metrics, Turn
 
 HEIGHT = 5  # lines of the learning curve

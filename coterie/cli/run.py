@@ -20,7 +20,7 @@ from coterie.evaluation.evaluate import Report, SingleAgent, baselines, evaluate
 from coterie.evaluation.single_agent_baseline import SingleAgentWorkflow, first_prompts, first_speaker, max_team_tokens
 from coterie.files import WriteFailed, read_rows, write_atomic
 from coterie.learners.distributed import joined
-from coterie.rollout.collector import Player
+from coterie.rollout.agent import Player
 from coterie.seeds import stable_hash
 from coterie.training import checkpoint
 from coterie.training.build import base_policy, build

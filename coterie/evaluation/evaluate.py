@@ -7,7 +7,10 @@ from dataclasses import dataclass, replace
 from math import comb
 
 from coterie.evaluation.single_agent_baseline import SOLVER, SingleAgentWorkflow, fit_token_budget, with_temperature
-from coterie.rollout.collector import Collector, Player, mean, rollout_metrics
+from coterie.rollout.agent import Player
+from coterie.rollout.collector import Collector
+from coterie.rollout.metrics import rollout_metrics
+from coterie.statistics import mean
 from coterie.types import Episode, Metrics, Task, is_correct
 
 MEASURED = 32  # tasks by which the length of a drawn answer is known

@@ -10,7 +10,7 @@ from typing import Any
 
 from coterie.models.chat import Chat
 from coterie.prompts import chat_messages
-from coterie.rollout.collector import Player
+from coterie.rollout.agent import Player
 from coterie.types import Episode, Task, Team
 from coterie.workflows.majority import majority
 

@@ -1,61 +1,115 @@
-"""Asks a grader that hung or was down once more. An episode that gets no score fails; it is never a zero."""
+"""Scores an episode: the environment's reward, then the workflow's judge. A grader that is down gets one retry.
+
+An episode without a score fails. It never gets a reward of zero: that would teach that its answer was wrong.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import replace
-from typing import TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from coterie.rewards import TIMEOUTS, GraderFailed, GraderTimeout
-from coterie.types import Episode
+from coterie.rl.validate import must_be_numbers
+from coterie.types import Env, Episode, Grade, Metrics, Outcome
 
 T = TypeVar("T")
+Judge = Callable[[Grade], Awaitable[Mapping[str, float]]]
 # The grader hung, died, or could not be reached: TimeoutError, GraderTimeout and ConnectionError are OSErrors. Any
-# other error is a mistake in the grader and would come again.
-DOWN = (GraderFailed, OSError)
-BACKOFF = (1.0,)  # seconds to wait before each further attempt, so a hanging grader costs two deadlines and a second
-AGAIN = "It was asked for again, in vain."  # the note of an error after the last attempt
+# other error is a bug in the grader and would occur again.
+RETRYABLE = (GraderFailed, OSError)
+BACKOFF = (1.0,)  # seconds before each retry, so a hanging grader costs two deadlines and a second
+RETRIED = "Retried without success."  # the note on an error after the last attempt
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """Scores episodes with an environment."""
+
+    env: Env
+    deadline: float | None  # seconds per attempt; None where the environment has its own
+
+    async def score(self, episode: Episode, outcome: Outcome) -> None:
+        """Write the answer, the rewards and the metrics of an episode."""
+        episode.answer = outcome.answer
+        episode.reward = outcome.reward or 0.0
+        await self._score_env(episode, owner=episode)
+        episode.metrics |= outcome.metrics
+        if outcome.judge is not None:
+            episode.metrics |= await self._run_judge(episode, outcome.judge)
+        must_be_numbers(episode)
+
+    async def _score_env(self, episode: Episode, owner: Episode) -> None:
+        """Let the environment score a copy, so that a retry starts from the same state."""
+
+        async def attempt() -> None:
+            scored = _copy(episode)
+            await self.env.score(scored)
+            _write_back(scored, episode)
+
+        await with_retries(attempt, owner, self.deadline)
+
+    async def _run_judge(self, episode: Episode, judge: Judge) -> Metrics:
+        """Let the workflow reward its turns; each attempt starts from the rewards that the environment gave."""
+        before = [turn.reward for turn in episode.turns]
+
+        async def grade(answer: Any) -> float:
+            return await self._grade(episode, answer)
+
+        async def attempt() -> Metrics:
+            for turn, reward in zip(episode.turns, before, strict=True):
+                turn.reward = reward
+            return dict(await judge(grade))
+
+        return await with_retries(attempt, episode, self.deadline)
+
+    async def _grade(self, episode: Episode, answer: Any) -> float:
+        """The reward that the environment gives for another answer."""
+        if answer == episode.answer:
+            return episode.reward
+        trial = replace(_copy(episode), answer=answer, metrics={})
+        await self._score_env(trial, owner=episode)
+        return trial.reward
 
 
 async def with_retries(attempt: Callable[[], Awaitable[T]], owner: Episode, deadline: float | None) -> T:
-    """What an attempt to score gives, or a later one after a pause. Nothing is sampled again.
+    """Retry a scoring attempt with backoff; nothing is sampled again.
 
-    Each attempt has the deadline; killed graders are counted in the owner's metrics. Without a score in the end the
-    episode fails: a zero would teach that its answer was wrong.
+    Each attempt has the deadline; killed graders are counted in the owner's metrics.
     """
     for pause in BACKOFF:
         try:
-            return await _once(attempt, owner, deadline)
-        except DOWN as error:
-            if _was_asked_again(error):  # a grade that a judge asked for
+            return await _attempt(attempt, owner, deadline)
+        except RETRYABLE as error:
+            if _was_retried(error):  # a nested grade that a judge requested
                 raise
         await asyncio.sleep(pause)
     try:
-        return await _once(attempt, owner, deadline)
-    except DOWN as error:
-        error.add_note(AGAIN)
+        return await _attempt(attempt, owner, deadline)
+    except RETRYABLE as error:
+        error.add_note(RETRIED)
         raise
 
 
-async def _once(attempt: Callable[[], Awaitable[T]], owner: Episode, deadline: float | None) -> T:
+async def _attempt(attempt: Callable[[], Awaitable[T]], owner: Episode, deadline: float | None) -> T:
     try:
-        async with within_deadline("its score", deadline, "rollout.score_deadline"):
+        async with within_deadline("scoring", deadline, "rollout.score_deadline"):
             return await attempt()
     except GraderTimeout as error:
-        if not _was_asked_again(error):
+        if not _was_retried(error):
             owner.metrics[TIMEOUTS] = owner.metrics.get(TIMEOUTS, 0.0) + 1.0
         raise
 
 
-def _was_asked_again(error: BaseException) -> bool:
-    return AGAIN in getattr(error, "__notes__", ())  # which an exception has only once something is noted
+def _was_retried(error: BaseException) -> bool:
+    return RETRIED in getattr(error, "__notes__", ())  # absent until a note is added
 
 
 @asynccontextmanager
 async def within_deadline(what: str, seconds: float | None, key: str) -> AsyncIterator[None]:
-    """Code that blocks, or does not let itself be cancelled, comes to its end all the same; too late is too late."""
+    """Raise a TimeoutError that names the setting `key`, also if the code blocked or suppressed its cancellation."""
     late = TimeoutError(f"{what} took longer than the {seconds:g} seconds of {key}" if seconds else "")
     limit = asyncio.timeout(seconds)
     try:
@@ -69,13 +123,13 @@ async def within_deadline(what: str, seconds: float | None, key: str) -> AsyncIt
         raise late
 
 
-def copy_to_score(episode: Episode) -> Episode:
-    """One whose scores can be written and thrown away."""
+def _copy(episode: Episode) -> Episode:
+    """A copy whose scores can be written and discarded."""
     return replace(episode, turns=[replace(turn) for turn in episode.turns], metrics=dict(episode.metrics))
 
 
-def write_score(scored: Episode, episode: Episode) -> None:
-    """Take over all that scoring wrote. The turns stay the same objects: a workflow's judge holds on to them."""
+def _write_back(scored: Episode, episode: Episode) -> None:
+    """Copy what scoring wrote. The turns stay the same objects, because a workflow's judge holds references to them."""
     for turn, copy in zip(episode.turns, scored.turns, strict=True):
         vars(turn).update(vars(copy))
     vars(episode).update({**vars(scored), "turns": episode.turns})

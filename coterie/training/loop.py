@@ -21,7 +21,9 @@ from coterie.evaluation.evaluate import evaluate
 from coterie.learners.batch import hand_back, make_batches
 from coterie.learners.distributed import ALONE, Processes
 from coterie.learners.learner import TorchLearner
-from coterie.rollout.collector import Collector, Player, enough, rollout_metrics
+from coterie.rollout.agent import Player
+from coterie.rollout.collector import Collector
+from coterie.rollout.metrics import enough, rollout_metrics
 from coterie.sandbox import unprotected
 from coterie.seeds import stable_hash
 from coterie.training import checkpoint, collapse, opponents

@@ -22,7 +22,8 @@ from coterie.evaluation.single_agent_baseline import (
     with_temperature,
 )
 from coterie.models.base import Base
-from coterie.rollout.collector import Collector, Player
+from coterie.rollout.agent import Player
+from coterie.rollout.collector import Collector
 from coterie.types import Episode, Sampling, Task, Team, Workflow
 from coterie.workflows.chain import Chain
 from coterie.workflows.debate import Debate

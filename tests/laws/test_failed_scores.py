@@ -13,7 +13,9 @@ import pytest
 from coterie.envs.base import TaskEnv, graded
 from coterie.rewards import GraderTimeout
 from coterie.rollout import scoring
-from coterie.rollout.collector import Collector, Player, TooManyFailures, enough, rollout_metrics
+from coterie.rollout.agent import Player
+from coterie.rollout.collector import Collector
+from coterie.rollout.metrics import TooManyFailures, enough, rollout_metrics
 from coterie.types import Env, Episode, Outcome, Sample, Sampling, Split, Task, Team
 
 PLAYERS = {"solver": Player("policy", Sampling(max_tokens=2))}

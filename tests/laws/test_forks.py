@@ -16,7 +16,8 @@ from coterie.credit.difference import Difference
 from coterie.engines.native.engine import NativeEngine
 from coterie.games.naming import Naming, OneByOne
 from coterie.models.base import Base
-from coterie.rollout.collector import Collector, Player
+from coterie.rollout.agent import Player
+from coterie.rollout.collector import Collector
 from coterie.training.log import read_episodes
 from coterie.types import Episode, Fork, Sampling, Task, Team, Turn, Workflow
 from coterie.workflows.debate import Debate
@@ -165,7 +166,7 @@ def test_a_workflow_that_reads_something_else_is_told_so(llama: Base) -> None:
     (origin,) = collector.collect(TASKS[:1], 1, PLAYERS, seed=1)
     (again,) = collector.fork([Fork(origin, "again", whole(origin))], PLAYERS)
     assert again.error is not None and again.error_kind == "ValueError"
-    assert "left's turn 0 read something else" in again.error
+    assert "turn 0 of left got a different prompt" in again.error
     assert "may only depend on its task and on what was said" in again.error
 
 

@@ -150,7 +150,7 @@ def test_the_same_reward_gives_every_turn_what_it_had(refined: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ("workflow.prompt='Well, {question}'", "ValueError: optimizer's turn 0 read something else"),
+        ("workflow.prompt='Well, {question}'", "ValueError: turn 0 of optimizer got a different prompt"),
         ("workflow.max_rounds=9", "RuntimeError: left is asked for a turn that was not said"),
     ],
 )

@@ -20,7 +20,9 @@ from coterie.envs.base import TaskEnv, graded
 from coterie.games.naming import Naming, OneByOne
 from coterie.learners.batch import make_batches
 from coterie.models.base import Base
-from coterie.rollout.collector import AgentTeam, Collector, Player, TooManyFailures, enough, rollout_metrics
+from coterie.rollout.agent import AgentTeam, Player
+from coterie.rollout.collector import Collector
+from coterie.rollout.metrics import TooManyFailures, enough, rollout_metrics
 from coterie.types import Episode, Sampling, Split, Task, Team
 from coterie.workflows.vote import Vote
 from tests.episodes import episode
@@ -232,7 +234,7 @@ class Returns:
         return asked if self.text else await asked
 
 
-@pytest.mark.parametrize(("text", "why"), [(True, "it lacks an await"), (False, "a Turn: return its .text")])
+@pytest.mark.parametrize(("text", "why"), [(True, "an await is missing"), (False, "a Turn: return its .text")])
 @pytest.mark.filterwarnings("ignore:coroutine")
 def test_a_workflow_that_returns_no_answer_is_told_what_it_did(text: bool, why: str, collector: Collector) -> None:
     (played,) = replace(collector, workflow=Returns(text)).collect(TASKS[:1], 1, PLAYERS, seed=1)

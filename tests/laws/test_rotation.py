@@ -19,7 +19,7 @@ from coterie.cli.report import plan
 from coterie.config import ConfigError, dump, load
 from coterie.config.conflicts import cross_check
 from coterie.learners.critics import Critics
-from coterie.rollout.collector import Player
+from coterie.rollout.agent import Player
 from coterie.training.log import read_episodes
 from coterie.training.loop import Run, learn
 from coterie.types import Sampling

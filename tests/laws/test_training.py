@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from coterie.learners.batch import make_batches
-from coterie.rollout.collector import TooManyFailures
+from coterie.rollout.metrics import TooManyFailures
 from coterie.training.log import read_episodes
 from coterie.training.loop import Run, train
 from coterie.training.tasks import TaskStream

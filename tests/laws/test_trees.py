@@ -19,7 +19,8 @@ from coterie.games.naming import Naming
 from coterie.learners.batch import make_batches
 from coterie.models.chat import Chat
 from coterie.rl.trees import levels, returns, tree
-from coterie.rollout.collector import Collector, Player
+from coterie.rollout.agent import Player
+from coterie.rollout.collector import Collector
 from coterie.training.log import read_episodes
 from coterie.types import Episode, Fork, Sample, Sampling, Task, Turn
 from tests.episodes import credited, episode, turn

@@ -27,7 +27,9 @@ from coterie.config.conflicts import cross_check
 from coterie.config.registry import user_module
 from coterie.credit.base import Credit
 from coterie.models.chat import Chat
-from coterie.rollout.collector import Collector, Player, TooManyFailures
+from coterie.rollout.agent import Player
+from coterie.rollout.collector import Collector
+from coterie.rollout.metrics import TooManyFailures
 from coterie.training import checkpoint
 from coterie.training.build import build
 from coterie.training.loop import Run, train

@@ -21,7 +21,8 @@ from coterie.envs.code import Mbpp
 from coterie.envs.gsm8k import Gsm8k
 from coterie.envs.hotpotqa import HotpotQa
 from coterie.envs.swe.env import Swe as Projects
-from coterie.rollout.collector import Collector, mean
+from coterie.rollout.collector import Collector
+from coterie.statistics import mean
 from coterie.types import Env, Episode, Message, Turn, Workflow
 from coterie.workflows.deep_research import DeepResearch
 from coterie.workflows.deepcoder import DeepCoder

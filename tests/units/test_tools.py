@@ -17,7 +17,8 @@ import pytest
 
 from coterie.learners.batch import make_batches
 from coterie.models.chat import Chat
-from coterie.rollout.collector import Collector, Player
+from coterie.rollout.agent import Player
+from coterie.rollout.collector import Collector
 from coterie.tools import BadCall, Call, Tool, ToolError, converse, describe, read_calls, tool_schema, use
 from coterie.tools.bm25 import Index, words_of
 from coterie.tools.python import python_tool

@@ -17,7 +17,8 @@ from coterie.envs.worlds.aec import Aec, AecWorld
 from coterie.envs.worlds.nim import Nim
 from coterie.envs.worlds.treasure_hunt import Hunt
 from coterie.models.chat import Chat
-from coterie.rollout.collector import Collector, Player
+from coterie.rollout.agent import Player
+from coterie.rollout.collector import Collector
 from coterie.types import Env, Episode, Outcome, Sample, Sampling, Task
 from coterie.workflows.multi_turn import MultiTurn
 from tests.models import tiny_tokenizer

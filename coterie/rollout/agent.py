@@ -1,0 +1,145 @@
+"""Agents: what `team.solver.say(…)` in a workflow is. An agent samples from the engine and records each turn."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, replace
+from typing import Any
+
+from coterie.models.chat import Chat
+from coterie.seeds import stable_hash
+from coterie.types import Engine, Message, Sampling, Turn
+
+FixedTurns = Mapping[tuple[str, int], Turn | str]  # by role and its nth turn: a recorded turn, or a text
+SAMPLED = [f.name for f in fields(Turn) if f.default is MISSING]  # the fields that are set when a turn is sampled
+
+
+@dataclass(frozen=True)
+class Player:
+    """The policy that plays a role, and how its turns are sampled."""
+
+    policy: str
+    sampling: Sampling
+    later: tuple[str, ...] = ()  # the policies of its second turn, its third …; the last one plays all that follow
+
+    def policy_at(self, nth: int) -> str:
+        """The policy that plays the role's nth turn."""
+        return (self.policy, *self.later)[min(nth, len(self.later))]
+
+
+def truncates(sampling: Sampling) -> bool:
+    """True if top-p, top-k or greedy decoding truncates the distribution."""
+    return sampling.top_p < 1 or sampling.top_k > 0 or sampling.temperature == 0
+
+
+class RecordingAgent:
+    """One role in one episode: renders prompts, samples turns and records them."""
+
+    def __init__(
+        self,
+        role: str,
+        player: Player,
+        chats: Mapping[str, Chat],
+        engine: Engine,
+        seed: int,
+        turns: list[Turn | None],
+        fixed_turns: FixedTurns,
+    ) -> None:
+        self.role, self.player, self.chats, self.engine, self.seed = role, player, chats, engine, seed
+        self.turns = turns  # of the whole episode, in the order of requests; None while a turn is being sampled
+        self.fixed_turns = fixed_turns
+        self.history: list[tuple[list[Message], Turn]] = []
+        self.requests = 0
+
+    async def say(self, messages: str | Sequence[Message], **sampling: Any) -> Turn:
+        """Sample the role's reply. A conversation that continues an earlier turn reuses that turn's token ids.
+
+        `sampling` overrides max_tokens, temperature, top_p, top_k or stop for this turn. Turns sampled with a top_p,
+        top_k or greedy override are excluded from training: the learner scores the full distribution.
+        """
+        conversation: list[Message] = (
+            [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
+        )
+        turn = await self._reply(self._prompt(conversation, self.chat), sampling)
+        if turn.response_ids:
+            self.history.append((conversation, turn))
+        return turn
+
+    async def say_ids(self, ids: Sequence[int], **sampling: Any) -> Turn:
+        """Sample a continuation of exactly these token ids, without a chat template."""
+        return await self._reply(tuple(ids), sampling)
+
+    @property
+    def chat(self) -> Chat:
+        """The chat template of the policy that plays the role's next turn."""
+        return self.chats[self.player.policy_at(self.requests)]
+
+    async def _reply(self, prompt: tuple[int, ...], sampling: Mapping[str, Any]) -> Turn:
+        index, nth = len(self.turns), self.requests
+        seen = tuple(i for i, turn in enumerate(self.turns) if turn is not None)
+        self.turns.append(None)
+        self.requests += 1
+        fixed = self.fixed_turns.get((self.role, nth))
+        if fixed is None:
+            turn = await self._sample(prompt, nth, replace(self.player.sampling, **sampling))
+        else:
+            await asyncio.sleep(0)  # yield as sampling would, so that concurrent roles keep their order
+            turn = self._replay(prompt, nth, fixed)
+        turn.seen = seen
+        self.turns[index] = turn
+        return turn
+
+    async def _sample(self, prompt: tuple[int, ...], nth: int, sampling: Sampling) -> Turn:
+        policy = self.player.policy_at(nth)
+        sample = await self.engine.sample(policy, prompt, stable_hash(self.seed, self.role, nth), sampling)
+        return Turn(
+            role=self.role,
+            policy=policy,
+            version=sample.version,
+            round=nth,
+            prompt_ids=prompt,
+            response_ids=sample.ids,
+            logprobs=sample.logprobs,
+            temperature=sampling.temperature,
+            text=self.chats[policy].text(sample.ids, sampling.stop),
+            stop=sample.stop,
+            given=truncates(sampling) and not truncates(self.player.sampling),
+        )
+
+    def _replay(self, prompt: tuple[int, ...], nth: int, fixed: Turn | str) -> Turn:
+        if isinstance(fixed, str):
+            return Turn(self.role, self.player.policy_at(nth), 0, nth, prompt, (), (), 1.0, fixed, "end", given=True)
+        if fixed.prompt_ids != prompt:
+            raise ValueError(
+                f"turn {nth} of {self.role} got a different prompt when its episode was replayed: a workflow may "
+                "depend only on its task and on the replies"
+            )
+        # Only the sampled fields: reward and credit of the original episode do not apply here.
+        return Turn(**{name: getattr(fixed, name) for name in SAMPLED}, given=True, repeated=True)
+
+    def _prompt(self, messages: list[Message], chat: Chat) -> tuple[int, ...]:
+        for earlier, turn in reversed(self.history):
+            # Token ids of another tokenizer cannot be reused.
+            if len(messages) > len(earlier) + 1 and self.chats[turn.policy] is chat:
+                extended = chat.extend(earlier, turn.prompt_ids, turn.response_ids, turn.text, messages)
+                if extended is not None:
+                    return extended
+        return chat.prompt(messages)
+
+
+class AgentTeam:
+    """The agents of one episode: `team.solver` or `team["solver"]`."""
+
+    def __init__(self, agents: Iterable[RecordingAgent]) -> None:
+        self._agents = {agent.role: agent for agent in agents}
+
+    def __getitem__(self, role: str) -> RecordingAgent:
+        if role not in self._agents:
+            raise KeyError(f"no role is called {role!r}; this team has {', '.join(self._agents)}")
+        return self._agents[role]
+
+    def __getattr__(self, role: str) -> RecordingAgent:
+        if role.startswith("_"):
+            raise AttributeError(role)
+        return self[role]
