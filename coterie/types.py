@@ -300,7 +300,11 @@ class World(Protocol):
 
 @runtime_checkable
 class Workflow(Protocol):
-    """How roles talk about one task. Its fields are its options in the config."""
+    """How roles talk about one task. Its fields are its options in the config.
+
+    It may also say `needs_sandbox` (it executes what a model wrote), `judges_turns` (it gives each turn its reward) and
+    `problems(config)`, which yields conflicts with the rest of the config as (dotted key, message).
+    """
 
     @property
     def roles(self) -> Sequence[str]: ...
@@ -311,7 +315,11 @@ class Workflow(Protocol):
 
 @runtime_checkable
 class Env(Protocol):
-    """Where tasks come from and what an answer is worth. Its fields are its options in the config."""
+    """Where tasks come from and what an answer is worth. Its fields are its options in the config.
+
+    It may also say `needs_sandbox` and `problems(config)`, as a workflow may, and `own_deadline`: `score` limits its
+    own time, so that `rollout.score_deadline` does not apply.
+    """
 
     def tasks(self, split: Split) -> Sequence[Task]: ...
     def open(self, task: Task) -> Any:

@@ -71,6 +71,10 @@ class Algorithm:
         """Options that contradict each other or have no effect, as (dotted key, what is wrong)."""
         yield from without_effect(self, config)
 
+    def group_sizes(self, episodes: Sequence[Episode]) -> list[int]:
+        """How many samples each group has that is compared; none where the algorithm has no groups."""
+        return []
+
     @property
     def chain(self) -> Chain:
         """Along which turns what was earned flows back: a role's own, or the whole team's."""

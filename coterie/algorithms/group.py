@@ -38,6 +38,9 @@ class Group(Algorithm):
         """What is compared, each with the key of its group."""
         raise NotImplementedError
 
+    def group_sizes(self, episodes: Sequence[Episode]) -> list[int]:
+        return list(Counter(sample.key for sample in self.samples(episodes)).values())
+
     def problems(self, config: Any) -> Iterator[tuple[str, str]]:
         yield from super().problems(config)
         if self.decay != DECAY and self.baseline != "ema":

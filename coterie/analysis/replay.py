@@ -14,7 +14,7 @@ from coterie.algorithms.base import Algorithm
 from coterie.algorithms.turn_filters import drop_other_rounds, take_back
 from coterie.analysis.rescore import score_again
 from coterie.config import Config, ConfigError
-from coterie.config.conflicts import cross_check
+from coterie.config.conflicts import check_conflicts
 from coterie.config.problems import Problems
 from coterie.config.sandbox_check import must_be_protected
 from coterie.credit.base import Credit
@@ -45,7 +45,7 @@ def replay(folder: Path, config: Config, rescore: bool) -> Iterator[Verdict]:
     """Every turn of the run in the order of play. `rescore`: grade the answers again, too, and let the workflow judge
     its turns by that."""
     algorithm, credit = config.algorithm.instance, config.credit.instance
-    cross_check(config, config.workflow.instance, algorithm, training=False)
+    check_conflicts(config, training=False)
     _must_matter(config, algorithm)
     memory: dict[str, Any] = {}
     env = graded(config.env.instance, config.reward.name, config.reward.options, config.rollout.score_deadline)

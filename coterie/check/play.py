@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Sequence
 
-from coterie.algorithms.group import Group
 from coterie.check.echo_check import echoes, verdicts
 from coterie.check.probes import broken, golden, one_by_one
 from coterie.check.record import DryRun, Gap
-from coterie.credit.own import Own
-from coterie.envs.base import TaskEnv
+from coterie.envs.base import reward_of
 from coterie.learners.batch import make_batches
-from coterie.rewards import Composed
 from coterie.training.loop import Run, judge, play
 from coterie.training.tasks import TaskStream
-from coterie.types import Env, Episode, Turn
+from coterie.types import Episode, Turn
 
 
 def dry_run(run: Run, tasks: int, repeats: int) -> DryRun:
@@ -33,7 +29,8 @@ def dry_run(run: Run, tasks: int, repeats: int) -> DryRun:
     # A backward pass costs about two forward ones.
     seconds = known - started + 3 * (compared - known) * run.algorithm.epochs
     larger = run.config.tasks_per_step * run.config.episodes_per_task / len(episodes)
-    golds = golden(run, chosen) if played and compares(run.collector.env) else []
+    reward = reward_of(run.collector.env)
+    golds = golden(run, chosen) if played and (reward is None or reward.compares) else []
     probes = [*broken(run, chosen, golds), *one_by_one(run, golds)] if played else []
     run.engine.clear()
     trained = frozenset(policy for policy, learner in run.learners.items() if not learner.frozen)
@@ -45,27 +42,19 @@ def dry_run(run: Run, tasks: int, repeats: int) -> DryRun:
         list(run.players()),
         trained,
         metrics,
-        group_sizes(run, played),
+        run.algorithm.group_sizes(played),
         gaps,
         dialogue(run, played),
         larger * sum(len(turn.response_ids) for episode in episodes for turn in episode.turns),
         larger * seconds,
         golds,
         probes,
-        isinstance(run.collector.env, TaskEnv),
-        isinstance(run.credit, Own) and not run.credit.share_reward,
+        reward is not None,
+        not run.credit.uses_team_reward,
         echoes(played, lambda turn: read_by(run, turn)),
         verdicts(played, lambda turn: read_by(run, turn)),
         sorted(trained - in_time),
     )
-
-
-def compares(env: Env) -> bool:
-    """Whether the reference answer matters; a reward of form or length alone does not look at it."""
-    if not isinstance(env, TaskEnv):
-        return True
-    parts = [part for _, part in env.grade.parts] if isinstance(env.grade, Composed) else [env.grade]
-    return any(part.name not in ("format", "length") for part in parts)
 
 
 def compare(run: Run, played: Sequence[Episode]) -> dict[str, Gap]:
@@ -75,12 +64,6 @@ def compare(run: Run, played: Sequence[Episode]) -> dict[str, Gap]:
         off = (run.learners[policy].logprobs(batch) - batch.logprobs)[batch.mask].abs()
         gaps[policy] = Gap(float(off.mean()), float(off.max()))
     return gaps
-
-
-def group_sizes(run: Run, played: Sequence[Episode]) -> list[int]:
-    if not isinstance(run.algorithm, Group):
-        return []
-    return list(Counter(sample.key for sample in run.algorithm.samples(played)).values())
 
 
 def dialogue(run: Run, played: Sequence[Episode]) -> dict[str, tuple[str, str, str]]:

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any
 
-from coterie.config.config import Config
+from coterie.config.config import PARTS, Config
 from coterie.config.no_effect import empty_targets, idle_in_training, idle_rows, idle_sampling
 from coterie.config.problems import Path, Problems, did_you_mean, undotted
-from coterie.config.settings import Hidden, Lora, Rollout
+from coterie.config.settings import Hidden, Lora
 from coterie.envs.base import graded
-from coterie.envs.swe.env import Swe
-from coterie.types import Encoder, Workflow
-from coterie.workflows.retrieval import Library
+from coterie.types import Encoder
 
 Found = Iterator[tuple[Path, str]]
 DEVICE = re.compile(r"(cpu|cuda)(:\d+)?")
 MOST = 1_000_000  # episodes at once
 
 
-def cross_check(config: Config, workflow: Workflow, algorithm: Any, training: bool = True) -> None:
+def check_conflicts(config: Config, training: bool = True) -> None:
     """Raise a ConfigError that lists every contradiction, or pass."""
     problems = Problems(config.sources)
     checks = (
@@ -29,8 +26,6 @@ def cross_check(config: Config, workflow: Workflow, algorithm: Any, training: bo
         _adapters,
         _devices,
         _reward,
-        _testing,
-        _library,
         _sampling,
         _room,
         _learning,
@@ -42,17 +37,19 @@ def cross_check(config: Config, workflow: Workflow, algorithm: Any, training: bo
     for check in (*checks, _anything_to_train, idle_in_training) if training else checks:
         for path, message in check(config):
             problems.add(path, message)
-    for path, message in _seats(config, workflow):
+    for path, message in _seats(config):
         problems.add(path, message)
-    for key, message in (
-        *algorithm.problems(config),
-        *_critics(config, algorithm),
-        *_encoder(config, algorithm),
-        *config.credit.instance.problems(config),
-        *_opponents(config),
-    ):
+    for key, message in (*_parts(config), *_critics(config), *_encoder(config), *_opponents(config)):
         problems.add(undotted(key), message)
     problems.raise_any()
+
+
+def _parts(config: Config) -> Iterator[tuple[str, str]]:
+    """Each part knows its own conflicts with the rest of the config: `problems(config)`, where it has such a method."""
+    for kind in PARTS:
+        find_problems = getattr(getattr(config, kind).instance, "problems", None)
+        if callable(find_problems):
+            yield from find_problems(config)
 
 
 def _episodes(config: Config) -> Found:
@@ -66,8 +63,9 @@ def _episodes(config: Config) -> Found:
             yield path, f"{each}; at most {MOST:,} are possible"
 
 
-def _seats(config: Config, workflow: Workflow) -> Found:
+def _seats(config: Config) -> Found:
     """Every role of the workflow is played, and nobody else is there."""
+    workflow = config.workflow.instance
     seats = list(dict.fromkeys(workflow.roles))
     if not seats:
         yield ("workflow",), f"{type(workflow).__name__}.roles is empty, so nobody would speak; name a role at least"
@@ -96,8 +94,9 @@ def _players(config: Config) -> Found:
         yield ("policies", name), f"no role plays it; {meant if misspelt else 'name it under roles, or leave it out'}"
 
 
-def _critics(config: Config, algorithm: Any) -> Iterator[tuple[str, str]]:
+def _critics(config: Config) -> Iterator[tuple[str, str]]:
     """Where turns need values, every role that learns has one critic, or all have a head on their policy's trunk."""
+    algorithm = config.algorithm.instance
     if config.critics and not algorithm.needs_values:
         yield "critics", f"have no effect: {type(algorithm).__name__} asks for no values"
         return
@@ -119,8 +118,9 @@ def _critics(config: Config, algorithm: Any) -> Iterator[tuple[str, str]]:
         yield "critics", f"nobody judges {', '.join(alone)}"
 
 
-def _encoder(config: Config, algorithm: Any) -> Iterator[tuple[str, str]]:
+def _encoder(config: Config) -> Iterator[tuple[str, str]]:
     """Texts become vectors for a mixer, which VDN and QMIX have."""
+    algorithm = config.algorithm.instance
     if algorithm.needs_utility(config.steps):
         if not isinstance(config.encoder.instance, Hidden) and not isinstance(config.encoder.instance, Encoder):
             yield "encoder", f"{config.encoder.name} has no method encode(texts), which gives a vector for each text"
@@ -186,21 +186,6 @@ def _reward(config: Config) -> Found:
         graded(config.env.instance, config.reward.name, config.reward.options, config.rollout.score_deadline)
     except ValueError as error:
         yield ("reward",), str(error).removeprefix(f"reward {config.reward.name}: ")
-
-
-def _testing(config: Config) -> Found:
-    """Tests of projects have a time of their own."""
-    told = config.rollout.score_deadline != Rollout().score_deadline
-    if isinstance(config.env.instance, Swe) and told:
-        yield ("rollout", "score_deadline"), "has no effect: env.seconds says how long the tests of a change may take"
-
-
-def _library(config: Config) -> Found:
-    """A team that searches has something to search in."""
-    made = config.workflow.instance
-    if isinstance(made, Library) and made.corpus is not None and not made.corpus.is_file():
-        makes = "a jsonl file of documents with title and text is wanted; `coterie data prepare hotpotqa` writes one"
-        yield ("workflow", "corpus"), f"{made.corpus}: no such file; {makes}"
 
 
 def _sampling(config: Config) -> Found:

@@ -24,6 +24,11 @@ class Credit:
         """Whether what a turn earned already counts what came of it later; then it must not flow back once more."""
         return False
 
+    @property
+    def uses_team_reward(self) -> bool:
+        """True if the team's reward counts, False if turns earn their own rewards alone."""
+        return True
+
     def problems(self, config: Any) -> Iterator[tuple[str, str]]:
         """Options that do not fit the rest of the config, as (dotted key, what is wrong)."""
         if self.looks_ahead and flows_back(config.algorithm.instance):

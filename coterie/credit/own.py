@@ -16,6 +16,10 @@ class Own(Credit):
 
     share_reward: bool = False
 
+    @property
+    def uses_team_reward(self) -> bool:
+        return self.share_reward
+
     def problems(self, config: Any) -> Iterator[tuple[str, str]]:
         yield from super().problems(config)
         if getattr(config.workflow.instance, "judges_turns", False) and flows_back(config.algorithm.instance):

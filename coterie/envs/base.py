@@ -29,6 +29,11 @@ class TaskEnv:
         """True if it executes what a model wrote."""
         return self.grade.needs_sandbox
 
+    @property
+    def own_deadline(self) -> bool:
+        """True if `score` limits its own time; the grader does, and does not count how long an answer queues for it."""
+        return type(self).score is TaskEnv.score
+
     def open(self, task: Task) -> Any:
         return None
 
@@ -73,6 +78,11 @@ class TaskEnv:
         env = copy.copy(self)
         object.__setattr__(env, "grade", grade)  # the dataclass is frozen
         return env
+
+
+def reward_of(env: Env) -> Grader | None:
+    """The grader of the config's reward; None for an environment that scores itself."""
+    return env.grade if isinstance(env, TaskEnv) else None
 
 
 def is_by_role(episode: Episode) -> bool:

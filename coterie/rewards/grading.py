@@ -50,6 +50,11 @@ class Grader:
         """True if grading executes what a model wrote; such a reward must not run without the sandbox."""
         return self.name in IN_THE_SANDBOX
 
+    @property
+    def compares(self) -> bool:
+        """True if it compares with the reference answer; rewards of form and length look at the answer alone."""
+        return self.name not in ("format", "length")
+
     async def __call__(self, answer: Any, truth: Any, task: Task | None = None) -> float:
         if self.name in INLINE:
             value = load(INLINE[self.name])(answer, truth, **self.options)
@@ -107,6 +112,10 @@ class Composed(Grader):
     @property
     def needs_sandbox(self) -> bool:
         return any(part.needs_sandbox for _, part in self.parts)
+
+    @property
+    def compares(self) -> bool:
+        return any(part.compares for _, part in self.parts)
 
     async def __call__(self, answer: Any, truth: Any, task: Task | None = None) -> float:
         worth = await asyncio.gather(*(part(answer, truth, task) for _, part in self.parts))

@@ -17,7 +17,7 @@ from coterie.algorithms.ppo import Ppo
 from coterie.algorithms.vdn import Vdn
 from coterie.config import Config, ConfigError, CriticConfig, Lora, Policy, yamltree
 from coterie.config.config import to_tree
-from coterie.config.conflicts import cross_check
+from coterie.config.conflicts import check_conflicts
 from coterie.config.installed import must_be_installed
 from coterie.config.problems import Path as Names
 from coterie.config.problems import Problems
@@ -29,8 +29,7 @@ from coterie.engines.hf import HfEngine
 from coterie.engines.native.engine import NativeEngine
 from coterie.engines.router import ClearableEngine, Router
 from coterie.engines.vllm import VllmEngine
-from coterie.envs.base import TaskEnv, graded
-from coterie.envs.swe.env import Swe
+from coterie.envs.base import graded
 from coterie.errors import ModelError
 from coterie.learners.critics import Critic, Critics
 from coterie.learners.distributed import Processes, joined
@@ -62,7 +61,7 @@ def build(config: Config, folder: Path, console: bool = True, training: bool = T
     """
     algorithm: Algorithm = config.algorithm.instance
     workflow = config.workflow.instance
-    cross_check(config, workflow, algorithm, training)
+    check_conflicts(config, training)
     must_be_installed(config)
     env = graded(config.env.instance, config.reward.name, config.reward.options, config.rollout.score_deadline)
     must_be_protected(config, env)
@@ -91,8 +90,7 @@ def build(config: Config, folder: Path, console: bool = True, training: bool = T
     chats = {name: base.chat for name, base in bases.items()}
     chats |= {base_policy(name): chat for name, chat in chats.items()}
     limits = config.rollout
-    # A grader's own deadline, or a test's, does not count how long an answer waits to be graded.
-    scoring = None if type(env).score is TaskEnv.score or isinstance(env, Swe) else limits.score_deadline
+    scoring = None if getattr(env, "own_deadline", False) else limits.score_deadline
     collector = Collector(workflow, env, engine, chats, limits.concurrency, limits.deadline, scoring, processes)
     rng = random.Random(stable_hash(config.seed, "algorithm"))
     critic: ValueEstimator | None = None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from coterie.tools.search import Local, Remote, retriever
 
@@ -23,6 +25,12 @@ class Library:
             raise ValueError(f"server: an address that begins with http:// or https:// is needed, not {self.server}")
         if self.documents < 1:
             raise ValueError(f"documents: at least 1, not {self.documents}")
+
+    def problems(self, config: Any) -> Iterator[tuple[str, str]]:
+        """Conflicts with the rest of the config, as (dotted key, message): here a corpus file that does not exist."""
+        if self.corpus is not None and not self.corpus.is_file():
+            right = "give a jsonl file of documents with title and text; `coterie data prepare hotpotqa` writes one"
+            yield "workflow.corpus", f"{self.corpus}: no such file; {right}"
 
     @property
     def where(self) -> Local | Remote:

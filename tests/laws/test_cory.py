@@ -13,7 +13,7 @@ import torch
 
 from coterie.algorithms.cory import Cory
 from coterie.config import ConfigError
-from coterie.config.conflicts import cross_check
+from coterie.config.conflicts import check_conflicts
 from coterie.credit.aggregate import Aggregate
 from coterie.envs.base import TaskEnv, graded
 from coterie.training.log import read_episodes
@@ -181,7 +181,7 @@ def test_a_team_that_is_not_cory_s_is_refused(name: str, tmp_path: Path) -> None
     wrong = wrong_teams(tree)[name]
     config = written(tree | wrong.changes, tmp_path)
     with pytest.raises(ConfigError) as refused:
-        cross_check(config, config.workflow.instance, config.algorithm.instance)
+        check_conflicts(config)
     assert wrong.complaint in str(refused.value)
 
 
@@ -190,7 +190,7 @@ def test_a_team_of_cory_s_is_accepted_also_without_a_distance(tmp_path: Path) ->
     tree = cory_config(tmp_path, workflow="cory", roles=roles, credit="aggregate", steps=20)
     for algorithm in ({"name": "cory"}, {"name": "cory", "kl": 0.0}):
         config = written(tree | {"algorithm": algorithm}, tmp_path)
-        cross_check(config, config.workflow.instance, config.algorithm.instance)
+        check_conflicts(config)
     assert replace(config.algorithm.instance, kl=0.1).kl_in == "reward"
 
 

@@ -15,7 +15,7 @@ import torch
 from coterie.algorithms.grpo import Grpo
 from coterie.algorithms.ppo import Ppo
 from coterie.config import ConfigError
-from coterie.config.conflicts import cross_check
+from coterie.config.conflicts import check_conflicts
 from coterie.credit.aggregate import Aggregate
 from coterie.credit.base import Credit
 from coterie.credit.difference import Difference
@@ -483,7 +483,7 @@ def test_credit_that_does_not_fit_the_algorithm_is_refused(name: str, tmp_path: 
     changes, complaint = WRONG[name]
     config = written(naming_config(tmp_path, **changes), tmp_path)
     with pytest.raises(ConfigError) as refused:
-        cross_check(config, config.workflow.instance, config.algorithm.instance)
+        check_conflicts(config)
     assert complaint in str(refused.value)
 
 
@@ -496,9 +496,9 @@ def test_coalitions_are_played_for_teams_of_up_to_four(roles: int, tmp_path: Pat
     config = written(tree, tmp_path)
     if roles > 4:
         with pytest.raises(ConfigError, match=r"credit\.by: shapley plays every coalition of up to 4 roles, not of 5"):
-            cross_check(config, config.workflow.instance, config.algorithm.instance)
+            check_conflicts(config)
     else:
-        cross_check(config, config.workflow.instance, config.algorithm.instance)
+        check_conflicts(config)
 
 
 @pytest.mark.parametrize("names", [["left"], ["left", "right"]], ids=["one", "two"])
@@ -509,15 +509,15 @@ def test_one_role_has_nobody_to_influence(names: list[str], tmp_path: Path) -> N
     config = written(tree, tmp_path)
     if len(names) == 1:
         with pytest.raises(ConfigError, match="credit: influence has no effect: one role has nobody to influence"):
-            cross_check(config, config.workflow.instance, config.algorithm.instance)
+            check_conflicts(config)
     else:
-        cross_check(config, config.workflow.instance, config.algorithm.instance)
+        check_conflicts(config)
 
 
 def test_an_influence_of_no_weight_is_refused(tmp_path: Path) -> None:
     config = written(naming_config(tmp_path, credit={"name": "influence", "weight": 0}), tmp_path)
     with pytest.raises(ConfigError, match=r"credit\.weight: is 0"):
-        cross_check(config, config.workflow.instance, config.algorithm.instance)
+        check_conflicts(config)
 
 
 def test_credit_that_looks_ahead_counts_once_in_every_algorithm() -> None:

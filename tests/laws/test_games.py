@@ -20,7 +20,7 @@ from coterie.algorithms.base import Algorithm
 from coterie.bench.games import QUICK, Result, play, started_run, tables
 from coterie.cli.app import app
 from coterie.config import Config, ConfigError, load
-from coterie.config.conflicts import cross_check
+from coterie.config.conflicts import check_conflicts
 from coterie.config.registry import BUILTIN
 from coterie.games import kuhn, pennies
 from coterie.games.matrix import Additive
@@ -134,7 +134,7 @@ def test_every_algorithm_can_be_put_to_every_game(algorithm: str, model: Path, t
             path = tmp_path / f"{game}.yaml"
             path.write_text(yaml.safe_dump(config_of(game, algorithm, model, 0)))
             config = load(path)
-            cross_check(config, config.workflow.instance, config.algorithm.instance)
+            check_conflicts(config)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from coterie.algorithms.base import Algorithm
 from coterie.algorithms.happo import Happo
 from coterie.algorithms.ppo import Ppo
 from coterie.config import ConfigError
-from coterie.config.conflicts import cross_check
+from coterie.config.conflicts import check_conflicts
 from coterie.learners.batch import make_batches
 from coterie.training import checkpoint
 from coterie.training.loop import Run, train
@@ -256,8 +256,8 @@ def test_old_and_reference_log_probs_are_taken_before_any_update_of_the_step(
 def test_a_limit_of_the_factor_is_refused_where_there_is_no_factor(tmp_path: Path) -> None:
     tree = naming_config(tmp_path, algorithm={"name": "happo", "max_factor": 2.0})
     config = written(tree, tmp_path)
-    cross_check(config, config.workflow.instance, config.algorithm.instance)
+    check_conflicts(config)
     shared = {"policies": {"both": tree["policies"]["left"]}, "roles": {"left": "both", "right": "both"}}
     config = written(tree | shared, tmp_path)
     with pytest.raises(ConfigError, match=r"algorithm\.max_factor: has no effect: one policy learns"):
-        cross_check(config, config.workflow.instance, config.algorithm.instance)
+        check_conflicts(config)

@@ -26,7 +26,7 @@ from coterie.algorithms.rae import Rae
 from coterie.algorithms.reinforce_pp import ReinforcePp
 from coterie.algorithms.rloo import Rloo
 from coterie.config import ConfigError, load
-from coterie.config.conflicts import cross_check
+from coterie.config.conflicts import check_conflicts
 from coterie.config.registry import BUILTIN, find
 from coterie.credit.team import Team
 from coterie.learners.batch import make_batches
@@ -322,7 +322,7 @@ def test_a_role_s_tokens_are_added_up_in_its_own_way() -> None:
 
 def checked(tmp_path: Path, **algorithm: Any) -> Any:
     config = written(naming_config(tmp_path, algorithm=algorithm), tmp_path)
-    cross_check(config, config.workflow.instance, config.algorithm.instance)
+    check_conflicts(config)
     return config.algorithm.instance
 
 

@@ -49,6 +49,24 @@ def forbidden(path: Path, root: Path) -> set[str]:
     return {part for part in parts_imported(path, package) if part in ORDER and ORDER.index(part) > own}
 
 
+# What `config` and `check` may know of environments and workflows: their base and a parser, no class of a kind.
+BASES = {"envs.base", "workflows.verdict_parsing"}
+
+
+def kinds_known(path: Path) -> set[str]:
+    """The modules of environments and workflows that a file imports, bases aside."""
+    sources = {node.module for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)}
+    inside = {source.removeprefix("coterie.") for source in sources if source}
+    return {module for module in inside if module.startswith(("envs", "workflows"))} - BASES
+
+
+@pytest.mark.parametrize("room", ["config", "check"])
+def test_config_and_check_ask_a_part_instead_of_knowing_its_class(room: str) -> None:
+    files = sorted((PACKAGE / room).rglob("*.py"))
+    assert len(files) > 3
+    assert {path.name: known for path in files if (known := kinds_known(path))} == {}
+
+
 def test_every_room_has_its_place() -> None:
     rooms = {path.name.removesuffix(".py") for path in PACKAGE.iterdir()} - {"__pycache__", "py.typed"}
     assert rooms == set(ORDER) and len(set(ORDER)) == len(ORDER)

@@ -17,7 +17,7 @@ from torch import Tensor
 from coterie.check import dry_run, findings
 from coterie.cli.report import plan
 from coterie.config import ConfigError, dump, load
-from coterie.config.conflicts import cross_check
+from coterie.config.conflicts import check_conflicts
 from coterie.learners.critics import Critics
 from coterie.rollout.agent import Player
 from coterie.training.log import read_episodes
@@ -100,7 +100,7 @@ def test_a_lone_policy_has_nobody_to_take_turns_with(tmp_path: Path) -> None:
     tree |= {"policies": {"both": tree["policies"]["left"]}, "roles": {"left": "both", "right": "both"}}
     config = written(tree, tmp_path)
     with pytest.raises(ConfigError, match=r"algorithm\.rotate: has no effect: 1 policy trains"):
-        cross_check(config, config.workflow.instance, config.algorithm.instance)
+        check_conflicts(config)
 
 
 @pytest.mark.parametrize(("steps", "waiting"), [(12, ["right"]), (13, [])])
@@ -193,12 +193,12 @@ def test_a_list_of_policies_is_checked_and_shown_and_kept(tmp_path: Path) -> Non
     tree = naming_config(tmp_path, roles={"left": {"policy": ["left", "rigth"]}, "right": "left"})
     config = written(tree, tmp_path)
     with pytest.raises(ConfigError) as refused:
-        cross_check(config, config.workflow.instance, config.algorithm.instance)
+        check_conflicts(config)
     assert "roles.left.policy: no policy is called 'rigth'; there is left, right" in str(refused.value)
     assert "policies.right: no role plays it" in str(refused.value)
     tree["roles"]["left"] = {"policy": ["left", "right"]}
     config = written(tree, tmp_path)
-    cross_check(config, config.workflow.instance, config.algorithm.instance)
+    check_conflicts(config)
     (tmp_path / "config.yaml").write_text(dump(config))
     assert load(tmp_path / "config.yaml").roles == config.roles
     console = Console(width=200, record=True, file=io.StringIO())

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from coterie.cli.app import app
 from coterie.config import dump, load
-from coterie.config.conflicts import cross_check
+from coterie.config.conflicts import check_conflicts
 from tests.games import GAME, game
 
 BRACKETS = "[" * 2000
@@ -192,4 +192,4 @@ def test_the_usual_encoder_is_not_written_down_where_it_would_be_refused(config:
     for algorithm in ("grpo", "vdn"):
         (config.parent / "again.yaml").write_text(dump(load(config, [f"algorithm={algorithm}"])))
         made = load(config.parent / "again.yaml", ["algorithm=grpo"])
-        cross_check(made, made.workflow.instance, made.algorithm.instance)
+        check_conflicts(made)

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from coterie.config import Config, ConfigError, Lora, dump, load, yamltree
-from coterie.config.conflicts import cross_check
+from coterie.config.conflicts import check_conflicts
 from coterie.config.hints import HERE, hint_for
 from coterie.config.problems import Problems, Sources, dotted, undotted
 from coterie.config.registry import BUILTIN, find, options_of
@@ -108,7 +108,7 @@ def good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def checked(path: Path, overrides: list[str]) -> Config:
     config = load(path, overrides)
-    cross_check(config, config.workflow.instance, config.algorithm.instance)
+    check_conflicts(config)
     return config
 
 
@@ -451,7 +451,7 @@ def test_a_frozen_policy_has_no_rate_unless_it_is_only_evaluated(good: Path) -> 
     said = complaint(good, *frozen)
     assert said == "policies.thinker.lr: has no effect: thinker is frozen; leave it out (good.yaml, line 2)"
     config = load(good, frozen)
-    cross_check(config, config.workflow.instance, config.algorithm.instance, training=False)
+    check_conflicts(config, training=False)
 
 
 def test_the_best_is_kept_where_several_are_measured(good: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from coterie.config import load
-from coterie.config.conflicts import cross_check
+from coterie.config.conflicts import check_conflicts
 from coterie.types import Task, Turn
 from tests.scripted import Line, Scripted
 
@@ -24,7 +24,7 @@ def answered(first: str, second: str, agent: type[Line] = Line) -> tuple[str, Sc
 
 
 def test_the_demo_is_a_sound_config() -> None:
-    cross_check(RECIPE, RECIPE.workflow.instance, RECIPE.algorithm.instance)
+    check_conflicts(RECIPE)
 
 
 def test_the_demo_adds_three_numbers_from_0_to_10_and_holds_some_sums_out() -> None:

@@ -16,7 +16,7 @@ import yaml
 
 from coterie.api import AgentTrainer, Trained
 from coterie.config import Config
-from coterie.config.conflicts import cross_check
+from coterie.config.conflicts import check_conflicts
 from coterie.config.registry import BUILTIN, find
 from coterie.envs.base import graded
 from coterie.rewards import grader
@@ -83,7 +83,7 @@ def test_the_python_of_the_page_of_workflows_plays(tmp_path: Path, monkeypatch: 
     runpy.run_path("fields.py", run_name="__main__")
     (config,) = asked
     task = config.env.instance.tasks("test")[0]
-    cross_check(config, config.workflow.instance, config.algorithm.instance)
+    check_conflicts(config)
     call = '<tool_call>{"name": "area", "arguments": {"width": 9, "height": 3}}</tool_call>'
     team = Scripted({"worker": [call, "It is 27."], "speaker": ["27"]})
     answer = asyncio.run(config.workflow.instance.run(task, team, None))
@@ -162,4 +162,4 @@ def test_the_examples_of_the_page_of_algorithms_are_configs(name: str, example: 
     tree |= {"roles": {role: role for role in roles}, "env": tree["env"] | {"letters": dict.fromkeys(roles, "a")}}
     tree["workflow"] |= {"order": roles, "rounds": 2}
     config = written(tree | yaml.safe_load(*example), tmp_path)
-    cross_check(config, config.workflow.instance, config.algorithm.instance)
+    check_conflicts(config)

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from coterie.config import ConfigError, dump, load
-from coterie.config.conflicts import cross_check
+from coterie.config.conflicts import check_conflicts
 from coterie.data.files import read
 from coterie.data.sources import SOURCES
 from coterie.envs.base import TaskEnv, graded
@@ -219,7 +219,7 @@ def test_a_composed_reward_is_stored_as_it_was_read(tmp_path: Path) -> None:
 def test_a_mistake_in_a_part_is_told_before_anything_runs(tmp_path: Path, part: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         config = load(recipe(tmp_path, {"name": "compose", "parts": [part]}))
-        cross_check(config, config.workflow.instance, config.algorithm.instance, training=True)
+        check_conflicts(config)
 
 
 def test_a_users_function_may_be_a_part(tmp_path: Path) -> None:

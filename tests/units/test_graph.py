@@ -23,7 +23,7 @@ from coterie.compat.siirl.hooks import HookError
 from coterie.compat.siirl.workflow import Graph, GraphAgent, Table
 from coterie.compat.siirl.world import WorldError
 from coterie.config import Config, ConfigError, dump, load
-from coterie.config.conflicts import cross_check
+from coterie.config.conflicts import check_conflicts
 from coterie.config.registry import user_module
 from coterie.credit.base import Credit
 from coterie.models.chat import Chat
@@ -207,7 +207,7 @@ def test_a_config_made_of_a_graph_is_kept_as_one_of_ours(tmp_path: Path) -> None
     config = loaded(tmp_path)
     (tmp_path / "kept.yaml").write_text(dump(config))
     assert load(tmp_path / "kept.yaml") == config
-    cross_check(config, config.workflow.instance, config.algorithm.instance)
+    check_conflicts(config)
 
 
 def test_the_script_s_parameters_and_keys_of_ours_go_over_the_graph(tmp_path: Path) -> None:
@@ -268,7 +268,7 @@ def test_critics_and_advantages_choose_the_algorithm_unless_the_script_does(
     config = loaded(tmp_path, without(MARFT, *gone), *told)
     assert config.algorithm.name == name
     assert bool(config.critics) == (name in ("ppo", "ippo"))
-    cross_check(config, config.workflow.instance, config.algorithm.instance)
+    check_conflicts(config)
 
 
 def test_an_advantage_for_each_agent_is_a_chain_for_each(tmp_path: Path) -> None:
@@ -287,7 +287,7 @@ def test_what_is_said_for_all_and_concerns_nobody_is_told_and_left_out(
 ) -> None:
     all_of_them = ["actor_rollout_ref.actor.optim.lr=1e-6", "data.max_response_length=64"]
     config = loaded(tmp_path, without(MARFT, "actor_0"), *all_of_them, "actor_rollout_ref.rollout.response_length=32")
-    cross_check(config, config.workflow.instance, config.algorithm.instance)
+    check_conflicts(config)
     assert config.policies["actor"].lr == 1e-6 and config.sampling_of("actor").max_tokens == 32
     said = capsys.readouterr().err
     assert "data.max_response_length, for every" in said and "the learning rate of reasoner, which no node" in said

@@ -10,7 +10,7 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 
 from coterie.config import load
-from coterie.config.conflicts import cross_check
+from coterie.config.conflicts import check_conflicts
 from coterie.config.registry import BUILTIN
 
 ROOT = Path(__file__).parents[2]
@@ -21,7 +21,7 @@ def test_the_config_of_the_readme_is_one(tmp_path: Path) -> None:
     (block,) = re.findall(r"^```yaml\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
     (tmp_path / "readme.yaml").write_text(block)
     config = load(tmp_path / "readme.yaml")
-    cross_check(config, config.workflow.instance, config.algorithm.instance)
+    check_conflicts(config)
     assert f"{len(BUILTIN['algorithm'])} by name" in block
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from coterie.analysis.comparison import load as load_comparison
 from coterie.config import load
-from coterie.config.conflicts import cross_check
+from coterie.config.conflicts import check_conflicts
 from coterie.types import Episode, Task
 from tests.scripted import Scripted
 
@@ -66,4 +66,4 @@ def test_every_arm_of_a_result_loads_with_its_changes(file: Path) -> None:
         assert own.recipe is not None
         for changes in (own.set, (*own.set, *comparison.evaluate, *arm.evaluate)):
             config = load(own.recipe, changes)
-            cross_check(config, config.workflow.instance, config.algorithm.instance, training=True)
+            check_conflicts(config)

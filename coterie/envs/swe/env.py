@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from coterie.data.files import read, read_prepared, source_of
 from coterie.data.r2egym import R2EGYM
@@ -34,6 +34,7 @@ class Swe:
     """
 
     needs_sandbox: ClassVar[bool] = True
+    own_deadline: ClassVar[bool] = True  # `seconds`, not rollout.score_deadline, limits the tests
 
     train: Path
     test: Path | None = None
@@ -41,6 +42,11 @@ class Swe:
     seconds: Positive = 60.0  # for all tests of a change
     limit: Count | None = None
     _results: dict[str, Tested] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def problems(self, config: Any) -> Iterator[tuple[str, str]]:
+        """Conflicts with the rest of the config, as (dotted key, message)."""
+        if config.rollout.score_deadline != type(config.rollout)().score_deadline:
+            yield "rollout.score_deadline", "has no effect: env.seconds limits how long the tests of a change may take"
 
     def tasks(self, split: Split) -> list[Task]:
         path = self.train if split == "train" else self.test
