@@ -25,8 +25,8 @@ Found = Iterator[Finding]
 def findings(dry: DryRun) -> list[Finding]:
     """Everything that is wrong with what was played."""
     if dry.played and not dry.turns:
-        ask = "its run has to ask roles, as in `turn = await team[role].say(prompt)`"
-        return [*_failures(dry), Finding("error", f"nobody spoke in any of {len(dry.played)} episodes; {ask}")]
+        ask = "its `run` must call roles, as in `turn = await team[role].say(prompt)`"
+        return [*_failures(dry), Finding("error", f"no role took a turn in any of {len(dry.played)} episodes; {ask}")]
     played = (_silence, _rewards, _credit, _cuts, _empties, _groups, _gaps, _echoes, _verdicts, _timeouts)
     rules = (*played, unseen, fooled, stuck, crashes) if dry.played else ()
     return [*_failures(dry), *_waits(dry), *(finding for rule in rules for finding in rule(dry))]

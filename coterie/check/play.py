@@ -10,7 +10,7 @@ from coterie.check.probes import broken, golden, one_by_one
 from coterie.check.record import DryRun, Gap
 from coterie.envs.base import reward_of
 from coterie.learners.batch import make_batches
-from coterie.training.loop import Run, judge, play
+from coterie.training.loop import Run, assign_credit, collect_episodes
 from coterie.training.tasks import TaskStream
 from coterie.types import Episode, Turn
 
@@ -19,10 +19,10 @@ def dry_run(run: Run, tasks: int, repeats: int) -> DryRun:
     """Play the first tasks of the run as its first step would, and judge them."""
     chosen = TaskStream(run.tasks.tasks, tasks, run.config.seed).next()
     started = time.perf_counter()
-    episodes, otherwise = play(run, chosen, repeats)
+    episodes, otherwise = collect_episodes(run, chosen, repeats)
     run.engine.clear()
     played = [episode for episode in episodes if episode.error is None]
-    metrics = judge(run, played, otherwise) if played else {}
+    metrics = assign_credit(run, played, otherwise) if played else {}
     known = time.perf_counter()
     gaps = compare(run, played)
     compared = time.perf_counter()

@@ -118,9 +118,9 @@ def train(
         raise typer.BadParameter(f"--checkpoint {checkpoint} has no effect without --resume: a new run has none")
     with _plainly() as commands:
         if resume is not None:
-            code = commands.go_on(resume, words, examples, checkpoint)
+            code = commands.resume(resume, words, examples, checkpoint)
         else:
-            code = commands.start(Path(words[0]), words[1:], out or Path("runs"), examples)
+            code = commands.train(Path(words[0]), words[1:], out or Path("runs"), examples)
         raise typer.Exit(code)
 
 
@@ -161,7 +161,7 @@ def evaluate(
     given = {"eval.tasks": tasks, "eval.episodes_per_task": episodes, "eval.temperature": temperature}
     options = [f"{key}={value}" for key, value in given.items() if value is not None]
     with _plainly() as commands:
-        commands.measure(what, [*(changes or []), *options], checkpoint, baselines, json)
+        commands.evaluate(what, [*(changes or []), *options], checkpoint, baselines, json)
 
 
 @app.command()
@@ -207,7 +207,7 @@ def replay(
       coterie replay runs/demo reward=math --most 20 --out changes.jsonl
     """
     with _plainly() as commands:
-        commands.judge_again(run, changes or [], most, out)
+        commands.replay(run, changes or [], most, out)
 
 
 @app.command()

@@ -24,7 +24,7 @@ REPLAYED = ("algorithm", "credit", "reward")
 ON_RESUME = ("steps", "eval", "checkpoint", "log", "rollout", "sandbox")  # the rest would make it another run
 
 
-def start(config_file: Path, changes: Sequence[str], out: Path, examples: int) -> int:
+def train(config_file: Path, changes: Sequence[str], out: Path, examples: int) -> int:
     """Train a new team; the exit code."""
     if _holds_run(config_file):
         raise ConfigError(f"{config_file} is a run's folder; `coterie train --resume {config_file}` goes on with it")
@@ -32,10 +32,10 @@ def start(config_file: Path, changes: Sequence[str], out: Path, examples: int) -
     from coterie.cli import run
 
     with free(out / config.name) as folder:
-        return run.learn(config, folder, examples, resuming=False)
+        return run.train_run(config, folder, examples, resuming=False)
 
 
-def go_on(folder: Path, changes: Sequence[str], examples: int, which: str | None = None) -> int:
+def resume(folder: Path, changes: Sequence[str], examples: int, which: str | None = None) -> int:
     """Train on from a run's latest checkpoint, or from `which`; the exit code."""
     for key, group in _changed(changes):
         if group not in ON_RESUME:
@@ -49,10 +49,10 @@ def go_on(folder: Path, changes: Sequence[str], examples: int, which: str | None
     from coterie.cli import run
 
     with exclusive_lock(folder) if joined().first else nullcontext():
-        return run.learn(config, folder, examples, resuming=True, which=which)
+        return run.train_run(config, folder, examples, resuming=True, which=which)
 
 
-def measure(what: Path, changes: Sequence[str], which: str | None, compare: bool, json_file: Path | None) -> None:
+def evaluate(what: Path, changes: Sequence[str], which: str | None, compare: bool, json_file: Path | None) -> None:
     """Play the held-out tasks with a saved or an untrained team, and beside it with one agent."""
     is_run = what.is_dir()
     if which is not None and not is_run:
@@ -64,7 +64,7 @@ def measure(what: Path, changes: Sequence[str], which: str | None, compare: bool
     config = load(_config_of(what) if is_run else what, changes)
     from coterie.cli import run
 
-    run.measure(config, what, (which or "latest") if is_run else None, compare, json_file)
+    run.evaluate_run(config, what, (which or "latest") if is_run else None, compare, json_file)
 
 
 def check(config_file: Path, changes: Sequence[str], tasks: int, repeats: int | None) -> bool:
@@ -72,10 +72,10 @@ def check(config_file: Path, changes: Sequence[str], tasks: int, repeats: int | 
     config = load(config_file, changes)
     from coterie.cli import run
 
-    return run.check(config, config_file, tasks, repeats)
+    return run.check_config(config, config_file, tasks, repeats)
 
 
-def judge_again(folder: Path, changes: Sequence[str], most: int, out: Path | None) -> None:
+def replay(folder: Path, changes: Sequence[str], most: int, out: Path | None) -> None:
     """Judge a run's stored episodes under other rules, and show what changes."""
     groups = []
     for key, group in _changed(changes):
@@ -86,7 +86,7 @@ def judge_again(folder: Path, changes: Sequence[str], most: int, out: Path | Non
     config = load(_config_of(folder), changes)
     from coterie.cli import run
 
-    run.judge_again(config, folder, "reward" in groups, most, out)
+    run.replay_run(config, folder, "reward" in groups, most, out)
 
 
 def compare(file: Path, changes: Sequence[str], out: Path, jobs: int) -> None:

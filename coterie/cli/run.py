@@ -27,11 +27,11 @@ from coterie.training.build import base_policy, build
 from coterie.training.loop import Run, train
 
 
-def learn(config: Config, folder: Path, examples: int, resuming: bool, which: str | None = None) -> int:
+def train_run(config: Config, folder: Path, examples: int, resuming: bool, which: str | None = None) -> int:
     """Train a new team, or one that has a checkpoint, from `which` of them; the exit code, 128 + its number after a
     signal."""
     try:
-        return _learn(config, folder, examples, resuming, which)
+        return _train(config, folder, examples, resuming, which)
     except WriteFailed as error:
         if not (folder / "config.yaml").is_file():
             raise
@@ -39,7 +39,7 @@ def learn(config: Config, folder: Path, examples: int, resuming: bool, which: st
         raise WriteFailed(f"{error}; {then}") from error
 
 
-def _learn(config: Config, folder: Path, examples: int, resuming: bool, which: str | None) -> int:
+def _train(config: Config, folder: Path, examples: int, resuming: bool, which: str | None) -> int:
     latest = checkpoint.latest(folder) if which is None else checkpoint.find(folder, which)
     read_rows(folder / "metrics.jsonl")  # what is wrong in it is told before the models load
     done = int(latest.name) if latest else 0
@@ -69,7 +69,7 @@ def _learn(config: Config, folder: Path, examples: int, resuming: bool, which: s
     return 128 + run.signal if run.stopping else 0
 
 
-def measure(config: Config, what: Path, which: str | None, compare: bool, json_file: Path | None) -> None:
+def evaluate_run(config: Config, what: Path, which: str | None, compare: bool, json_file: Path | None) -> None:
     """Play the held-out tasks with the team of a run's checkpoint, or with an untrained one where `which` is None."""
     saved = checkpoint.find(what, which) if which else None
     with _loading():
@@ -88,7 +88,7 @@ def measure(config: Config, what: Path, which: str | None, compare: bool, json_f
         write_atomic(json_file, _as_json(what, run, reports))
 
 
-def check(config: Config, config_file: Path, tasks: int, repeats: int | None) -> bool:
+def check_config(config: Config, config_file: Path, tasks: int, repeats: int | None) -> bool:
     """Dry-run a config; whether training it can teach anything."""
     with _loading():
         run = build(config, config_file, console=False)
@@ -101,7 +101,7 @@ def check(config: Config, config_file: Path, tasks: int, repeats: int | None) ->
     return all(finding.level != "error" for finding in found)
 
 
-def judge_again(config: Config, folder: Path, rescore: bool, most: int, out: Path | None) -> None:
+def replay_run(config: Config, folder: Path, rescore: bool, most: int, out: Path | None) -> None:
     """Judge a run's stored episodes under other rules, and show what changes."""
     verdicts = list(replay(folder, config, rescore))
     _show(report.verdicts(f"{folder} under {config.algorithm.name}, credit {config.credit.name}", verdicts, most))

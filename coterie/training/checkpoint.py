@@ -140,7 +140,7 @@ def _recall_evaluation(run: Run, rows: Sequence[Mapping[str, float]]) -> None:
     """What was measured after the checkpoint's step, once it was saved: it need not be measured again."""
     rewards = [row["eval/reward"] for row in rows if row["step"] == run.step and "eval/reward" in row]
     for reward in run.processes.agree(rewards):
-        run.measured = run.step
+        run.evaluated_at = run.step
         if run.best is None or reward > run.best:
             run.best = reward
             if run.keeps_best:

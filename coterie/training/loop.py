@@ -1,4 +1,4 @@
-"""A run, and the loop that trains it."""
+"""The training loop: rollout, credit assignment, update, checkpoint, evaluation."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from coterie.sandbox import unprotected
 from coterie.seeds import stable_hash
 from coterie.training import checkpoint, collapse, opponents
 from coterie.training.log import RunLog, StepLog
-from coterie.training.signals import stop_after_step, told
+from coterie.training.signals import signal_name, stop_after_step
 from coterie.training.tasks import TaskStream
 from coterie.types import Episode, Metrics, Task, ValueEstimator
 
 
-class NobodySpoke(UserError, RuntimeError):
-    """A workflow that asked none of its roles."""
+class NoTurns(UserError, RuntimeError):
+    """A workflow in which no role took a turn."""
 
 
 @dataclass
 class Run:
-    """All that the loop draws on; a checkpoint holds whatever of it changes."""
+    """The state of a training run; a checkpoint stores the parts that change."""
 
     config: Config
     folder: Path
@@ -53,27 +53,27 @@ class Run:
     rng: random.Random
     credit: Credit
     critic: ValueEstimator | None = None
-    memory: dict[str, Any] = field(default_factory=dict)  # what the algorithm remembers from step to step
-    step: int = 0  # how many are done; steps are told to people from 1 on
-    best: float | None = None  # the best evaluation so far
-    measured: int | None = None  # after how many steps the last evaluation was
+    memory: dict[str, Any] = field(default_factory=dict)  # state of algorithm, opponents and collapse detection
+    step: int = 0  # completed steps; logs count from 1
+    best: float | None = None  # the best evaluation reward so far
+    evaluated_at: int | None = None  # completed steps at the last evaluation
     processes: Processes = ALONE
     stopping: bool = field(default=False, repr=False)
-    signal: int = field(default=0, repr=False)  # the one that asked to stop; 0: none did
+    signal: int = field(default=0, repr=False)  # that requested the stop; 0: none
 
     @property
     def evaluation_due(self) -> bool:
-        """Whether the team as it is now is to be measured."""
+        """Whether the current weights are to be evaluated."""
         every = self.config.eval.every
         return self.step == self.config.steps or (every > 0 and self.step % every == 0)
 
     @property
     def keeps_best(self) -> bool:
-        """Whether the checkpoint that evaluated best is kept, too."""
+        """Whether the checkpoint with the best evaluation is kept."""
         return self.config.checkpoint.best is not False and self.config.eval.every > 0
 
     def players(self, evaluating: bool = False) -> dict[str, Player]:
-        """Who plays which role now, and how it is sampled."""
+        """The policy and the sampling settings of each role at this step."""
         roles = {name: role.policies[0] for name, role in self.config.roles.items()}
         played = self.algorithm.assign_roles(self.step, roles)
         if not evaluating:
@@ -87,57 +87,57 @@ def train(run: Run) -> None:
     """Train to the last step, or until Ctrl-C, SIGTERM or SIGHUP."""
     config = run.config
     with stop_after_step(run):
-        measure_if_due(run)
-        while run.step < config.steps and not stopping(run):
+        evaluate_if_due(run)
+        while run.step < config.steps and not should_stop(run):
             with run.log.step(run.step + 1) as log:
-                log.add(protection())
-                learn(run, log)
+                log.add(sandbox_metrics())
+                training_step(run, log)
             run.step += 1
             if run.step % config.checkpoint.every == 0 or run.step == config.steps:
                 checkpoint.save(run)
-            measure_if_due(run)
-        if stopping(run):
+            evaluate_if_due(run)
+        if should_stop(run):
             checkpoint.save(run)
             run.signal = max(run.processes.gather([run.signal]))
-            run.log.stopped(told(run.signal))
-    run.stopping = stopping(run)  # and none leaves before the first has written all
+            run.log.stopped(signal_name(run.signal))
+    run.stopping = should_stop(run)  # a barrier: no process exits before the first one has written everything
 
 
-def stopping(run: Run) -> bool:
-    """Whether any process was told to stop: all end after the same step."""
+def should_stop(run: Run) -> bool:
+    """Whether any process got a stop signal: all processes stop after the same step."""
     return run.processes.any(run.stopping)
 
 
-def measure_if_due(run: Run) -> None:
-    """Evaluate after every few steps, before the first and after the last. What a stopped run leaves out, it makes up
-    for when it is resumed."""
-    if run.evaluation_due and run.measured != run.step and not stopping(run):
+def evaluate_if_due(run: Run) -> None:
+    """Evaluate before the first step, every `eval.every` steps and after the last. An evaluation that a stop skipped is
+    done on resume."""
+    if run.evaluation_due and run.evaluated_at != run.step and not should_stop(run):
         with run.log.step(run.step) as log:
-            log.add(protection())
-            measure(run, log)
-        run.measured = run.step
+            log.add(sandbox_metrics())
+            run_evaluation(run, log)
+        run.evaluated_at = run.step
 
 
-def protection() -> Metrics:
-    """Every step says so if programs run without bubblewrap."""
+def sandbox_metrics() -> Metrics:
+    """Flag steps in which programs ran without bubblewrap."""
     return {"sandbox/unsafe": 1.0} if unprotected() else {}
 
 
-def learn(run: Run, log: StepLog) -> None:
-    """One step: play, judge, update, and let the engine speak with the new weights."""
+def training_step(run: Run, log: StepLog) -> None:
+    """One step: rollout, credit assignment, update, then load the new weights into the engine."""
     algorithm = run.algorithm.at_step(run.step)
     started = time.perf_counter()
     with log.phase("rollout"):
-        episodes, otherwise = play(run, run.tasks.next(), run.config.episodes_per_task)
-        run.engine.clear()  # the update wants the memory, and every step starts alike
-    spoken = sum(len(turn.response_ids) for e in episodes for turn in e.turns if not turn.repeated)
-    rate = spoken / (time.perf_counter() - started)
-    log.add(rollout_metrics(episodes) | {"sampled_tokens": spoken, "tokens_per_second": rate})
+        episodes, otherwise = collect_episodes(run, run.tasks.next(), run.config.episodes_per_task)
+        run.engine.clear()  # free the KV cache for the update; every step starts with an empty one
+    sampled = sum(len(turn.response_ids) for e in episodes for turn in e.turns if not turn.repeated)
+    rate = sampled / (time.perf_counter() - started)
+    log.add(rollout_metrics(episodes) | {"sampled_tokens": sampled, "tokens_per_second": rate})
     log.episodes(episodes, list(otherwise.values()))
     played = enough(episodes, run.config.rollout.max_failed)
-    must_have_spoken(run, played)
+    require_turns(run, played)
     with log.phase("credit"):
-        log.add(judge(run, played, otherwise) | turn_metrics(played, run.learners))
+        log.add(assign_credit(run, played, otherwise) | turn_metrics(played, run.learners))
     with log.phase("update"):
         for learner in run.learners.values():
             learner.begin(run.step)
@@ -154,16 +154,16 @@ def learn(run: Run, log: StepLog) -> None:
         print(f"step {run.step + 1}: {line}", file=sys.stderr)
 
 
-def must_have_spoken(run: Run, played: list[Episode]) -> None:
-    """Stop a run that would go on to its end and learn nothing."""
+def require_turns(run: Run, played: list[Episode]) -> None:
+    """Stop a run whose workflow samples no turns: it would train on nothing."""
     if played and not any(episode.turns for episode in played):
-        silent = f"nobody spoke in any of {len(played)} episodes of {type(run.collector.workflow).__name__}"
-        ask = "its run has to ask roles, as in `turn = await team[role].say(prompt)`"
-        raise NobodySpoke(f"workflow: {silent}, so there is nothing to learn from; {ask}")
+        silent = f"no role took a turn in any of {len(played)} episodes of {type(run.collector.workflow).__name__}"
+        ask = "its `run` must call roles, as in `turn = await team[role].say(prompt)`"
+        raise NoTurns(f"workflow: {silent}, so there is nothing to learn from; {ask}")
 
 
-def play(run: Run, tasks: list[Task], repeats: int) -> tuple[list[Episode], dict[str, Episode]]:
-    """The episodes to learn from, and what would have happened otherwise."""
+def collect_episodes(run: Run, tasks: list[Task], repeats: int) -> tuple[list[Episode], dict[str, Episode]]:
+    """The rollout of a step: the episodes to train on, and the counterfactual ones by their id."""
     seed, players, collector = stable_hash(run.config.seed, "train", run.step), run.players(), run.collector
     episodes = collector.collect(tasks, repeats, players, seed)
     learning = run.algorithm.trained_policies(run.learners, run.step)
@@ -173,10 +173,10 @@ def play(run: Run, tasks: list[Task], repeats: int) -> tuple[list[Episode], dict
     return episodes, {episode.id: episode for episode in enough(otherwise, run.config.rollout.max_failed)}
 
 
-def judge(run: Run, played: list[Episode], otherwise: dict[str, Episode]) -> Metrics:
-    """What every turn was worth."""
+def assign_credit(run: Run, played: list[Episode], otherwise: dict[str, Episode]) -> Metrics:
+    """Score the turns with the policies, then assign credit and compute advantages."""
     algorithm = run.algorithm
-    read(run, played)
+    read_policies(run, played)
     metrics = drop_stale(played, run.learners)
     drop_other_rounds(played, algorithm, run.step)
     metrics |= run.credit.assign(played, otherwise, once=algorithm.chain == "team")
@@ -185,31 +185,31 @@ def judge(run: Run, played: list[Episode], otherwise: dict[str, Episode]) -> Met
     return metrics | absent(played, run.config.roles)
 
 
-def read(run: Run, played: list[Episode]) -> None:
-    """What learners and critics think of what was said, before any update of the step, where it is asked for."""
+def read_policies(run: Run, played: list[Episode]) -> None:
+    """Before any update: the reference and old log-probs, entropies and values that the algorithm needs."""
     algorithm = run.algorithm
     on_trunk = algorithm.needs_values and run.critic is None
     if algorithm.kl > 0 or algorithm.needs_old_logprobs or algorithm.needs_entropy or on_trunk:
         for policy, batch in make_batches(played, judged=False).items():
             learner = run.learners[policy]
             if learner.frozen:
-                continue  # its turns are environment: nobody judges them
+                continue  # its turns belong to the environment
             if algorithm.kl > 0:
                 hand_back(played, batch, learner.logprobs(batch, reference=True), "ref_logprobs")
             if algorithm.needs_old_logprobs or algorithm.needs_entropy or on_trunk:
-                thought = learner.scores(batch)
+                scores = learner.scores(batch)
                 if algorithm.needs_old_logprobs:
-                    hand_back(played, batch, thought.logprobs, "old_logprobs")
+                    hand_back(played, batch, scores.logprobs, "old_logprobs")
                 if algorithm.needs_entropy:
-                    hand_back(played, batch, thought.entropy, "entropy")
-                if on_trunk and thought.values is not None:
-                    hand_back(played, batch, thought.values, "values")
+                    hand_back(played, batch, scores.entropy, "entropy")
+                if on_trunk and scores.values is not None:
+                    hand_back(played, batch, scores.values, "values")
     if run.critic is not None:
         run.critic.read(played)
 
 
-def measure(run: Run, log: StepLog) -> None:
-    """Play the held-out tasks with the weights of this step; keep a checkpoint of the best."""
+def run_evaluation(run: Run, log: StepLog) -> None:
+    """Evaluate the current weights on the held-out tasks; checkpoint them if they are the best so far."""
     with log.phase("eval"):
         players, seed = run.players(evaluating=True), stable_hash(run.config.seed, "eval")
         report = evaluate(run.collector, run.held_out, run.config.eval.episodes_per_task, players, seed)

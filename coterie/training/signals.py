@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP end a run after its step, so that a preempted or interrupted run is saved."""
+"""Graceful shutdown: Ctrl-C, SIGTERM (preemption) and SIGHUP stop a run after its step and save a checkpoint."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def stop_after_step(run: Run) -> Iterator[None]:
-    """The first signal ends the run after its step; a second one ends it at once. Under nohup SIGHUP stays ignored."""
+    """The first signal stops the run after its step, a second one at once. Under nohup SIGHUP stays ignored."""
     terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
 
     def stop(number: int, frame: FrameType | None) -> None:
         if number == signal.SIGHUP:
-            _let_go_of(terminals)
+            _detach(terminals)
         second, run.stopping, run.signal = run.stopping, True, number
         if second:
             raise KeyboardInterrupt
         if run.processes.first:
-            print(f"\n{told(number)}: finishing this step, then saving; once more stops at once", file=sys.stderr)
+            then = "finishing this step, then saving a checkpoint; a second signal stops at once"
+            print(f"\n{signal_name(number)}: {then}", file=sys.stderr)
 
     before = {number: signal.getsignal(number) for number in STOPPING}
     ignored = {signal.SIGHUP} if before[signal.SIGHUP] is signal.SIG_IGN else set()
@@ -41,15 +42,15 @@ def stop_after_step(run: Run) -> Iterator[None]:
             signal.signal(number, before[number])
 
 
-def told(number: int) -> str:
-    """A signal as people call it; 0 where it was no signal."""
+def signal_name(number: int) -> str:
+    """The usual name of a signal; 0: a request by the program."""
     names = {0: "request", signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP"}
     return names[number]
 
 
-def _let_go_of(terminals: list[int]) -> None:
-    """Send output nowhere: to write to a terminal that was closed is an error, which would end the run unsaved."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
+def _detach(terminals: list[int]) -> None:
+    """Redirect output to /dev/null: writing to a closed terminal raises, and the run would end without a checkpoint."""
+    devnull = os.open(os.devnull, os.O_WRONLY)
     for descriptor in terminals:
-        os.dup2(nowhere, descriptor)
-    os.close(nowhere)
+        os.dup2(devnull, descriptor)
+    os.close(devnull)

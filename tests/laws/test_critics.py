@@ -18,7 +18,7 @@ from coterie.learners.batch import make_batches
 from coterie.learners.critics import Critic, Critics, joint_context
 from coterie.learners.learner import TorchLearner
 from coterie.training.log import read_episodes
-from coterie.training.loop import Run, judge, play, train
+from coterie.training.loop import Run, assign_credit, collect_episodes, train
 from coterie.types import Episode, Task, Team, Turn
 from tests.learners import learner
 from tests.models import tiny_model, tiny_tokenizer
@@ -113,7 +113,7 @@ def test_values_of_a_role_come_from_its_own_critic(model_folder: Folder, tmp_pat
             head = critics(run).critics[name].learner.head
             assert head is not None
             head.bias.fill_(1.0 + worth)
-    episodes, _ = play(run, run.tasks.next(), 2)
+    episodes, _ = collect_episodes(run, run.tasks.next(), 2)
     critics(run).read(episodes)
     for spoken in (t for e in episodes for t in e.turns):
         assert spoken.values is not None
@@ -139,8 +139,8 @@ def test_a_critic_learns_several_times_a_step_and_alone_while_it_warms_up(model_
 def test_a_critic_comes_to_foresee_what_the_team_earns(kind: str, model_folder: Folder, tmp_path: Path) -> None:
     tree = config(model_folder("llama"), kind, value_fits=40, value_lr=0.03, lam_turn=1.0)
     run = started(always_right(tree), tmp_path)
-    episodes, otherwise = play(run, run.tasks.next(), 2)
-    judge(run, episodes, otherwise)
+    episodes, otherwise = collect_episodes(run, run.tasks.next(), 2)
+    assign_credit(run, episodes, otherwise)
     critics(run).fit(episodes, 0)
     critics(run).read(episodes)
     values = torch.cat([t.values for e in episodes for t in e.turns if t.values is not None])
@@ -154,7 +154,7 @@ def test_a_central_critic_reads_what_all_have_said_and_who_is_to_speak(model_fol
     tree = config(model_folder("llama"), "central by default")
     tree["workflow"] |= {"rounds": 2}
     run = started(tree, tmp_path)
-    episodes, _ = play(run, run.tasks.next(), 1)
+    episodes, _ = collect_episodes(run, run.tasks.next(), 1)
     team = critics(run).critics["team"]
     for played in episodes:
         view = team.critic_view(played)
@@ -169,20 +169,20 @@ def test_a_central_critic_reads_what_all_have_said_and_who_is_to_speak(model_fol
 
 def test_of_a_context_that_is_too_long_a_critic_reads_the_end_and_says_so(model_folder: Folder, tmp_path: Path) -> None:
     run = started(config(model_folder("llama"), "central by default"), tmp_path)
-    episodes, otherwise = play(run, run.tasks.next(), 2)
+    episodes, otherwise = collect_episodes(run, run.tasks.next(), 2)
     team = critics(run).critics["team"]
     whole = [turn.prompt_ids for turn in team.critic_view(episodes[0]).turns]
     lengths = [len(ids) + len(turn.response_ids) for ids, turn in zip(whole, episodes[0].turns, strict=True)]
     team.learner.base.context = max(lengths) - 1
     read = [turn.prompt_ids for turn in team.critic_view(episodes[0]).turns]
     assert read == [ids[1:] if n == max(lengths) else ids for ids, n in zip(whole, lengths, strict=True)]
-    judge(run, episodes, otherwise)
+    assign_credit(run, episodes, otherwise)
     assert critics(run).fit(episodes, 0)["critic/team/cut"] > 0
 
 
 def test_a_critic_of_one_role_s_own_context_reads_what_the_role_read(model_folder: Folder, tmp_path: Path) -> None:
     run = started(config(model_folder("llama"), "one for each role"), tmp_path)
-    episodes, _ = play(run, run.tasks.next(), 1)
+    episodes, _ = collect_episodes(run, run.tasks.next(), 1)
     view = critics(run).critics["left"].critic_view(episodes[0])
     assert [(t.role, t.prompt_ids) for t in view.turns] == [("left", episodes[0].turns[0].prompt_ids)]
 
@@ -210,8 +210,8 @@ def test_frozen_policies_are_environment_to_a_critic_of_everyone(model_folder: F
     tree = config(model_folder("llama"), "central by default")
     tree["policies"] = tree["policies"] | {"right": tree["policies"]["right"] | {"frozen": True, "lr": 1e-4}}
     run = started(tree, tmp_path)
-    episodes, otherwise = play(run, run.tasks.next(), 2)
-    judge(run, episodes, otherwise)
+    episodes, otherwise = collect_episodes(run, run.tasks.next(), 2)
+    assign_credit(run, episodes, otherwise)
     for spoken in (t for e in episodes for t in e.turns):
         assert (spoken.values is None) == (spoken.advantages is None) == (spoken.role == "right")
     assert {t.role for e in episodes for t in critics(run).critics["team"].critic_view(e).turns} == {"left"}
@@ -220,7 +220,7 @@ def test_frozen_policies_are_environment_to_a_critic_of_everyone(model_folder: F
 
 def test_turns_that_were_given_and_empty_ones_are_judged_by_nobody(model_folder: Folder, tmp_path: Path) -> None:
     run = started(config(model_folder("llama"), "shared"), tmp_path)
-    episodes, _ = play(run, run.tasks.next(), 2)
+    episodes, _ = collect_episodes(run, run.tasks.next(), 2)
     given, empty = episodes[0].turns[0], episodes[1].turns[1]
     given.given, empty.response_ids, empty.logprobs = True, (), ()
     critics(run).read(episodes)
@@ -272,7 +272,7 @@ def test_a_critic_on_the_policies_base_changes_nothing_that_is_said_or_scored(
             pair.up.normal_(generator=torch.Generator().manual_seed(1))
 
     def said(run: Run) -> tuple[list[Any], Tensor]:
-        episodes, _ = play(run, run.tasks.next(), 2)
+        episodes, _ = collect_episodes(run, run.tasks.next(), 2)
         batch = make_batches(episodes, judged=False)["left"]
         return [(t.response_ids, t.logprobs) for e in episodes for t in e.turns], run.learners["left"].logprobs(batch)
 
@@ -283,8 +283,8 @@ def test_a_critic_on_the_policies_base_changes_nothing_that_is_said_or_scored(
 @pytest.mark.parametrize("kind", ["central", "whole models"])
 def test_fitting_a_critic_moves_no_policy_and_no_base(kind: str, model_folder: Folder, tmp_path: Path) -> None:
     run = started(always_right(config(model_folder("llama"), kind)), tmp_path)
-    episodes, otherwise = play(run, run.tasks.next(), 2)
-    judge(run, episodes, otherwise)
+    episodes, otherwise = collect_episodes(run, run.tasks.next(), 2)
+    assign_credit(run, episodes, otherwise)
     before = of_all(run)
     base = {name: p.detach().clone() for name, p in run.learners["left"].base.model.named_parameters()}
     critics(run).fit(episodes, 0)

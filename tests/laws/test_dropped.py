@@ -78,11 +78,11 @@ def test_the_running_average_of_rae_is_not_moved_by_turns_of_other_weights(
     """As of an engine that has missed an update."""
     tree = naming_config(model_folder("llama"), algorithm="rae")
     run = started(tree, tmp_path)
-    episodes, otherwise = loop.play(run, run.tasks.next(), run.config.episodes_per_task)
+    episodes, otherwise = loop.collect_episodes(run, run.tasks.next(), run.config.episodes_per_task)
     said: list[Turn] = [t for e in episodes for t in e.turns if t.role == "left"]
     for one in said if late else ():
         one.version -= 1
-    metrics = loop.judge(run, episodes, otherwise)
+    metrics = loop.assign_credit(run, episodes, otherwise)
     assert metrics["stale"] == (len(said) if late else 0)
     assert all((t.advantages is None) == (late and t.role == "left") for e in episodes for t in e.turns)
     roles = {dict(key)["role"] for key in run.memory[AVERAGES]}

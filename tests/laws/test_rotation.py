@@ -21,7 +21,7 @@ from coterie.config.conflicts import check_conflicts
 from coterie.learners.critics import Critics
 from coterie.rollout.agent import Player
 from coterie.training.log import read_episodes
-from coterie.training.loop import Run, learn
+from coterie.training.loop import Run, training_step
 from coterie.types import Sampling
 from tests.runs import naming_config, resumed, started, trained, written
 
@@ -46,7 +46,7 @@ def who_moved(run: Run, steps: int) -> list[set[str]]:
     for _ in range(steps):
         before = weights(run)
         with run.log.step(run.step + 1) as log:
-            learn(run, log)
+            training_step(run, log)
         run.step += 1
         after = weights(run)
         moved.append({n for n in before if any(map(_differ, before[n], after[n]))})

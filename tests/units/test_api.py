@@ -16,7 +16,7 @@ import pytest
 
 import coterie
 from coterie import AgentTrainer, env, reward, tool, workflow
-from coterie.cli.commands import go_on
+from coterie.cli.commands import resume
 from coterie.config import ConfigError, dump, load
 from coterie.config.registry import options_of
 from coterie.types import Task, Workflow
@@ -122,7 +122,7 @@ def test_a_users_own_file_trains_and_its_run_can_be_resumed(
     assert stored.env.options == {"size": 3} and stored.reward.name == f"{copy}:vowels"
     if form == "functions":  # resuming reads the file again, whatever is in it
         monkeypatch.chdir(tmp_path)
-        go_on(Path(folder), ["steps=3"], examples=0)
+        resume(Path(folder), ["steps=3"], examples=0)
         assert len((Path(folder) / "metrics.jsonl").read_text().splitlines()) == 4
 
 

@@ -79,8 +79,8 @@ def test_asking_for_help_does_not_wait_for_torch() -> None:
 def test_a_mistake_in_a_config_is_told_before_the_models_library_is_imported(tmp_path: Path) -> None:
     (tmp_path / "wrong.yaml").write_text("stps: 3\n")
     code = (
-        "import sys; from pathlib import Path; from coterie.cli.commands import start\n"
-        "try: start(Path('wrong.yaml'), [], Path('runs'), 0)\n"
+        "import sys; from pathlib import Path; from coterie.cli.commands import train\n"
+        "try: train(Path('wrong.yaml'), [], Path('runs'), 0)\n"
         "except ValueError as error: print('transformers' in sys.modules, error)"
     )
     said = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
@@ -418,7 +418,8 @@ def test_a_signal_saves_the_run_and_says_how_to_go_on(number: signal.Signals, tm
         rest, told = process.stdout.read(), process.stderr.read()
         assert process.wait() == 128 + number
     name = "Ctrl-C" if number == signal.SIGINT else number.name
-    assert f"{name}: finishing this step, then saving; once more stops at once" in told and "Traceback" not in told
+    assert f"{name}: finishing this step, then saving a checkpoint; a second signal stops at once" in told
+    assert "Traceback" not in told
     done = int((tmp_path / "game" / "latest").read_text())
     assert f"{done} of 1000 steps done" in rest and f"coterie train --resume {tmp_path / 'game'} " in rest
     well("train", "--resume", tmp_path / "game", f"steps={done + 1}")

@@ -16,7 +16,7 @@ import pytest
 import torch
 import yaml
 
-from coterie.cli.commands import start
+from coterie.cli import commands
 from coterie.compat.siirl.credit import GraphCredit
 from coterie.compat.siirl.env import GraphEnv, GraphTasks
 from coterie.compat.siirl.hooks import HookError
@@ -752,5 +752,5 @@ def test_the_command_trains_the_recipe(model_folder: Folder, tmp_path: Path) -> 
         "eval.tasks=2",
         "device=cpu",
     ]
-    start(RECIPE, changes, tmp_path, examples=0)
+    commands.train(RECIPE, changes, tmp_path, examples=0)
     assert (tmp_path / "two_agents" / "checkpoints" / "000001").is_dir()

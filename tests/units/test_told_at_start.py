@@ -101,11 +101,13 @@ def test_a_workflow_in_which_nobody_speaks_ends_the_run_at_its_first_step(tmp_pa
     (tmp_path / "mute.py").write_text(MUTE)
     config = game(tmp_path, model, workflow="mute.py:Mute")
     trained = coterie("train", config, "--out", tmp_path)
-    told = "workflow: nobody spoke in any of 12 episodes of Mute, so there is nothing to learn from"
+    told = "workflow: no role took a turn in any of 12 episodes of Mute, so there is nothing to learn from"
     assert trained.exit_code == 2 and trained.stderr.splitlines()[-1].startswith(told)
     assert "await team[role].say" in trained.stderr and "Traceback" not in trained.stderr
     checked = coterie("check", config)
-    assert checked.exit_code == 1 and "error: nobody spoke in any of 16 episodes; its run has" in checked.stdout
+    assert (
+        checked.exit_code == 1 and "error: no role took a turn in any of 16 episodes; its `run` must" in checked.stdout
+    )
 
 
 def test_a_check_of_the_graph_recipe_passes_on_the_words_that_it_puts_in(tmp_path: Path, model: Path) -> None:
