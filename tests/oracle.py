@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from coterie.kernels.sampler import BLOCK, Sampler, draw_key, waits
+from coterie.kernels.sampling import BLOCK, Sampler, draw_key, waits
 from coterie.models.base import Base
 from coterie.models.lora import Adapter
 from coterie.models.lora_routing import Pair
@@ -63,7 +63,7 @@ class Oracle:
     def __init__(self, base: Base, adapter: str | None = None) -> None:
         self.model: Any = load_model(base.folder, torch.float32, base.own_attention).requires_grad_(False)
         self.end_ids = sorted(base.chat.end_ids)
-        self.sampler = Sampler(base.vocabulary)
+        self.sampler = Sampler(base.vocab_size)
         for layer, pair in pairs(base, adapter).items() if adapter else ():
             self.model.get_parameter(f"{layer}.weight").add_((pair.scale * pair.up.detach() @ pair.down.detach()).cpu())
 

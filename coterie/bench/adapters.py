@@ -31,7 +31,7 @@ def adapters(
         rows, prompt, max_tokens, repeats = 8, 16, 16, 1
     base = base_of(shape, here, half(here))
     names = [adapter.name for adapter in adapters_on(base, max(SEVERAL))]
-    asked, limits = prompts(rows, prompt, base.vocabulary), [max_tokens] * rows
+    asked, limits = prompts(rows, prompt, base.vocab_size), [max_tokens] * rows
     engines = {n: NativeEngine(base, {name: name for name in names[:n]}, rows) for n in (1, *SEVERAL)}
 
     def sampled(by: NativeEngine, policies: list[str]) -> int:

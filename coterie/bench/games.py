@@ -29,7 +29,7 @@ from coterie.games.measure import earned, exploited
 from coterie.games.model import tiny_player
 from coterie.games.plot import plot
 from coterie.games.setups import GAMES, config_of, plays
-from coterie.models.quiet import quiet
+from coterie.models.progress_bars import no_progress_bars
 from coterie.training.build import build
 from coterie.training.loop import Run, train
 
@@ -114,7 +114,7 @@ def play(game: str, algorithm: str, seed: int, scratch: Path) -> Result:
     torch.set_num_threads(1)
     started = time.perf_counter()
     run = started_run(game, algorithm, seed, scratch / f"{game}-{algorithm}-{seed}")
-    with quiet():
+    with no_progress_bars():
         train(run)
     run.log.close()
     torch.set_num_threads(threads)

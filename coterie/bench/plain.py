@@ -8,7 +8,7 @@ from torch import Tensor
 
 from coterie.bench.options import half
 from coterie.bench.shapes import shaped
-from coterie.models.lora_targets import USUAL
+from coterie.models.lora_targets import DEFAULT_TARGETS
 from coterie.types import Batch
 
 
@@ -19,7 +19,7 @@ class Plain:
         """`rows` go through the model at once."""
         self.rows, self.device = rows, device
         model = shaped(shape, device, half(device))
-        lora = LoraConfig(r=16, lora_alpha=32, target_modules=list(USUAL))
+        lora = LoraConfig(r=16, lora_alpha=32, target_modules=list(DEFAULT_TARGETS))
         self.model = model if whole else get_peft_model(model, lora)
         self.trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 

@@ -82,7 +82,7 @@ class Shaped:
         self.base = base_of(shape, device, half(device))
         self.engine = NativeEngine(self.base, {"policy": None}, rows)
         self.peer = shaped(shape, device, half(device))
-        self.prompts = prompts(ROUNDS * rows, prompt, self.base.vocabulary)
+        self.prompts = prompts(ROUNDS * rows, prompt, self.base.vocab_size)
 
     def asked(self, limits: Sequence[int]) -> list[Ids]:
         """A prompt for each."""
@@ -125,8 +125,8 @@ def same_greedy(shape: str, device: torch.device, prompt: int) -> str:
     """How many greedy answers are `generate`'s to the token, in full precision, on the very same weights."""
     rows, most = COMPARED
     base: Base = base_of(shape, device, torch.float32)
-    asked = prompts(rows, prompt, base.vocabulary)
+    asked = prompts(rows, prompt, base.vocab_size)
     ours = play(NativeEngine(base, {"policy": None}, rows), ["policy"], asked, [most] * rows, heat=0.0)
-    with base.as_it_came():
+    with base.with_own_attention():
         theirs = generate(base.model, asked, [most] * rows, sample=False)
     return f"{sum(a.ids == b for a, b in zip(ours, theirs, strict=True))} of {rows}"

@@ -53,7 +53,7 @@ def waits(
     """Each number of rows against the smallest."""
     base = base_of(shape, device, half(device))
     engine = NativeEngine(base, {"policy": None}, at_once)
-    asked = prompts(max(waiting), sizes[0], base.vocabulary)
+    asked = prompts(max(waiting), sizes[0], base.vocab_size)
 
     def sampled(rows: int) -> int:
         limits = [sizes[1]] * rows

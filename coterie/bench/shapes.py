@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Pr
 from coterie.games.model import letters
 from coterie.models.base import Base
 from coterie.models.lora import Adapter
-from coterie.models.lora_targets import USUAL
+from coterie.models.lora_targets import DEFAULT_TARGETS
 from coterie.types import Batch
 
 NO_WORDS: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
@@ -52,7 +52,7 @@ def base_of(shape: str, device: torch.device, dtype: torch.dtype) -> Base:
     folder = scratch()
     letters().save_pretrained(folder)
     base = Base(folder, device, dtype, shaped(shape, device, dtype))
-    base.chat.end_ids = frozenset({base.vocabulary})
+    base.chat.end_ids = frozenset({base.vocab_size})
     return base
 
 
@@ -65,7 +65,7 @@ def scratch() -> Path:
 
 def adapters_on(base: Base, count: int) -> list[Adapter]:
     """Adapters a0, a1 … on all linear layers; they start as no change."""
-    return [Adapter(f"a{i}", 16, 32.0, USUAL).attach(base.layers, seed=i) for i in range(count)]
+    return [Adapter(f"a{i}", 16, 32.0, DEFAULT_TARGETS).attach(base.layers, seed=i) for i in range(count)]
 
 
 def size_of(model: PreTrainedModel) -> int:

@@ -11,11 +11,11 @@ from transformers import LogitsProcessorList
 from coterie.bench.measure import Row, Timing, timed
 from coterie.bench.options import half
 from coterie.bench.playing import Ids, gap
-from coterie.engines.hf import Draw
+from coterie.engines.hf import SamplerLogitsProcessor
 from coterie.engines.native.engine import NativeEngine
 from coterie.models.base import Base
 from coterie.models.lora import Adapter
-from coterie.models.lora_targets import USUAL
+from coterie.models.lora_targets import DEFAULT_TARGETS
 from coterie.models.store import load_model, resolve
 from coterie.types import Message, Sampling
 
@@ -36,7 +36,7 @@ def talks(model: str, device: torch.device, max_tokens: int, repeats: int) -> li
     base = Base(resolve(model), device)
     names = ("a", "b", "c", "d")
     for seed, name in enumerate(names):  # they start as no change, so the tokens stay the same
-        Adapter(name, 16, 32.0, USUAL).attach(base.layers, seed)
+        Adapter(name, 16, 32.0, DEFAULT_TARGETS).attach(base.layers, seed)
     bench = Talks(base, NativeEngine(base, {"base": None} | {name: name for name in names}), max_tokens)
     ragged: list[Talk] = [[{"role": "user", "content": REQUESTS[i % 4].format(SUBJECTS[i // 4])}] for i in range(32)]
     groups = [talk for talk in ragged[3::8] for _ in range(8)]
@@ -132,7 +132,9 @@ class Talks:
         tokens = torch.tensor([[end] * (longest - len(p)) + list(p) for p in prompts], device=self.base.device)
         mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=self.base.device)
         how = Sampling(self.max_tokens, temperature)
-        draw = LogitsProcessorList([Draw(self.engine.sampler, longest, seeds, how)] if temperature else [])
+        draw = LogitsProcessorList(
+            [SamplerLogitsProcessor(self.engine.sampler, longest, seeds, how)] if temperature else []
+        )
         out = self.peer.generate(  # type: ignore[operator]
             input_ids=tokens,
             attention_mask=mask,

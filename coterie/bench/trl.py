@@ -16,7 +16,7 @@ from coterie.bench.measure import Timing, peak_of
 from coterie.bench.options import half
 from coterie.bench.shapes import scratch, shaped
 from coterie.games.model import letters
-from coterie.models.lora_targets import USUAL
+from coterie.models.lora_targets import DEFAULT_TARGETS
 
 AT_ONCE = 16  # rows in a forward of its update
 
@@ -74,7 +74,7 @@ def steps(shape: str, device: torch.device, asked: int, prompt: int, most: int, 
         args=config,
         train_dataset=Dataset.from_dict({"prompt": texts(asked, prompt)}),
         processing_class=letters(),
-        peft_config=LoraConfig(r=16, lora_alpha=32, target_modules=list(USUAL)),
+        peft_config=LoraConfig(r=16, lora_alpha=32, target_modules=list(DEFAULT_TARGETS)),
         callbacks=[clock],
     )
     trainer.train()

@@ -46,8 +46,8 @@ def update(
     plain = Plain(shape, here, whole, AT_ONCE)
     operations = (6 if whole else 4) * size_of(base.model)
     work = {
-        "ragged rows": ragged(rows, length, base.vocabulary),
-        "8 samples of each prompt": groups(rows, length, base.vocabulary),
+        "ragged rows": ragged(rows, length, base.vocab_size),
+        "8 samples of each prompt": groups(rows, length, base.vocab_size),
     }
     found = []
     for name, batch in work.items():

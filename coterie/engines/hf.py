@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from coterie.engines.request_checks import must_be_readable
-from coterie.kernels.sampler import Sampler, draw_key
+from coterie.kernels.sampling import Sampler, draw_key
 from coterie.kernels.top_p_top_k import keep_likely
 from coterie.models.base import Base
 from coterie.models.chat import StopText
@@ -36,7 +36,7 @@ class HfEngine:
     def __init__(self, base: Base, policies: dict[str, str | None], rows: int = 1, context: int | None = None) -> None:
         self.base, self.policies = base, dict(policies)
         self.context = min(context or base.context, base.context)
-        self.sampler = Sampler(base.vocabulary, base.device)
+        self.sampler = Sampler(base.vocab_size, base.device)
         self.versions = dict.fromkeys(policies, 0)
 
     def load(self, policy: str, version: int) -> None:
@@ -47,11 +47,11 @@ class HfEngine:
 
     async def sample(self, policy: str, prompt_ids: Sequence[int], seed: int, sampling: Sampling) -> Sample:
         await asyncio.sleep(0)
-        must_be_readable(prompt_ids, self.base.vocabulary)
+        must_be_readable(prompt_ids, self.base.vocab_size)
         room = min(sampling.max_tokens, self.context - len(prompt_ids))
         if room <= 0:
             return Sample((), (), "length", self.versions[policy])
-        draw = Draw(self.sampler, len(prompt_ids), [seed], sampling)
+        draw = SamplerLogitsProcessor(self.sampler, len(prompt_ids), [seed], sampling)
         said = _AtStopText(self.base.tokenizer, sampling.stop)
         with watchdog_paused():
             ids = self._generate(self.policies[policy], prompt_ids, room, draw, said)
@@ -60,11 +60,11 @@ class HfEngine:
 
     @torch.no_grad()
     def _generate(
-        self, adapter: str | None, prompt: Sequence[int], room: int, draw: Draw, said: _AtStopText
+        self, adapter: str | None, prompt: Sequence[int], room: int, draw: SamplerLogitsProcessor, said: _AtStopText
     ) -> list[int]:
         tokens = torch.tensor([list(prompt)], device=self.base.device)
         # A segment without end: `generate` feeds the whole prompt first and then one token at a time.
-        with self.base.as_it_came(), _without_habits(self.base), self.base.routing.on([(0, 1 << 30, adapter)]):
+        with self.base.with_own_attention(), _without_habits(self.base), self.base.routing.on([(0, 1 << 30, adapter)]):
             out = self.base.model.generate(  # type: ignore[operator]
                 input_ids=tokens,
                 attention_mask=torch.ones_like(tokens),
@@ -88,7 +88,7 @@ def _without_habits(base: Base) -> Iterator[None]:
         base.model.generation_config = habits
 
 
-class Draw(LogitsProcessor):
+class SamplerLogitsProcessor(LogitsProcessor):
     """Leaves each row one token to choose: the one that the native sampler would draw."""
 
     def __init__(self, sampler: Sampler, prompt: int, seeds: Sequence[int], sampling: Sampling) -> None:

@@ -59,7 +59,7 @@ class VllmEngine:
         self.server.forget()
 
     async def sample(self, policy: str, prompt_ids: Sequence[int], seed: int, sampling: Sampling) -> Sample:
-        must_be_readable(prompt_ids, self.base.vocabulary)
+        must_be_readable(prompt_ids, self.base.vocab_size)
         room = min(sampling.max_tokens, self.context - len(prompt_ids))
         if room <= 0:
             return Sample((), (), "length", self.versions[policy])

@@ -113,7 +113,7 @@ class Server:
             model=str(self.base.folder),
             skip_tokenizer_init=True,
             generation_config="vllm",  # not the model's own, which may ask for penalties
-            dtype="bfloat16" if self.base.half else "float32",
+            dtype="bfloat16" if self.base.bf16 else "float32",
             max_model_len=self.context,
             max_num_seqs=self.rows,
             logprobs_mode="processed_logprobs",
@@ -137,7 +137,7 @@ class Server:
         shape, cuda = self.base.model.config.get_text_config(), self.base.device.type == "cuda"
         own = shape.hidden_size // shape.num_attention_heads
         layers, heads, width = self.base.kept or (shape.num_hidden_layers, shape.num_attention_heads, own)
-        token = 2 * (2 if self.base.half else 4) * layers * heads * width
+        token = 2 * (2 if self.base.bf16 else 4) * layers * heads * width
         host = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         return min(token * self.rows * self.context, (torch.cuda.mem_get_info()[0] if cuda else host) // 2)
 

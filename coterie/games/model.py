@@ -10,7 +10,7 @@ from tokenizers.models import WordLevel
 from torch import nn
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from coterie.models.quiet import quiet
+from coterie.models.progress_bars import no_progress_bars
 
 END, UNKNOWN = "|", "."
 SIGNS = (END, UNKNOWN, *"abcefghijklpqrt")  # few, for a beginner tries them all
@@ -37,7 +37,7 @@ def tiny_player(folder: Path, seed: int = 0, head: float = 0.25) -> Path:
         eos_token_id=0,
         pad_token_id=0,
     )
-    with torch.random.fork_rng(devices=[]), quiet():
+    with torch.random.fork_rng(devices=[]), no_progress_bars():
         torch.manual_seed(seed)
         model = LlamaForCausalLM(config)
         _spread(model, head)

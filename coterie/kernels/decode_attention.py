@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from coterie.kernels.pdl_launch import begin, early
-from coterie.kernels.sampler import BLOCK, Sampler
+from coterie.kernels.sampling import BLOCK, Sampler
 
 KEYS = 64  # read at once by one program
 ENOUGH = 128  # programs that keep a GPU busy

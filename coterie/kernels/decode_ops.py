@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from coterie.kernels.pdl_launch import begin, early
-from coterie.kernels.reference_ops import Lift
+from coterie.kernels.training_ops import Lift
 
 LIFTED = 16  # rows to which a program adds their adapters
 

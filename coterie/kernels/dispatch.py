@@ -9,7 +9,7 @@ from typing import Any
 
 
 @cache
-def either(device: str, plain: str, kernels: str) -> Any:
+def kernels_for(device: str, plain: str, kernels: str) -> Any:
     """The module that serves this kind of device; both have the same functions. Kernels need Triton, which only CUDA
     builds of PyTorch bring."""
     return import_module(kernels if device == "cuda" and find_spec("triton") is not None else plain)

@@ -57,7 +57,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return product(x.reshape(-1, x.shape[-1]), weight, bias).contiguous().view(*x.shape[:-1], len(weight))
 
 
-def logits_of(hidden: Tensor, head: Tensor, bias: Tensor | None = None) -> Tensor:
+def lm_head_logits(hidden: Tensor, head: Tensor, bias: Tensor | None = None) -> Tensor:
     """`F.linear`; without gradient a thin result lies in memory as its transpose, as with `product`, and on CUDA
     it has full precision also where its factors have half: large logits need it."""
     if torch.is_grad_enabled():

@@ -21,13 +21,13 @@ class Ragged(NamedTuple):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None) -> Tensor:
         """q [Hq, T, D], k and v [Hkv, T, D] → [T, Hq, D]."""
-        q, k, v = (x.transpose(0, 1).to(precision(x)) for x in (q, k, v))
+        q, k, v = (x.transpose(0, 1).to(compute_dtype(x)) for x in (q, k, v))
         if self.keys is not None:
             k, v = _Copies.apply(k, self.keys), _Copies.apply(v, self.keys)
         return flash(q, k, v, self, scale, window)
 
 
-def precision(x: Tensor) -> torch.dtype:
+def compute_dtype(x: Tensor) -> torch.dtype:
     """What it is computed in. The kernel itself does not know about autocast."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
@@ -37,7 +37,7 @@ def serves(q: Tensor, v: Tensor) -> bool:
     """Whether the kernel can do it."""
     width = q.shape[-1]
     fits = width % 8 == 0 and width <= WIDEST and v.shape[-1] == width
-    return fits and q.is_cuda and precision(q) in (torch.bfloat16, torch.float16)
+    return fits and q.is_cuda and compute_dtype(q) in (torch.bfloat16, torch.float16)
 
 
 def flash(q: Tensor, k: Tensor, v: Tensor, rows: Ragged, scale: float, window: int | None) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from coterie.learners.fit_metrics import FitMetrics
 from coterie.learners.packing import Stream, joined
-from coterie.models.attention import moved
+from coterie.models.attention import to_device_async
 from coterie.types import Batch, Loss, Measure, Metrics
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class FitJob:
         assert learner.optimizer is not None, f"{learner.policy} is frozen"
         learner.optimizer.zero_grad(set_to_none=True)
         self.learner, self.batch, self.loss = learner, batch, loss
-        self.here, self.weights = learner.here(batch), moved(weights, learner.base.device)
+        self.here, self.weights = learner.here(batch), to_device_async(weights, learner.base.device)
         self.tally = FitMetrics(learner.base.device, learner.speaks, measure)
 
     def cost(self, stream: Stream, hidden: Tensor) -> Tensor:

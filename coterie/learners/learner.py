@@ -17,11 +17,11 @@ from coterie.learners.joint_step import FitJob, fit_together
 from coterie.learners.logprobs import ChosenLogprobs
 from coterie.learners.microbatch_budget import token_budget
 from coterie.learners.packing import Stream, streams
-from coterie.models.attention import moved
+from coterie.models.attention import to_device_async
 from coterie.models.base import Base
 from coterie.models.lora import Adapter
-from coterie.models.peft import fill, save_adapter, weights_of
-from coterie.models.quiet import quiet
+from coterie.models.peft import load_tensors, read_adapter_tensors, save_adapter
+from coterie.models.progress_bars import no_progress_bars
 from coterie.models.store import load_model
 from coterie.rl.validate import NotFinite
 from coterie.types import Batch, Loss, Measure, Metrics, Scores
@@ -51,14 +51,14 @@ class TorchLearner:
         self.version, self.speaks, self.processes = 0, speaks, processes
         for one in (base, reference) if adapter is None and not frozen else ():
             if one is not None:
-                one.whole = True  # both go through the model's own modules: no step, no divergence
+                one.use_hf_modules = True  # both go through the model's own modules: no step, no divergence
         self.chosen, self.budget = ChosenLogprobs(base), token_budget(base, learning)
         self.head: nn.Linear | None = None
         groups: list[dict[str, Any]] = []
         if not frozen:
             groups.append({"params": list(self.parameters().values()), "lr": lr, "peak": lr})
         if value_lr is not None and not frozen:
-            self.head = nn.Linear(base.width, 1).to(base.device)
+            self.head = nn.Linear(base.hidden_size, 1).to(base.device)
             nn.init.zeros_(self.head.weight)
             nn.init.zeros_(self.head.bias)
             groups.append({"params": list(self.head.parameters()), "lr": value_lr, "peak": value_lr})
@@ -164,7 +164,7 @@ class TorchLearner:
         if self.adapter is not None:
             save_adapter(self.adapter, folder, str(self.base.folder))
         elif not self.frozen:
-            with quiet():
+            with no_progress_bars():
                 self.base.model.save_pretrained(folder)
             self.base.tokenizer.save_pretrained(folder)
 
@@ -172,7 +172,7 @@ class TorchLearner:
     def load(self, folder: Path) -> None:
         """Saved weights, into the very tensors that the engine speaks with."""
         if self.adapter is not None:
-            fill(self.adapter, weights_of(folder), folder)
+            load_tensors(self.adapter, read_adapter_tensors(folder), folder)
         elif not self.frozen:
             saved = load_model(folder, torch.float32, self.base.own_attention).state_dict()
             for name, parameter in self.base.model.named_parameters():
@@ -183,11 +183,11 @@ class TorchLearner:
         return self.adapter.name if self.adapter else None
 
     def precision(self) -> torch.autocast:
-        return torch.autocast(self.base.device.type, torch.bfloat16, enabled=self.base.half)
+        return torch.autocast(self.base.device.type, torch.bfloat16, enabled=self.base.bf16)
 
     def here(self, batch: Batch) -> Batch:
         """The batch on the model's device: moved once, and then cut there."""
-        return batch.each(lambda column: moved(column, self.base.device))
+        return batch.each(lambda column: to_device_async(column, self.base.device))
 
     def streams(self, batch: Batch) -> Iterator[Stream]:
         """Of this process's rows; `index` is into the whole batch."""

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coterie.kernels.dispatch import either
-from coterie.kernels.matmul import logits_of
-from coterie.kernels.varlen_attention import precision
+from coterie.kernels.dispatch import kernels_for
+from coterie.kernels.matmul import lm_head_logits
+from coterie.kernels.varlen_attention import compute_dtype
 from coterie.models.base import Base
 
 FEW = 256  # tokens whose logits exist at the same time on a CPU
@@ -26,7 +26,7 @@ class ChosenLogprobs:
 
     def __call__(self, hidden: Tensor, tokens: Tensor, heat: Tensor) -> tuple[Tensor, Tensor]:
         """Log-prob of each token at its temperature and the entropy there: [N, width] → [N], [N]."""
-        weight, bias, dtype = self.base.head.weight, self.base.head.bias, precision(hidden)
+        weight, bias, dtype = self.base.lm_head.weight, self.base.lm_head.bias, compute_dtype(hidden)
         # The formulas say where they are exact; autocast would not know.
         with self.base.on_device(), torch.autocast(hidden.device.type, enabled=False):
             if not torch.is_grad_enabled():
@@ -36,16 +36,20 @@ class ChosenLogprobs:
 
     @property
     def formulas(self) -> Any:
-        """`softmax`, or the kernels that do the same on CUDA."""
-        return either(self.base.head.weight.device.type, "coterie.kernels.softmax", "coterie.kernels.softmax_triton")
+        """`logprob_entropy`, or the kernels that do the same on CUDA."""
+        return kernels_for(
+            self.base.lm_head.weight.device.type,
+            "coterie.kernels.logprob_entropy",
+            "coterie.kernels.logprob_entropy_triton",
+        )
 
     def chunks(self, hidden: Tensor) -> Iterator[slice]:
-        size = FEW if hidden.device.type == "cpu" else max(FEW, LOGITS // self.base.vocabulary)
+        size = FEW if hidden.device.type == "cpu" else max(FEW, LOGITS // self.base.vocab_size)
         yield from (slice(i, i + size) for i in range(0, len(hidden), size))
 
     def logits(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """As the model has them, but for the constant by which it may multiply them."""
-        logits = logits_of(hidden, weight, bias)
+        logits = lm_head_logits(hidden, weight, bias)
         return logits if self.base.softcap is None else logits.mul_(self.steep).tanh_().div_(self.steep)
 
     @property
@@ -56,7 +60,7 @@ class ChosenLogprobs:
     def slope(self, logits: Tensor, *given: Any) -> Tensor:
         """The gradient by the product with the head."""
         bent = None if self.base.softcap is None else 1 - (logits * self.steep).square_()
-        slope: Tensor = self.formulas.slope(logits, *given)
+        slope: Tensor = self.formulas.backward(logits, *given)
         return slope if bent is None else slope.mul_(bent)
 
     def read(
@@ -67,7 +71,7 @@ class ChosenLogprobs:
         factor, parts = self.base.logit_scale / heat, []
         for cut in self.chunks(hidden):
             logits = self.logits(hidden[cut], weight, bias)
-            part = list(self.formulas.read(logits, tokens[cut], factor[cut]))
+            part = list(self.formulas.forward(logits, tokens[cut], factor[cut]))
             if ahead:
                 given = tokens[cut], factor[cut], part[2], part[1], torch.ones_like(part[0]), None, hidden.dtype
                 part.append(self.slope(logits, *given) @ weight)

@@ -21,7 +21,7 @@ def token_budget(base: Base, learning: Learning) -> int:
         return ON_CPU
     memory = torch.cuda.get_device_properties(base.device).total_memory
     wide = next(base.model.parameters()).element_size()
-    gates = 4 if base.learned is None or base.whole else 2
+    gates = 4 if base.trainable_forward is None or base.use_hf_modules else 2
     kept = bytes_per_token(base.model.config.get_text_config(), wide, learning.checkpointing, gates)
     return max(LEAST, min(MOST, int(PART * memory / kept)))
 

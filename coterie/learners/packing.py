@@ -9,7 +9,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from coterie.models.attention import Packed, Span, moved
+from coterie.models.attention import Packed, Span, to_device_async
 from coterie.types import Batch
 
 SHARE = 8  # tokens; a shorter common beginning is not worth a prefix of its own
@@ -132,9 +132,9 @@ def _stream(
             indices.append(starts[r] + said)
             at += len(own)
     return Stream(
-        moved(torch.cat(tokens), device),
-        moved(torch.cat(positions), device),
+        to_device_async(torch.cat(tokens), device),
+        to_device_async(torch.cat(positions), device),
         Packed(spans, device),
-        moved(torch.cat(sources), device),
-        moved(torch.cat(indices), device),
+        to_device_async(torch.cat(sources), device),
+        to_device_async(torch.cat(indices), device),
     )

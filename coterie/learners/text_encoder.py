@@ -21,7 +21,7 @@ class HiddenStates:
     def encode(self, texts: Sequence[str]) -> Tensor:
         """An empty text is the zero vector; of one that is too long for the model its end counts."""
         rows = [self.base.tokenizer.encode(text, add_special_tokens=False)[-self.base.context :] for text in texts]
-        out = torch.zeros(len(rows), self.base.width)
+        out = torch.zeros(len(rows), self.base.hidden_size)
         for part in _within(rows, self.budget):
             out[part] = self._means([rows[i] for i in part])
         return out

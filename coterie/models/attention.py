@@ -147,11 +147,13 @@ def _ragged(spans: Sequence[Span], device: torch.device | str) -> varlen_attenti
     queries = [span.length for span in spans]
     keys = [span.length + (span.prefix[1] if span.prefix else 0) for span in spans]
     q_ends, k_ends = (torch.tensor([0, *accumulate(n)], dtype=torch.int32) for n in (queries, keys))
-    index = moved(torch.cat([_keys(span) for span in spans]), device) if keys != queries else None
-    return varlen_attention.Ragged(moved(q_ends, device), moved(k_ends, device), max(queries), max(keys), index)
+    index = to_device_async(torch.cat([_keys(span) for span in spans]), device) if keys != queries else None
+    return varlen_attention.Ragged(
+        to_device_async(q_ends, device), to_device_async(k_ends, device), max(queries), max(keys), index
+    )
 
 
-def moved(x: Tensor, device: torch.device | str) -> Tensor:
+def to_device_async(x: Tensor, device: torch.device | str) -> Tensor:
     """On the device, without waiting for what it is doing."""
     if torch.device(device).type != "cuda":
         return x.to(device)
@@ -188,4 +190,4 @@ def _bucket(spans: list[Span], device: torch.device | str) -> _Bucket:
         k_index[i, : head + span.length] = _keys(span)
         k_at[i, : head + span.length] = torch.arange(head + span.length)
     real = (q_at < NOWHERE).flatten().nonzero()[:, 0]
-    return _Bucket(*(moved(x, device) for x in (q_index, k_index, q_at, k_at, real)))
+    return _Bucket(*(to_device_async(x, device) for x in (q_index, k_index, q_at, k_at, real)))

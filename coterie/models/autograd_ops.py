@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from coterie.kernels.dispatch import either
+from coterie.kernels.dispatch import kernels_for
 from coterie.kernels.matmul import in_full
-from coterie.kernels.reference_ops import Lift, add_lifts
+from coterie.kernels.training_ops import Lift, add_lifts
 from coterie.models.lora import Joined
 from coterie.models.lora_shard import Part
 
@@ -25,7 +25,7 @@ Given = tuple[Tensor | None, ...]
 
 def formulas(x: Tensor) -> Any:
     """`formulas`, or the kernels that do the same on CUDA."""
-    return either(x.device.type, "coterie.kernels.reference_ops", "coterie.kernels.triton_ops")
+    return kernels_for(x.device.type, "coterie.kernels.training_ops", "coterie.kernels.training_ops_triton")
 
 
 class Heard(torch.autograd.Function):

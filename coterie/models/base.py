@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from coterie.errors import ModelError
-from coterie.kernels.matmul import logits_of
+from coterie.kernels.matmul import lm_head_logits
 from coterie.models.attention import NAME, Layout, Packed
 from coterie.models.attention_probe import Asked, Kept, Noting, alike, alone, texts
 from coterie.models.chat import Chat
 from coterie.models.forward import Forward, forward_of
 from coterie.models.lora import route
 from coterie.models.lora_routing import Routing, Segment
-from coterie.models.store import load_end_ids, load_model, load_tokenizer, longest_text
+from coterie.models.store import load_end_ids, load_model, load_tokenizer, max_context_length
 from coterie.models.trainable_forward import Learned
 
 
@@ -32,12 +32,12 @@ class Base:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
         model: PreTrainedModel | None = None,
-        half: bool | None = None,
+        bf16: bool | None = None,
     ) -> None:
-        """`model`: one that is at hand already, in eval mode; then the folder needs no weights. `half`: whether
+        """`model`: one that is at hand already, in eval mode; then the folder needs no weights. `bf16`: whether
         products are computed in bfloat16 while it learns, whatever the weights are in; None: on a GPU."""
         self.folder, self.device = folder, torch.device(device)
-        self.half = self.device.type == "cuda" if half is None else half
+        self.bf16 = self.device.type == "cuda" if bf16 is None else bf16
         self.tokenizer = load_tokenizer(folder)
         self.chat = Chat(self.tokenizer, load_end_ids(folder))
         self.model, self.own_attention = _load(folder, dtype) if model is None else (model, "sdpa")
@@ -46,22 +46,22 @@ class Base:
         self.softcap: float | None = getattr(config, "final_logit_softcapping", None)
         self.logit_scale = _logit_scale(config)
         # Models without learned or rotary positions name no longest text; their tokenizers may.
-        self.context: int = longest_text(config) or self.tokenizer.model_max_length
-        self.width: int = config.hidden_size
-        self.vocabulary: int = config.vocab_size
-        rows = texts(self.vocabulary, self.device)
+        self.context: int = max_context_length(config) or self.tokenizer.model_max_length
+        self.hidden_size: int = config.hidden_size
+        self.vocab_size: int = config.vocab_size
+        rows = texts(self.vocab_size, self.device)
         theirs = alone(self.model, rows)
         self.routing = Routing()
         self.layers = route(self.model, self.routing)
         self.trunk: nn.Module = self.model.base_model
-        self.head: nn.Linear = self.model.get_output_embeddings()
+        self.lm_head: nn.Linear = self.model.get_output_embeddings()
         self.kept, asked = self._try_ours(rows, theirs)
         if self.kept is None:
             self._must_agree(rows, theirs)
         self.forward = self._try_forward(rows, theirs, asked) if self.kept is not None else None
         silu = getattr(config, "hidden_act", None) == "silu"
-        self.learned = Learned(self.forward) if self.forward is not None and silu else None
-        self.whole = False  # whether its own weights are learned, or stand beside such as their reference
+        self.trainable_forward = Learned(self.forward) if self.forward is not None and silu else None
+        self.use_hf_modules = False  # whether its own weights are learned, or stand beside such as their reference
 
     @property
     def native(self) -> bool:
@@ -69,7 +69,7 @@ class Base:
         return self.kept is not None
 
     @contextmanager
-    def as_it_came(self) -> Iterator[None]:
+    def with_own_attention(self) -> Iterator[None]:
         """The model's own attention inside the block, for its own `generate`; and no training, or a model that learns
         with checkpoints would forget all keys."""
         self.model.set_attn_implementation(self.own_attention)
@@ -91,14 +91,16 @@ class Base:
         with self.on_device():
             if not self.native:
                 return self._row_by_row(tokens, layout, segments)
-            if self.learned is None or self.whole:
+            if self.trainable_forward is None or self.use_hf_modules:
                 return self._together(tokens, positions, layout, segments)
             again = self.model.is_gradient_checkpointing and torch.is_grad_enabled()
             with self.routing.on(segments):
-                return self.learned(tokens, positions, layout, again)
+                return self.trainable_forward(tokens, positions, layout, again)
 
     @torch.inference_mode()
-    def sampled(self, tokens: Tensor, positions: Tensor, layout: Layout, segments: Sequence[Segment] = ()) -> Tensor:
+    def hidden_for_inference(
+        self, tokens: Tensor, positions: Tensor, layout: Layout, segments: Sequence[Segment] = ()
+    ) -> Tensor:
         """As `hidden`, without gradients and as fast as this model goes: for an engine."""
         if self.forward is None:
             return self._together(tokens, positions, layout, segments)
@@ -123,7 +125,7 @@ class Base:
             return torch.cat([self.trunk(input_ids=row, use_cache=False).last_hidden_state[0] for row in rows])
 
     def logits(self, hidden: Tensor) -> Tensor:
-        logits = logits_of(hidden, self.head.weight, self.head.bias)
+        logits = lm_head_logits(hidden, self.lm_head.weight, self.lm_head.bias)
         if self.logit_scale != 1:
             logits = logits * self.logit_scale
         if self.softcap is not None:

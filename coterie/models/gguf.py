@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from coterie.errors import ModelError
 from coterie.models.chat import Chat, turn_end
-from coterie.models.quiet import quiet
+from coterie.models.progress_bars import no_progress_bars
 
 
 def convert(gguf: Path, out: Path) -> None:
@@ -20,7 +20,7 @@ def convert(gguf: Path, out: Path) -> None:
 
     Checked before it returns: the written model gives the logits of the one in the file.
     """
-    with quiet():
+    with no_progress_bars():
         source: dict[str, Any] = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
         tokenizer = AutoTokenizer.from_pretrained(**source)
         model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32).eval()

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from coterie.kernels.decode_ops import gated, lift
 from coterie.kernels.matmul import in_full
-from coterie.kernels.reference_ops import Lift, add_lifts
 from coterie.kernels.skinny_gemm import GATE_ROWS, SUM_ROWS, fits, gate_product, in_parts
+from coterie.kernels.training_ops import Lift, add_lifts
 from coterie.models.lora import Joined
 from coterie.models.lora_routing import Pair, Segment, slices
 

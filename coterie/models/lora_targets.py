@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from coterie.models.lora import RoutedLinear
 
 ALL = "all-linear"
-USUAL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+DEFAULT_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 EXPERTS = ("gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")  # as peft calls what is fused now
 MAMBA = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h")  # whose out_proj peft refuses
 Wanted = Sequence[str] | Literal["all-linear"] | None  # None: the usual ones; all linear layers of a model without them
@@ -38,8 +38,8 @@ def targets_for(model: PreTrainedModel, layers: Mapping[str, RoutedLinear], want
     if not sizes:
         raise ValueError("lora: this model has no linear layer for an adapter; lora: null trains all of it")
     refused = {name: why for name in sizes if (why := _refused(model, name, sizes[name], rank))}
-    if wanted is None and all(name in sizes and not _is_experts(model, name) for name in USUAL):
-        wanted = USUAL
+    if wanted is None and all(name in sizes and not _is_experts(model, name) for name in DEFAULT_TARGETS):
+        wanted = DEFAULT_TARGETS
     if wanted is None or isinstance(wanted, str):
         return _all_but(sizes, refused, rank)
     if unknown := [name for name in wanted if name not in sizes]:

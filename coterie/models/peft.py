@@ -57,7 +57,7 @@ def _target_modules(adapter: Adapter) -> list[str]:
 def load_adapter(name: str, folder: Path, layers: Mapping[str, RoutedLinear]) -> Adapter:
     """An adapter saved by us or by peft, attached under `name`."""
     verify_saved_adapter(folder)
-    config, tensors = _settings(folder), weights_of(folder)
+    config, tensors = _settings(folder), read_adapter_tensors(folder)
     rank, alpha = config["r"], config["lora_alpha"]
     tail = ".lora_A.weight"
     touched = [n.removeprefix("base_model.model.").removesuffix(tail) for n in tensors if n.endswith(tail)]
@@ -67,7 +67,7 @@ def load_adapter(name: str, folder: Path, layers: Mapping[str, RoutedLinear]) ->
     scale = alpha / math.sqrt(rank) if config.get("use_rslora") else alpha / rank
     targets = sorted({n.rpartition(".")[2] for n in touched})
     adapter = Adapter(name, rank, alpha, targets, scale).attach({n: layers[n] for n in touched}, seed=0)
-    fill(adapter, tensors, folder)
+    load_tensors(adapter, tensors, folder)
     return adapter
 
 
@@ -87,7 +87,7 @@ def _settings(folder: Path) -> dict[str, Any]:
     return dict(config)
 
 
-def weights_of(folder: Path) -> dict[str, torch.Tensor]:
+def read_adapter_tensors(folder: Path) -> dict[str, torch.Tensor]:
     """An adapter's tensors by their names in the file."""
     if not (folder / WEIGHTS).is_file():
         old = "; adapter_model.bin is of an old peft, and a newer one saves it anew"
@@ -107,7 +107,7 @@ def _odd(config: Mapping[str, Any]) -> list[str]:
 
 
 @torch.no_grad()
-def fill(adapter: Adapter, tensors: Mapping[str, torch.Tensor], source: Path) -> None:
+def load_tensors(adapter: Adapter, tensors: Mapping[str, torch.Tensor], source: Path) -> None:
     """Write saved tensors into the adapter's parameters, in place: engine and optimiser keep theirs."""
     own = adapter.parameters()
     if own.keys() != tensors.keys():

@@ -29,7 +29,7 @@ from coterie.disk_cache import build_once, cache_folder
 from coterie.errors import ModelError
 from coterie.models.demo_model import demo
 from coterie.models.gguf import convert
-from coterie.models.quiet import quiet
+from coterie.models.progress_bars import no_progress_bars
 
 FILES = ["*.safetensors", "*.json", "*.jinja", "tokenizer*", "*.model", "*.txt"]
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -106,7 +106,7 @@ def read_config(folder: Path) -> PreTrainedConfig:
     return config
 
 
-def longest_text(config: PreTrainedConfig) -> int | None:
+def max_context_length(config: PreTrainedConfig) -> int | None:
     """The tokens that a model reads at most, if its config says so."""
     longest: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
     return longest
@@ -116,7 +116,7 @@ def load_model(folder: Path, dtype: torch.dtype, attention: str) -> PreTrainedMo
     """The model in eval mode and without dropout, so that sampling and training see the same function."""
     config = _without_dropout(read_config(folder))
     try:
-        with quiet():
+        with no_progress_bars():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 folder, config=config, dtype=dtype, attn_implementation=attention, output_loading_info=True
             )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from coterie.kernels.varlen_attention import precision
+from coterie.kernels.varlen_attention import compute_dtype
 from coterie.models.attention import Layout
 from coterie.models.autograd_ops import AddNorm, Heard, Norm, Turn, gated, linear
 from coterie.models.forward import Block, Forward
@@ -25,7 +25,7 @@ class Learned:
         """[T], [T] → [T, hidden]; `again`: keep little, and run every block once more in the backward."""
         embedded = self.forward.embed(tokens)
         # What every layer adds to, and what it adds, are in full precision; only the products' factors have half.
-        x, dtype = embedded.to(torch.promote_types(embedded.dtype, torch.float32)), precision(embedded)
+        x, dtype = embedded.to(torch.promote_types(embedded.dtype, torch.float32)), compute_dtype(embedded)
         cos, sin = (turn[0] for turn in self.forward.rotary(x, positions[None]))
         y: Tensor | None = None
         for i, block in enumerate(self.forward.blocks):

@@ -41,7 +41,7 @@ from coterie.models.base import Base
 from coterie.models.lora import Adapter
 from coterie.models.lora_targets import targets_for
 from coterie.models.peft import load_adapter
-from coterie.models.store import longest_text, read_config, resolve
+from coterie.models.store import max_context_length, read_config, resolve
 from coterie.rollout.collector import Collector
 from coterie.seeds import stable_hash
 from coterie.training import collapse, opponents
@@ -209,7 +209,7 @@ def must_leave_room(config: Config) -> None:
     for name, policy in config.policies.items():
         with blaming(config, ("policies", name, "model"), {}):
             if policy.model not in contexts:
-                contexts[policy.model] = longest_text(read_config(resolve(policy.model)))
+                contexts[policy.model] = max_context_length(read_config(resolve(policy.model)))
     problems = Problems(config.sources)
     for name, role in config.roles.items():
         most = config.sampling_of(name).max_tokens
@@ -229,7 +229,7 @@ def load_base(config: Config, model: str, whole: bool, owner: str, device: torch
         half = wanted == "bf16" or (wanted == "auto" and device.type == "cuda")
         # Weights that are trained are kept in full precision; autocast makes them fast.
         dtype = torch.bfloat16 if half and not whole else torch.float32
-        shared[key] = Base(key[0], device, dtype, half=half)
+        shared[key] = Base(key[0], device, dtype, bf16=half)
     return shared[key]
 
 
@@ -274,7 +274,7 @@ def build_learner(config: Config, name: str, base: Base, algorithm: Algorithm, p
         config.steps,
         frozen=policy.frozen,
         value_lr=algorithm.value_lr if isinstance(algorithm, Ppo) and not critics_of(config, algorithm) else None,
-        reference=Base(base.folder, base.device, half=base.half) if whole_reference else None,
+        reference=Base(base.folder, base.device, bf16=base.bf16) if whole_reference else None,
         processes=processes,
     )
 

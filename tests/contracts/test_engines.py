@@ -20,7 +20,7 @@ from coterie.engines.native.engine import NativeEngine
 from coterie.engines.router import ClearableEngine, Router
 from coterie.engines.vllm import VllmEngine
 from coterie.models.base import Base
-from coterie.models.lora_targets import USUAL
+from coterie.models.lora_targets import DEFAULT_TARGETS
 from coterie.types import Sampling
 from tests.models import CONTEXT, SHAPE, tiny_tokenizer
 from tests.oracle import POLICIES, Oracle, ask, distribution, pairs, random_adapter, random_ids
@@ -78,7 +78,7 @@ def wide_base(folder_of: Callable[[str], Path]) -> Callable[[], Base]:
     @cache
     def make() -> Base:
         base = Base(folder_of("wide"))
-        for name, rank, targets in (("a", 4, ["q_proj", "down_proj"]), ("b", 2, USUAL), ("c", 8, ["o_proj"])):
+        for name, rank, targets in (("a", 4, ["q_proj", "down_proj"]), ("b", 2, DEFAULT_TARGETS), ("c", 8, ["o_proj"])):
             random_adapter(base, name, rank, targets, seed=rank)
         return base
 
@@ -282,7 +282,7 @@ def test_an_hf_request_that_fails_leaves_the_model_to_our_attention(
     expected = ask(NativeEngine(base, {"plain": None}), [request])
     with pytest.raises(IndexError), monkeypatch.context() as unchecked:
         unchecked.setattr(hf, "must_be_readable", lambda *_: None)
-        ask(HfEngine(base, {"plain": None}), [("plain", [base.vocabulary + 1], 2, Sampling(4))])
+        ask(HfEngine(base, {"plain": None}), [("plain", [base.vocab_size + 1], 2, Sampling(4))])
     assert ask(NativeEngine(base, {"plain": None}), [request]) == expected
 
 

@@ -14,7 +14,7 @@ from coterie.learners.learner import TorchLearner
 from coterie.learners.logprobs import ChosenLogprobs
 from coterie.models.base import Base
 from coterie.types import Sample, Sampling
-from tests.kernels.place import SHAPES, team
+from tests.kernels.device import SHAPES, team
 from tests.oracle import POLICIES, Oracle, Request, ask, assert_same, random_ids
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]

@@ -102,18 +102,21 @@ def test_a_fit_waits_for_the_gpu_as_often_with_many_microbatches_as_with_one(mod
 
 @pytest.mark.parametrize("vocabulary", [1000, 49152, 151936])
 def test_the_kernels_of_log_probs_are_the_formulas(vocabulary: int) -> None:
-    from coterie.kernels import softmax, softmax_triton  # here, for only CUDA builds of PyTorch bring Triton
+    from coterie.kernels import (  # here, for only CUDA builds of PyTorch bring Triton
+        logprob_entropy,
+        logprob_entropy_triton,
+    )
 
     draw = torch.Generator().manual_seed(0)
     logits = (3 * torch.randn(33, vocabulary, generator=draw)).bfloat16().cuda()
     tokens = torch.randint(0, vocabulary, (33,), generator=draw).cuda()
     heat, first, second = (0.5 + torch.rand(3, 33, generator=draw)).cuda()
-    expected = softmax.read(logits, tokens, heat)
-    for ours, theirs in zip(softmax_triton.read(logits, tokens, heat), expected, strict=True):
+    expected = logprob_entropy.forward(logits, tokens, heat)
+    for ours, theirs in zip(logprob_entropy_triton.forward(logits, tokens, heat), expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
     for by_entropy in (None, second):
         given = (tokens, heat, expected[2], expected[1], first, by_entropy)
-        theirs = softmax.slope(logits, *given, logits.dtype)
+        theirs = logprob_entropy.backward(logits, *given, logits.dtype)
         torch.testing.assert_close(
-            softmax_triton.slope(logits.clone(), *given, logits.dtype), theirs, rtol=2e-2, atol=1e-6
+            logprob_entropy_triton.backward(logits.clone(), *given, logits.dtype), theirs, rtol=2e-2, atol=1e-6
         )

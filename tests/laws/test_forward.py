@@ -32,7 +32,7 @@ def both(base: Base, count: int, segments: list[Segment], learning: bool = False
     """Of two rows: our forward, and the model's own, which adds adapters in another way where it learns."""
     ids, spans = torch.tensor(random_ids(count, seed=count)), [Span(0, 6), Span(6, count - 6)]
     positions = torch.cat([torch.arange(span.length) for span in spans])
-    ours = base.sampled(ids, positions, Packed(spans), segments)
+    ours = base.hidden_for_inference(ids, positions, Packed(spans), segments)
     with torch.set_grad_enabled(learning):
         return ours, base.hidden(ids, positions, Packed(spans), segments).detach()
 
@@ -94,7 +94,7 @@ def test_joined_layers_are_trained_as_the_layers_they_are(model_folder: Callable
     assert joined.weight[len(q.weight) :].data_ptr() == k.weight.data_ptr()
     ids, names = torch.tensor(random_ids(12, seed=3)), [name for name, _ in base.model.named_parameters()]
     assert names == [name for name, _ in load_model(base.folder, torch.float32, "sdpa").named_parameters()]
-    base.whole = True
+    base.use_hf_modules = True
     base.model.requires_grad_(True)
     base.hidden(ids, torch.arange(12), Packed([Span(0, 12)])).square().sum().backward()
     plain = load_model(base.folder, torch.float32, "sdpa")

@@ -115,7 +115,7 @@ def test_a_tiny_player_can_say_every_letter_and_the_chances_are_the_model_s_own(
     said = {sign: chances(learner, prompts, sign) for sign in SIGNS}
     for prompt in prompts:
         ids = torch.tensor([base.chat.prompt([{"role": "user", "content": prompt}])])
-        with base.as_it_came(), torch.no_grad():
+        with base.with_own_attention(), torch.no_grad():
             expected = base.model(input_ids=ids, use_cache=False).logits[0, -1].softmax(-1)
         found = torch.tensor([said[sign][prompt] for sign in SIGNS])
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)

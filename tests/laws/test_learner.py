@@ -246,7 +246,7 @@ class LargestTensor(TorchDispatchMode):
 def test_all_logits_never_exist_at_the_same_time(learning: bool, model_folder: Folder) -> None:
     base = learner(model_folder("llama")).base
     count = 2051
-    hidden = torch.randn(count, base.width, requires_grad=learning)
+    hidden = torch.randn(count, base.hidden_size, requires_grad=learning)
     tokens, heat = torch.randint(0, VOCABULARY, (count,)), torch.ones(count)
     with LargestTensor() as watch, torch.set_grad_enabled(learning):
         logprobs, entropy = ChosenLogprobs(base)(hidden, tokens, heat)

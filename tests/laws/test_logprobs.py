@@ -23,14 +23,14 @@ def head(scale: float, softcap: float | None, bias: bool) -> Base:
     weight = torch.randn(VOCABULARY, WIDTH, generator=draw, dtype=torch.float64)
     linear = SimpleNamespace(weight=weight, bias=torch.randn(VOCABULARY, generator=draw).double() if bias else None)
     made = SimpleNamespace(
-        head=linear, logit_scale=scale, softcap=softcap, vocabulary=VOCABULARY, on_device=nullcontext
+        lm_head=linear, logit_scale=scale, softcap=softcap, vocab_size=VOCABULARY, on_device=nullcontext
     )
     return cast(Base, made)
 
 
 def plain(base: Base, hidden: Tensor, tokens: Tensor, heat: Tensor) -> tuple[Tensor, Tensor]:
     """By autograd, all logits at once."""
-    logits = torch.nn.functional.linear(hidden, base.head.weight, base.head.bias) * base.logit_scale
+    logits = torch.nn.functional.linear(hidden, base.lm_head.weight, base.lm_head.bias) * base.logit_scale
     if base.softcap is not None:
         logits = base.softcap * torch.tanh(logits / base.softcap)
     logp = (logits / heat[:, None]).log_softmax(-1)
@@ -55,7 +55,7 @@ def test_gradients_of_chosen_log_probs_are_those_of_autograd(
     first, second = torch.randn(2, COUNT, generator=draw, dtype=torch.float64)
     leaves = [
         hidden,
-        *([] if frozen else [x.requires_grad_() for x in (base.head.weight, base.head.bias) if x is not None]),
+        *([] if frozen else [x.requires_grad_() for x in (base.lm_head.weight, base.lm_head.bias) if x is not None]),
     ]
 
     def by(found: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
@@ -71,8 +71,8 @@ def test_gradients_of_chosen_log_probs_are_those_of_autograd(
 def test_a_loss_by_log_probs_alone_computes_logits_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """And one by the entropy, too, computes them twice from the second time on, not thrice."""
     products = []
-    true = logprobs.logits_of
-    monkeypatch.setattr(logprobs, "logits_of", lambda *given: products.append("logits") or true(*given))
+    true = logprobs.lm_head_logits
+    monkeypatch.setattr(logprobs, "lm_head_logits", lambda *given: products.append("logits") or true(*given))
     chosen = ChosenLogprobs(head(1.0, None, False))
     tokens, heat = torch.zeros(COUNT, dtype=torch.long), torch.ones(COUNT, dtype=torch.float64)
 

@@ -383,13 +383,13 @@ def test_a_text_s_vector_is_the_base_s_own_mean_whatever_it_is_encoded_with(
 ) -> None:
     base = team_base("llama")  # with adapters on it
     together = HiddenStates(base, 1000).encode(TEXTS)
-    assert not together.requires_grad and together.shape == (5, base.width) and not together[1].any()
+    assert not together.requires_grad and together.shape == (5, base.hidden_size) and not together[1].any()
     torch.testing.assert_close(HiddenStates(base, 1).encode(TEXTS), together, atol=1e-5, rtol=1e-4)
     plain = Base(model_folder("llama"))
     for text, vector in zip(TEXTS, together, strict=True):
         if text:
             ids = torch.tensor([plain.tokenizer.encode(text, add_special_tokens=False)])
-            with torch.no_grad(), plain.as_it_came():
+            with torch.no_grad(), plain.with_own_attention():
                 own = plain.trunk(input_ids=ids, use_cache=False).last_hidden_state[0].mean(dim=0)
             torch.testing.assert_close(vector, own, atol=1e-4, rtol=1e-4)
 

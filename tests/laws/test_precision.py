@@ -44,9 +44,9 @@ def test_a_whole_model_is_kept_in_full_precision_and_computed_in_half(tmp_path: 
     policies = {name: {"model": str(model_folder("llama")), "lora": None, "lr": 0.01} for name in ("thinker", "doer")}
     run, metrics = trained(tmp_path / "whole", model_folder("llama"), "bf16", policies=policies)
     learner = run.learners["doer"]
-    assert {p.dtype for p in learner.parameters().values()} == {torch.float32} and learner.base.half
+    assert {p.dtype for p in learner.parameters().values()} == {torch.float32} and learner.base.bf16
     exact, others = trained(tmp_path / "exact", model_folder("llama"), "fp32", policies=policies)
-    assert not exact.learners["doer"].base.half
+    assert not exact.learners["doer"].base.bf16
     assert others[0]["doer/gap"] < 1e-5 < metrics[0]["doer/gap"] < 0.05
 
 

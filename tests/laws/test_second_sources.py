@@ -35,7 +35,7 @@ from coterie.algorithms.rloo import Rloo
 from coterie.credit.aggregate import Aggregate
 from coterie.credit.maporl import Maporl
 from coterie.credit.team import Team
-from coterie.kernels.softmax import read
+from coterie.kernels.logprob_entropy import forward as logprob_entropy
 from coterie.learners.batch import make_batches
 from coterie.rl.advantages import centred
 from coterie.rl.credit import shapley
@@ -287,7 +287,7 @@ def test_kl_and_entropy_are_those_of_the_distributions() -> None:
         mean = (policy.probs * kl(policy.logits, reference.logits, estimator)).sum(-1)  # type: ignore[arg-type]
         torch.testing.assert_close(mean, torch.distributions.kl_divergence(policy, reference))
     tokens = torch.tensor([0, 3, 6, 2])
-    logprobs, entropy, _ = read(logits[0].float(), tokens, torch.ones(4))
+    logprobs, entropy, _ = logprob_entropy(logits[0].float(), tokens, torch.ones(4))
     torch.testing.assert_close(entropy.double(), policy.entropy(), atol=1e-5, rtol=0)
     torch.testing.assert_close(logprobs.double(), policy.log_prob(tokens), atol=1e-5, rtol=0)
 

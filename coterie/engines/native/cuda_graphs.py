@@ -17,7 +17,7 @@ from coterie.engines.native.fused_forward import Fused
 from coterie.engines.native.kv_cache import Flash, SlotCache, pinned
 from coterie.engines.native.slots import Row
 from coterie.kernels import decode_attention, top_p_top_k_triton
-from coterie.kernels.sampler import Sampler, draw_keys
+from coterie.kernels.sampling import Sampler, draw_keys
 from coterie.models.base import Base
 
 EVERY = 16  # steps between two looks at what was said

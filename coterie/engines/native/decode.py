@@ -12,7 +12,7 @@ from torch import Tensor
 from coterie.engines.native.kv_cache import Decode, Prefill, SlotCache
 from coterie.engines.native.slots import Row
 from coterie.kernels.matmul import THIN
-from coterie.kernels.sampler import Sampler, draw_key
+from coterie.kernels.sampling import Sampler, draw_key
 from coterie.kernels.top_p_top_k import keep_likely
 from coterie.models.base import Base
 from coterie.models.lora_routing import Segment
@@ -55,7 +55,7 @@ class Eager:
     def read(self, rows: Sequence[Row], counts: Sequence[int]) -> None:
         layout = Prefill(self.cache, [row.slot for row in rows], [row.computed for row in rows], counts)
         ids = torch.from_numpy(stream(rows, counts)).to(self.base.device)
-        self.base.sampled(ids, layout.positions, layout, segments([row.adapter for row in rows], counts))
+        self.base.hidden_for_inference(ids, layout.positions, layout, segments([row.adapter for row in rows], counts))
 
     @torch.inference_mode()
     def advance(self, rows: Sequence[Row], meanwhile: Callable[[], None]) -> list[Said]:
@@ -64,7 +64,7 @@ class Eager:
         layout = Decode(self.cache, [row.slot for row in rows], [row.length - 1 for row in rows])
         tokens = torch.tensor([row.ids[row.length - 1] for row in rows], device=self.base.device)
         runs = segments([row.adapter for row in rows], [1] * len(rows))
-        hidden = self.base.sampled(tokens, layout.positions, layout, runs)
+        hidden = self.base.hidden_for_inference(tokens, layout.positions, layout, runs)
         ids, logprobs = self._draw(rows, self.base.logits(hidden))
         said = {row.slot: ([token], [logprob]) for row, token, logprob in zip(rows, ids, logprobs, strict=True)}
         return [said[slot] for slot in range(len(rows))]

@@ -18,7 +18,7 @@ from coterie.engines.native.decode import Eager, Steps
 from coterie.engines.native.kv_cache import SlotCache
 from coterie.engines.native.slots import Row, Seats
 from coterie.engines.request_checks import must_be_readable
-from coterie.kernels.sampler import Sampler
+from coterie.kernels.sampling import Sampler
 from coterie.models.base import Base
 from coterie.models.chat import StopText
 from coterie.types import Sample, Sampling
@@ -39,7 +39,7 @@ class NativeEngine:
         self.context = min(context or base.context, base.context)
         cache = SlotCache(*base.kept, dtype, base.device)
         self.cache = cache
-        self.sampler = Sampler(base.vocabulary, base.device)
+        self.sampler = Sampler(base.vocab_size, base.device)
         self.steps = steps(
             base, cache, self.sampler, list({name: None for name in policies.values() if name is not None})
         )
@@ -66,7 +66,7 @@ class NativeEngine:
         self.seats.clear()
 
     async def sample(self, policy: str, prompt_ids: Sequence[int], seed: int, sampling: Sampling) -> Sample:
-        must_be_readable(prompt_ids, self.base.vocabulary)
+        must_be_readable(prompt_ids, self.base.vocab_size)
         room = min(sampling.max_tokens, self.context - len(prompt_ids))
         if room <= 0:
             return Sample((), (), "length", self.versions[policy])

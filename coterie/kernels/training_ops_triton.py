@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from coterie.kernels import decode_ops
-from coterie.kernels.reference_ops import Lift
+from coterie.kernels.training_ops import Lift
 
 
 @triton.jit

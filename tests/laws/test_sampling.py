@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 
-from coterie.kernels import sampler as module
-from coterie.kernels.sampler import BLOCK, Sampler, draw_key, draw_keys, largest, waits
+from coterie.kernels import sampling as module
+from coterie.kernels.sampling import BLOCK, Sampler, draw_key, draw_keys, largest, waits
 from coterie.kernels.top_p_top_k import FIRST, keep_likely
 from coterie.seeds import stable_hash
 from coterie.types import Sampling

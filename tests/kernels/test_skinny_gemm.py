@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.kernels.place import DEVICE, HALF, needs_triton
+from tests.kernels.device import DEVICE, HALF, needs_triton
 
 pytestmark = needs_triton
 SHAPES = [(1, 70, 200), (8, 1280, 2048), (24, 1024, 1376), (33, 500, 4104), (64, 1536, 576), (64, 8250, 328)]

@@ -17,7 +17,7 @@ from coterie.engines.native.engine import NativeEngine
 from coterie.kernels.varlen_attention import Ragged
 from coterie.models.base import Base
 from coterie.types import Sampling
-from tests.kernels.place import ON_GPU, needs_triton, team
+from tests.kernels.device import ON_GPU, needs_triton, team
 from tests.oracle import POLICIES, Request, ask, assert_same, random_ids
 
 pytestmark = [needs_triton, pytest.mark.skipif(ON_GPU, reason="there the steps are captured in earnest")]

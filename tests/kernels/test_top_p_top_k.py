@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from coterie.kernels.top_p_top_k import keep_likely
-from tests.kernels.place import DEVICE, ON_GPU, needs_triton
+from tests.kernels.device import DEVICE, ON_GPU, needs_triton
 
 pytestmark = needs_triton
 CUTS = list(product([0.0, 0.7, 1.0], [1.0, 0.95, 0.3, 1e-6], [0, 1, 50, 3000]))  # temperature, top_p, top_k

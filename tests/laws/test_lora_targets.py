@@ -14,11 +14,11 @@ from transformers import AutoModelForCausalLM
 from coterie.config import ConfigError, load
 from coterie.models.attention import Packed, Span
 from coterie.models.base import Base
-from coterie.models.lora_targets import USUAL, targets_for
+from coterie.models.lora_targets import DEFAULT_TARGETS, targets_for
 from coterie.training.build import build
 from coterie.training.loop import Run, train
 from tests.games import game
-from tests.laws.test_other_models import other
+from tests.laws.test_other_architectures import other
 from tests.oracle import random_ids
 
 # What has an adapter by default, at rank 2.
@@ -34,7 +34,7 @@ MODELS: dict[str, tuple[dict[str, Any], set[str]]] = {
             "moe_intermediate_size": 48,
             "shared_expert_intermediate_size": 48,
         },
-        {*USUAL},  # of the shared expert
+        {*DEFAULT_TARGETS},  # of the shared expert
     ),
     "glm4_moe": (
         {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "head_dim": 16, "n_group": 1},
@@ -84,7 +84,7 @@ def test_every_linear_layer_learns_and_peft_reads_what_it_learned(kind: str, tmp
 def test_layers_smaller_than_the_rank_or_unreadable_for_peft_are_left_out_of_all(tmp_path: Path) -> None:
     moe = Base(other("qwen2_moe", MODELS["qwen2_moe"][0], tmp_path / "moe"))
     chosen = targets_for(moe.model, moe.layers, "all-linear", 2)
-    assert set(chosen.names) == set(USUAL)
+    assert set(chosen.names) == set(DEFAULT_TARGETS)
     assert chosen.left_out == {"shared_expert_gate": "is smaller than the rank of 2"}  # it has one output
     glm = Base(other("glm4_moe", MODELS["glm4_moe"][0], tmp_path / "glm"))
     left = targets_for(glm.model, glm.layers, None, 2).left_out
@@ -107,8 +107,8 @@ def test_all_linear_may_be_asked_for_where_the_usual_names_are_there(
     tmp_path: Path, model_folder: Callable[[str], Path]
 ) -> None:
     base = Base(model_folder("llama"))
-    assert set(targets_for(base.model, base.layers, "all-linear", 2).names) == set(USUAL)
-    assert targets_for(base.model, base.layers, None, 2).names == USUAL
+    assert set(targets_for(base.model, base.layers, "all-linear", 2).names) == set(DEFAULT_TARGETS)
+    assert targets_for(base.model, base.layers, None, 2).names == DEFAULT_TARGETS
     assert targets_for(base.model, base.layers, ("q_proj",), 2).names == ("q_proj",)
 
 

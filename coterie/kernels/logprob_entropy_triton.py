@@ -11,7 +11,7 @@ BLOCK = 4096  # logits
 
 
 @triton.jit
-def _read(logits, tokens, factor, chosen, entropy, log_sum, vocabulary: tl.constexpr, BLOCK: tl.constexpr):
+def _forward(logits, tokens, factor, chosen, entropy, log_sum, vocabulary: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0)
     start = logits + row.to(tl.int64) * vocabulary
     heat = tl.load(factor + row)
@@ -36,7 +36,7 @@ def _read(logits, tokens, factor, chosen, entropy, log_sum, vocabulary: tl.const
 
 
 @triton.jit
-def _slope(logits, tokens, factor, log_sum, entropy, by_logprob, by_entropy, out, vocabulary, BLOCK: tl.constexpr):
+def _backward(logits, tokens, factor, log_sum, entropy, by_logprob, by_entropy, out, vocabulary, BLOCK: tl.constexpr):
     row = tl.program_id(0)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     real = at < vocabulary
@@ -48,14 +48,14 @@ def _slope(logits, tokens, factor, log_sum, entropy, by_logprob, by_entropy, out
     tl.store(out + here, found.to(out.dtype.element_ty), mask=real)
 
 
-def read(logits: Tensor, tokens: Tensor, factor: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def forward(logits: Tensor, tokens: Tensor, factor: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     rows, vocabulary = logits.shape
     chosen, entropy, log_sum = torch.empty(3, rows, device=logits.device)
-    _read[(rows,)](logits, tokens, factor, chosen, entropy, log_sum, vocabulary, BLOCK, num_warps=8)
+    _forward[(rows,)](logits, tokens, factor, chosen, entropy, log_sum, vocabulary, BLOCK, num_warps=8)
     return chosen, entropy, log_sum
 
 
-def slope(
+def backward(
     logits: Tensor,
     tokens: Tensor,
     factor: Tensor,
@@ -68,7 +68,7 @@ def slope(
     rows, vocabulary = logits.shape
     out = torch.empty_like(logits, dtype=dtype)
     by_entropy = torch.zeros_like(by_logprob) if by_entropy is None else by_entropy
-    _slope[(rows, triton.cdiv(vocabulary, BLOCK))](
+    _backward[(rows, triton.cdiv(vocabulary, BLOCK))](
         logits, tokens, factor, log_sum, entropy, by_logprob.contiguous(), by_entropy.contiguous(), out,
         vocabulary, BLOCK, num_warps=8,
     )  # fmt: skip

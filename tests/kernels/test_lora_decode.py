@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from coterie.models.lora import Joined, RoutedLinear
 from coterie.models.lora_routing import Pair, Routing
-from tests.kernels.place import DEVICE, HALF, needs_triton
+from tests.kernels.device import DEVICE, HALF, needs_triton
 
 pytestmark = needs_triton
 IN, OUT, NAMES = 64, 96, ["a", "b", "c"]

@@ -7,7 +7,7 @@ from transformers.utils import logging
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def no_progress_bars() -> Iterator[None]:
     """No progress bars of transformers inside the block; what was set before is set again after it."""
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 
-def read(logits: Tensor, tokens: Tensor, factor: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def forward(logits: Tensor, tokens: Tensor, factor: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Log-probs, entropies and log-sums of z = factor · logits: [N, V], [N], [N] → [N], [N], [N]."""
     z = _heated(logits, factor)
     top = z.amax(dim=1)
@@ -21,7 +21,7 @@ def read(logits: Tensor, tokens: Tensor, factor: Tensor) -> tuple[Tensor, Tensor
     return chosen, log_sum - mass.mul_(z).sum(dim=1) / total, log_sum
 
 
-def slope(
+def backward(
     logits: Tensor,
     tokens: Tensor,
     factor: Tensor,

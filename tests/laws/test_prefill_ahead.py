@@ -60,7 +60,9 @@ class Scattered(Ahead):
         layout = Prefill(self.cache, [row.slot for row in order], starts, ones)
         tokens = torch.tensor([row.ids[row.length - 1] for row in order])
         runs = segments([row.adapter for row in order], ones)
-        ids, logprobs = self._draw(order, self.base.logits(self.base.sampled(tokens, layout.positions, layout, runs)))
+        ids, logprobs = self._draw(
+            order, self.base.logits(self.base.hidden_for_inference(tokens, layout.positions, layout, runs))
+        )
         said = {row: ([token], [logprob]) for row, token, logprob in zip(order, ids, logprobs, strict=True)}
         self.busy = True
         meanwhile()
