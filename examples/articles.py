@@ -1,4 +1,4 @@
-"""A few articles and questions about them, as HotpotQA has them, for the examples that search."""
+"""A few articles and questions about them in the format of HotpotQA, for the examples that search."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COUNTRIES = {
 
 
 def rows() -> list[dict[str, object]]:
-    """It takes two articles to answer each: one for the country, one for its capital."""
+    """Questions that need two articles each: one about the country, one about its capital."""
     context = []
     for country, (capital, sight) in COUNTRIES.items():
         context.append([country, [f"{country} is a country that is known for {sight}."]])

@@ -1,6 +1,6 @@
 """A generator, a test runner and a refiner learn to write small functions.
 
-python examples/deepcoder.py                  # two small steps on rows of its own, about two minutes on a laptop
+python examples/deepcoder.py                  # two small steps on built-in rows, about two minutes on a laptop
 coterie data prepare mbpp && python examples/deepcoder.py data/mbpp steps=50 tasks_per_step=8
 """
 
@@ -12,7 +12,7 @@ from prepared import data_and_changes
 
 from coterie import AgentTrainer
 
-# For a very small model: a few tokens for each role, and prompts that show what is wanted.
+# For a very small model: a few tokens per role, and prompts that show the form of a reply.
 SMALL = [
     "steps=2",
     "tasks_per_step=2",
@@ -48,7 +48,7 @@ FUNCTIONS = {
 
 
 def rows() -> list[dict[str, object]]:
-    """Problems as MBPP has them."""
+    """Problems in the format of MBPP."""
     found: list[dict[str, object]] = []
     for about, (body, *tests) in FUNCTIONS.items():
         head = about.partition(" that")[0]

@@ -1,6 +1,6 @@
-"""An analyzer, an executor who writes Python, and a verifier learn to calculate.
+"""An analyzer, an executor that writes Python, and a verifier learn to calculate.
 
-python examples/math_tool.py                  # two small steps on rows of its own, about two minutes on a laptop
+python examples/math_tool.py                  # two small steps on built-in rows, about two minutes on a laptop
 coterie data prepare gsm8k && python examples/math_tool.py data/gsm8k steps=50 tasks_per_step=8
 """
 
@@ -14,7 +14,7 @@ from prepared import data_and_changes
 
 from coterie import AgentTrainer
 
-# For a very small model: a few tokens for each role, and prompts that show what is wanted.
+# For a very small model: a few tokens per role, and prompts that show the form of a reply.
 SMALL = [
     "steps=2",
     "tasks_per_step=2",
@@ -32,7 +32,7 @@ SIGNS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 
 
 def rows(count: int = 40) -> list[dict[str, str]]:
-    """Problems as GSM8K has them."""
+    """Problems in the format of GSM8K."""
     draw = random.Random(0)
     found = []
     for _ in range(count):

@@ -1,4 +1,4 @@
-"""The data of an example: a folder that `coterie data prepare` has written, or a few rows of its own, prepared so."""
+"""The data of an example: a folder written by `coterie data prepare`, or a few built-in rows prepared in the same way."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from coterie.data.sources import SOURCES
 
 
 def data_and_changes(name: str, rows: Sequence[dict[str, Any]], out: Path) -> tuple[Path, list[str]]:
-    """The folder that stands first on the command line, else the example's own rows; and the changes after it."""
+    """The folder given first on the command line, or else the example's built-in rows; and the overrides after it."""
     words = sys.argv[1:]
     if words and "=" not in words[0]:
         return Path(words[0]), words[1:]
@@ -22,7 +22,7 @@ def data_and_changes(name: str, rows: Sequence[dict[str, Any]], out: Path) -> tu
 
 
 def prepared(name: str, rows: Sequence[dict[str, Any]], out: Path) -> Path:
-    """What `coterie data prepare NAME --source FOLDER --out OUT` does; the last rows are for the test."""
+    """Do what `coterie data prepare NAME --source FOLDER --out OUT` does; the last rows are the test split."""
     source = out.with_name(f"{out.name}-rows")
     for folder in (source, out):
         shutil.rmtree(folder, ignore_errors=True)

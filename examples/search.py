@@ -1,6 +1,6 @@
 """A query optimizer, retrievers and an extractor learn to answer from articles that they have to find.
 
-python examples/search.py                  # two small steps on rows of its own, about two minutes on a laptop
+python examples/search.py                  # two small steps on built-in rows, about two minutes on a laptop
 coterie data prepare hotpotqa && python examples/search.py data/hotpotqa steps=50 tasks_per_step=8
 """
 
@@ -13,7 +13,7 @@ from prepared import data_and_changes
 
 from coterie import AgentTrainer
 
-# For a very small model: a few tokens for each role, and prompts that show what is wanted.
+# For a very small model: a few tokens per role, and prompts that show the form of a reply.
 SMALL = [
     "steps=2",
     "tasks_per_step=2",

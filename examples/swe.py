@@ -1,6 +1,6 @@
 """An analyzer, a writer and a validator learn to repair small projects, whose tests run in the sandbox.
 
-python examples/swe.py                  # two small steps on projects of its own, about two minutes on a laptop
+python examples/swe.py                  # two small steps on built-in projects, about two minutes on a laptop
 coterie data prepare swe --source my_issues.jsonl && python examples/swe.py data/swe steps=50 tasks_per_step=8
 """
 
@@ -12,7 +12,7 @@ from prepared import data_and_changes
 
 from coterie import AgentTrainer
 
-# For a very small model: a few tokens for each role, and prompts that show what is wanted.
+# For a very small model: a few tokens per role, and prompts that show the form of a reply.
 SMALL = [
     "steps=2",
     "tasks_per_step=2",
@@ -27,7 +27,7 @@ PROMPTS = {
     "Write such a block for this file.\n{issue}\n{files}\n{before}",
     "validate": "{issue}\n{diff}\nIs this change right? Answer with one word: pass or fail.",
 }
-# What the project says, what it should say, a call and its result.
+# The code of the project, the right code, a call and its result.
 BUGS = {
     "add": ("a - b", "a + b", "add(2, 3)", 5),
     "multiply": ("a + b", "a * b", "multiply(2, 3)", 6),
@@ -48,7 +48,7 @@ class Test(unittest.TestCase):
 
 
 def rows(folder: Path) -> list[dict[str, object]]:
-    """An issue of each project, whose files are put into a folder."""
+    """One issue for each project; the project's files are written to a folder."""
     found: list[dict[str, object]] = []
     for name, (wrong, _, call, result) in BUGS.items():
         place = folder / name

@@ -1,4 +1,4 @@
-"""A workflow of one's own: the two roles of the demo add three numbers, each a part of the sum."""
+"""The workflow of the demo: two roles add three numbers, each a part of the sum."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from coterie.rewards.answer_extraction import last_number
 from coterie.types import Message, Task, Team, Turn
 
-# An example shows the form, so that all there is to learn is adding.
+# An example shows the form of an answer, so only adding has to be learned.
 START = (
     Message(role="system", content="You are a calculator."),
     Message(role="user", content="2 + 3 = ?"),
@@ -18,7 +18,7 @@ START = (
 
 @dataclass(frozen=True)
 class Relay:
-    """The first adds two numbers; the second, which never sees them, adds the third to what the first found.
+    """The first adds two numbers; the second, which never sees them, adds the third to the first's result.
 
     3 + 5 + 9  →  first: "3 + 5 = ?"  →  "3 + 5 = 8"  →  second: "8 + 9 = ?"  →  "8 + 9 = 17"
     """
@@ -38,5 +38,5 @@ def sum_of(terms: str) -> list[Message]:
 
 
 def finished(turn: Turn) -> str:
-    """What a role said; nothing where it was cut off, so that nobody learns to talk on until the limit."""
+    """A role's reply; empty if it was truncated, so that replies do not grow until the limit."""
     return "" if turn.stop == "length" else turn.text

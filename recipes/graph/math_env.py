@@ -1,4 +1,4 @@
-"""An environment in siiRL's form, made once for each episode."""
+"""An environment in siiRL's format, one instance per episode."""
 
 from coterie.rewards import grader
 
@@ -16,8 +16,8 @@ class MathEnv:
 
     async def step(self, actions, ground_truth):
         self.tries += 1
-        answer = actions[-1].rpartition("\nactor: ")[2]  # an action is all that stands there when its agent has spoken
+        answer = actions[-1].rpartition("\nactor: ")[2]  # an action is the whole conversation after its agent's reply
         reward = await GRADE(answer, ground_truth)
         done = reward == 1.0
-        said = "That is right. " if done else f"Wrong, {self.tries} times now. "
-        return [said for _ in actions], reward, done
+        observation = "That is right. " if done else f"Wrong, {self.tries} times now. "
+        return [observation for _ in actions], reward, done

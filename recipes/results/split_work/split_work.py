@@ -1,7 +1,7 @@
-"""Two jobs, two workers who speak at the same time: the smallest task in which a team has to divide the work.
+"""Two jobs, two workers that reply at the same time: the smallest task in which a team has to divide the work.
 
 Each job is to say a word. A worker has one reply, and a reply does one job: that of the first of the two words in it.
-The team earns 0.5 for each job that somebody did, so two workers who do the same job earn 0.5.
+The team's reward is 0.5 for each job that was done, so two workers that do the same job get 0.5.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PROMPT = "Say one of these two words: {0}, {1}."
 
 @dataclass(frozen=True)
 class Jobs:
-    """Ordered pairs of words; pairs that are held out never occur in training, in either order."""
+    """Ordered pairs of words; held-out pairs never occur in training, in either order."""
 
     held_out: int = 100
     seed: int = 0
@@ -64,7 +64,7 @@ class AtOnce:
 
 @dataclass(frozen=True)
 class Alone:
-    """One worker, asked `calls` times in one conversation; each call waits for the one before."""
+    """One worker, asked `calls` times in one conversation; each call waits for the previous one."""
 
     calls: int = 1
     roles: tuple[str, ...] = ("worker",)
