@@ -1,4 +1,4 @@
-"""The data of an example: a folder written by `coterie data prepare`, or a few built-in rows prepared in the same way."""
+"""The data of an example: a folder written by `coterie data prepare`, or a few built-in rows prepared likewise."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def test_every_page_that_the_readme_links_to_is_there() -> None:
 
 def test_the_figures_of_a_gpu_are_those_of_the_page_on_speed() -> None:
     speed = (ROOT / "docs" / "performance.md").read_text()
-    told = r"H200.*?(\d+) × `generate` at 135M, ([\d.]+ to [\d.]+) × at 3B, by\s.*?TRL ([\d.]+) × as long"
+    told = r"H200.*?(\d+) × `generate` at 135M, ([\d.]+ to [\d.]+) × at 3B, depending on\s.*?TRL ([\d.]+) × as long"
     small, large, step = re.findall(told, README)[0]
     assert re.search(rf"135M, 64 rows \| {small}", speed) and re.search(rf"3B, 64 rows \| {re.escape(large)} ×", speed)
     assert f"| {step} × TRL's GRPOTrainer" in speed
