@@ -1,4 +1,4 @@
-"""AT-GRPO: every turn is compared with siblings that were sampled from the very same state."""
+"""AT-GRPO: tree sampling; every turn is compared with siblings sampled from the same state."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from coterie.types import Episode, Fork, Turn
 
 @dataclass(frozen=True, kw_only=True)
 class AtGrpo(Grpo):
-    """GRPO by tree sampling: from the state before each turn, siblings are said and played to the end.
+    """GRPO by tree sampling: from the state before each turn, siblings are sampled and played to the end.
     For conversations, where prompts differ from the second turn on; one episode per task is enough.
     Costs 1 + K·(siblings − 1) episodes for one of K turns, the later ones in part. (AT-GRPO, arXiv 2510.11062)"""
 

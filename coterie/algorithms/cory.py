@@ -1,4 +1,4 @@
-"""CORY: two copies of one model, one of which reads the other's answer, change seats as they learn."""
+"""CORY: PPO for two copies of one model, a pioneer and an observer, that swap roles during training."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from coterie.algorithms.ippo import Ippo
+from coterie.algorithms.base import Chain
+from coterie.algorithms.ppo import Ppo
 from coterie.limits import Count, NotNegative
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cory(Ippo):
-    """PPO for a pioneer and an observer who reads its answer; both earn the sum, and swap seats every `swap` steps.
+class Cory(Ppo):
+    """PPO for a pioneer and an observer who reads its answer; both earn the sum, and swap roles every `swap` steps.
     To fine-tune one model more steadily than alone; with `workflow: cory` and `credit: aggregate`.
     Costs two policies and two turns an episode, the second with a longer prompt. (arXiv 2410.06101)"""
 
@@ -20,15 +21,19 @@ class Cory(Ippo):
     kl: NotNegative = 0.05
     kl_in: Literal["loss", "reward"] = "reward"
 
-    not_in_advantage: ClassVar[frozenset[str]] = Ippo.not_in_advantage | {"swap"}
+    chain: ClassVar[Chain] = "role"
+    not_in_advantage: ClassVar[frozenset[str]] = Ppo.not_in_advantage | {"swap"}
 
     def problems(self, config: Any) -> Iterator[tuple[str, str]]:
         yield from super().problems(config)
         policies = [policy for role in config.roles.values() for policy in role.policies]
         if len(config.roles) != 2 or len(policies) != 2 or len(set(policies)) != 2:
-            yield "roles", "CORY has two roles and a policy for each, which change seats"
+            yield "roles", "CORY has two roles and a policy for each, which swap roles"
         if self.swap >= config.steps:
-            yield "algorithm.swap", f"is {self.swap} in a run of steps={config.steps}: the two never change seats"
+            yield (
+                "algorithm.swap",
+                f"is {self.swap} in a run of steps={config.steps}: the two policies never swap roles",
+            )
         starts = {(policy.model, policy.adapter) for policy in config.policies.values()}
         if len(starts) > 1:
             yield "policies", "CORY's two policies start from the same model and adapter"

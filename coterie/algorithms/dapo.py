@@ -1,4 +1,4 @@
-"""DAPO: GRPO that leaves out what teaches nothing and lets rare tokens rise."""
+"""DAPO: GRPO with a higher upper clip, without constant groups and truncated turns."""
 
 from __future__ import annotations
 

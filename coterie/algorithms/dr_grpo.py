@@ -1,4 +1,4 @@
-"""Dr. GRPO: GRPO without the two divisions that favour some answers over others."""
+"""Dr. GRPO: GRPO without division by the deviation and by the response length."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from coterie.algorithms.group import Scale
+from coterie.algorithms.group_estimator import Scale
 from coterie.algorithms.grpo import Grpo
 from coterie.rl.losses import Reduce
 

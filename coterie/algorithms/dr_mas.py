@@ -1,4 +1,4 @@
-"""Dr. MAS: GRPO in which no role's rewards touch another role's advantages."""
+"""Dr. MAS: GRPO whose group statistics are always of one role."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GSPO: GRPO whose ratios are of whole turns."""
+"""GSPO: GRPO with one length-normalised importance ratio per turn."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""IPPO: every role learns as if it were alone."""
+"""IPPO: independent PPO, every role learns as if it were alone."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from coterie.algorithms.base import Chain
 from coterie.algorithms.ppo import Ppo
@@ -14,6 +15,4 @@ class Ippo(Ppo):
     Where roles have rewards or turns of their own and hardly depend on each other; the baseline of MAPPO and HAPPO.
     Costs what PPO costs. (arXiv 2011.09533)"""
 
-    @property
-    def chain(self) -> Chain:
-        return "role"
+    chain: ClassVar[Chain] = "role"

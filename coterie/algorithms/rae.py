@@ -1,10 +1,10 @@
-"""RAE: a turn is good if it earned more than its role has been earning lately."""
+"""RAE, role-conditioned advantage estimation: the baseline is a moving average per role and opponent."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from coterie.algorithms.group import Baseline, Scale
+from coterie.algorithms.group_estimator import Baseline, Scale
 from coterie.algorithms.grpo import Grpo
 from coterie.rl.groups import Peer
 

@@ -1,4 +1,4 @@
-"""REINFORCE++: a token is good if what was earned after it, less the KL still to come, is more than usual."""
+"""REINFORCE++: token-level returns with the KL penalty in the reward, whitened over the whole batch."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from coterie.algorithms.group_estimator import Groups, group_advantages
 from coterie.algorithms.grpo import Grpo
 from coterie.limits import NotNegative
 from coterie.rl.groups import Peer, Sample
@@ -25,23 +26,23 @@ class ReinforcePp(Grpo):
     kl: NotNegative = 0.01
     kl_in: Literal["loss", "reward"] = "reward"
 
-    def advantages(
-        self, samples: Sequence[Sample], rewards: Tensor, group: Tensor, memory: dict[str, Any]
-    ) -> Sequence[Tensor]:
-        """Every token is compared: mean and deviation are of all tokens of the group, so that long turns weigh more."""
-        returns = [self.token_returns(sample) for sample in samples]
+    def sample_advantages(self, groups: Groups, memory: dict[str, Any]) -> Sequence[Tensor]:
+        """One advantage per token: baseline and deviation are taken over all tokens of the group."""
+        returns = [self.token_returns(sample) for sample in groups.samples]
         sizes = torch.tensor([len(own) for own in returns], dtype=torch.long)
-        whose = torch.arange(len(samples)).repeat_interleave(sizes)
-        tokens = torch.cat(returns) if returns else rewards
-        found = self.compared([samples[i] for i in whose.tolist()], tokens, group[whose], memory)
-        return found.split(sizes.tolist())
+        sample = torch.arange(len(returns)).repeat_interleave(sizes)  # of each token
+        rewards = torch.cat(returns) if returns else groups.rewards
+        by_token = Groups([groups.samples[i] for i in sample.tolist()], groups.index[sample], rewards)
+        advantages = group_advantages(by_token, self.baseline, self.scale, self.decay, memory)
+        return advantages.split(sizes.tolist())
 
-    def returns(self, episode: Episode) -> list[float]:
-        """The KL is a reward like any other: that of later turns flows back, too."""
-        assert all(turn.earned is not None for turn in episode.turns), "credit.assign comes before algorithm.credit"
-        return self.to_go(episode.turns, [(turn.earned or 0.0) - self.penalty(turn) for turn in episode.turns])
+    def turn_returns(self, episode: Episode) -> list[float]:
+        """KL penalties are rewards like any other: those of later turns are part of a turn's return."""
+        turns = episode.turns
+        assert all(turn.earned is not None for turn in turns), "credit.assign comes before compute_advantages"
+        return self.returns_to_go(turns, [(turn.earned or 0.0) - self.turn_kl_penalty(turn) for turn in turns])
 
     def token_returns(self, sample: Sample) -> Tensor:
-        """r − β·Σ_{i≥t} KL_i: [L]. The sample's reward has lost the KL of the whole turn, also of the tokens before."""
-        penalty = self.token_penalty(sample.turns[0]).double()
+        """r − β·Σ_{i≥t} KL_i: [L]. The sample's reward is less the whole turn's KL, so earlier tokens' KL is added."""
+        penalty = self.token_kl_penalty(sample.turns[0]).double()
         return sample.reward + penalty.cumsum(0) - penalty

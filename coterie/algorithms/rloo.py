@@ -1,10 +1,10 @@
-"""RLOO: a turn is good if it earned more than the others did."""
+"""RLOO: the baseline is the leave-one-out mean, of the other samples in the group."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from coterie.algorithms.group import Baseline, Scale
+from coterie.algorithms.group_estimator import Baseline, Scale
 from coterie.algorithms.grpo import Grpo
 
 

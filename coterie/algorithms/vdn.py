@@ -1,79 +1,96 @@
-"""VDN: a learned sum tells whose message earned the team's reward."""
+"""VDN: learns the team's reward as a sum of utilities, one per role's message, and credits each role with its own.
+
+The networks, their targets and the replay buffer are `learners.mixer.Mixer`; GRPO's estimator turns utilities into
+advantages.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
+from coterie.algorithms.base import CriticFactory
+from coterie.algorithms.group_estimator import Groups
 from coterie.algorithms.grpo import Grpo
 from coterie.limits import Count, CountFromZero, Positive, Share
 from coterie.rl.advantages import is_constant
-from coterie.rl.groups import Sample
 from coterie.rl.mixers import Additive
-from coterie.types import Episode
+from coterie.types import Episode, ValueEstimator
+
+MIXER_OPTIONS = frozenset({"warmup", "target", "width", "value_lr", "value_fits", "draw", "buffer", "polyak"})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Vdn(Grpo):
     """Learns the team's reward as a sum of utilities, one per role's message, and credits each role with its own.
-    Where roles add to the result apart and a shared reward hides who did it; equal groups judge nobody.
+    Where roles contribute separately and a shared reward hides who did what; groups of equal rewards are skipped.
     Costs a forward over messages and joint prompts, small networks and a buffer. (VDN: arXiv 1706.05296)"""
 
-    warmup: CountFromZero = 10  # steps in which roles still earn the team's reward, while the utilities learn
-    target: Literal["td", "return"] = "td"  # what to learn: reward and the next round's value, or the team's return
+    warmup: CountFromZero = 10  # steps in which roles still earn the team's reward, while the utilities train
+    target: Literal["td", "return"] = "td"  # reward plus the next round's target value, or the team's return
     width: Count = 64  # of the networks' hidden layers
     value_lr: Positive = 1e-3
-    value_fits: Count = 32  # optimiser steps of the networks a step
-    draw: Count = 64  # joint turns in each
-    buffer: Count = 2048  # joint turns that are kept to learn from
-    polyak: Share = 0.05  # how far the targets follow the networks at every fit
+    value_fits: Count = 32  # optimizer steps of the networks per step
+    draw: Count = 64  # joint turns sampled from the replay buffer for each
+    buffer: Count = 2048  # capacity of the replay buffer, in joint turns
+    polyak: Share = 0.05  # how far the target networks follow at every fit
 
-    not_in_advantage: ClassVar[frozenset[str]] = Grpo.not_in_advantage | {
-        "warmup",
-        "target",
-        "width",
-        "value_lr",
-        "value_fits",
-    }
-    not_in_advantage |= {"draw", "buffer", "polyak"}
+    needs_mixer: ClassVar[bool] = True
+    not_in_advantage: ClassVar[frozenset[str]] = Grpo.not_in_advantage | MIXER_OPTIONS
 
     def problems(self, config: Any) -> Iterator[tuple[str, str]]:
         yield from super().problems(config)
-        if self.warmup >= config.steps:
-            yield "algorithm.warmup", f"{self.warmup} steps in a run of steps={config.steps}: no utility is ever used"
-        if self.target == "return" and self.polyak != 0.05:
-            yield "algorithm.polyak", "has no effect with target: return, which asks no target network"
-        if self.chain != "role":
-            yield "algorithm.chain", "has no effect after the warm-up: a utility is a role's own"
-        if len(config.roles) < 2:
-            yield "roles", f"{type(self).__name__} shares a reward between roles, and there is only one; take grpo"
-        if config.credit.name != "team":
-            yield "credit", f"has no effect after the warm-up: {type(self).__name__} learns what each role earned"
+        yield from mixer_problems(self, config)
 
     def needs_utility(self, step: int) -> bool:
         return step >= self.warmup
 
+    def make_critic(self, factory: CriticFactory) -> ValueEstimator:
+        return factory.mixer(self)
+
     def mixing(self, roles: int, features: int) -> nn.Module:
-        """How utilities become the team's value."""
+        """How utilities become the team's value: their sum."""
         return Additive()
 
-    def returns(self, episode: Episode) -> list[float]:
-        """A utility foresees what comes after its turn: it is a return already. In the warm-up, as GRPO's."""
+    def turn_returns(self, episode: Episode) -> list[float]:
+        """After the warm-up, a turn's return is its utility."""
         if any(turn.utility is None for turn in episode.turns):
-            return super().returns(episode)
-        return [(turn.utility or 0.0) - self.penalty(turn) for turn in episode.turns]
+            return super().turn_returns(episode)
+        return [(turn.utility or 0.0) - self.turn_kl_penalty(turn) for turn in episode.turns]
 
-    def compared(self, samples: Sequence[Sample], rewards: Tensor, group: Tensor, memory: dict[str, Any]) -> Tensor:
-        """Where the team earned the same in all of a group, utilities do not count: what they tell apart there is
-        mostly their error, which a division by its own deviation would make as loud as any lesson."""
-        team = torch.tensor([_team_return(sample.episode) for sample in samples], dtype=torch.float64)
-        utilities = torch.tensor([sample.turns[0].utility or 0.0 for sample in samples], dtype=torch.float64)
-        counted = torch.where(is_constant(team, group), rewards - utilities, rewards)
-        return super().compared(samples, counted, group, memory)
+    def sample_advantages(self, groups: Groups, memory: dict[str, Any]) -> Sequence[Tensor]:
+        return super().sample_advantages(without_noise(groups), memory)
+
+
+def mixer_problems(algorithm: Any, config: Any) -> Iterator[tuple[str, str]]:
+    """Options of VDN and QMIX that contradict each other or have no effect."""
+    name = type(algorithm).__name__
+    if algorithm.warmup >= config.steps:
+        message = f"{algorithm.warmup} steps in a run of steps={config.steps}: utilities would never be used"
+        yield "algorithm.warmup", message
+    if algorithm.target == "return" and algorithm.polyak != type(algorithm).polyak:
+        yield "algorithm.polyak", "has no effect with target: return, which uses no target network"
+    if algorithm.chain != "role":
+        yield "algorithm.chain", "has no effect after the warm-up: a utility belongs to one role"
+    if len(config.roles) < 2:
+        yield "roles", f"{name} divides a reward between roles, and there is only one; use grpo"
+    if config.credit.name != "team":
+        yield "credit", f"has no effect after the warm-up: {name} learns what each role contributed"
+
+
+def without_noise(groups: Groups) -> Groups:
+    """Remove the utilities of groups in which the team earned the same reward in every episode.
+
+    There, utilities differ mostly by their error, and dividing by its deviation would make it as large as any signal.
+    """
+    team = torch.tensor([_team_return(sample.episode) for sample in groups.samples], dtype=torch.float64)
+    utilities = torch.tensor([sample.turns[0].utility or 0.0 for sample in groups.samples], dtype=torch.float64)
+    constant = is_constant(team, groups.index)
+    return replace(groups, rewards=torch.where(constant, groups.rewards - utilities, groups.rewards))
 
 
 def _team_return(episode: Episode) -> float:

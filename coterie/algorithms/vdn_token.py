@@ -1,45 +1,47 @@
-"""Token-level VDN: what the team is worth is the sum of what its roles are worth."""
+"""Token-level VDN: the team's value is the sum of its roles' token values."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from coterie.algorithms.chained import Judged, chains
-from coterie.algorithms.ippo import Ippo
+from coterie.algorithms.base import Chain
+from coterie.algorithms.ppo import Ppo, TurnEstimate, chains
 from coterie.types import Episode, Turn
 
 
 @dataclass(frozen=True, kw_only=True)
-class VdnToken(Ippo):
-    """IPPO whose values add up: a role's own and the others' parts make the team's, which is fitted to its return.
+class VdnToken(Ppo):
+    """IPPO whose values add up: the roles' own values sum to the team's, which is fitted to the team's return.
     Where the team's reward is roughly a sum of what roles contribute; for whole messages see vdn and qmix.
-    Costs what PPO costs; for parts that differ give every role a critic or a head of its own. (arXiv 1706.05296)"""
+    Costs what PPO costs; for values that differ give every role a critic or a head of its own. (arXiv 1706.05296)"""
+
+    chain: ClassVar[Chain] = "role"
 
     def problems(self, config: Any) -> Iterator[tuple[str, str]]:
         yield from super().problems(config)
         if self.level == "turn":
-            yield "algorithm.level", "is token for vdn_token; vdn and qmix share out the value of whole messages"
+            yield "algorithm.level", "is token for vdn_token; vdn and qmix learn values of whole messages"
 
-    def judged(self, episodes: Sequence[Episode]) -> Iterator[Judged]:
-        """Each role's advantage over its own part and the others' together: over its own alone, which is fitted to a
-        share of the return, it would count what the others brought about as well."""
-        parts = [_parts(episode.turns) for episode in episodes]
-        roles = sorted({role for by_role in parts for role in by_role})  # sums that are the same every time
-        total = {role: sum(by_role[role] for by_role in parts if role in by_role) for role in roles}
-        for episode, own in zip(episodes, parts, strict=True):
+    def estimates(self, episodes: Sequence[Episode]) -> Iterator[TurnEstimate]:
+        """GAE of each role on the sum of its own and the others' values: its own value is fitted to a share of the
+        return, so an advantage over it alone would include what the others contributed."""
+        values = [_mean_values(episode.turns) for episode in episodes]
+        roles = sorted({role for by_role in values for role in by_role})  # a fixed order of summation
+        total = {role: sum(by_role[role] for by_role in values if role in by_role) for role in roles}
+        for episode, own in zip(episodes, values, strict=True):
             others = max(len(episodes) - 1, 1)
-            usual = {role: (total[role] - own.get(role, 0.0)) / others for role in roles}
+            elsewhere = {role: (total[role] - own.get(role, 0.0)) / others for role in roles}
             for turns in chains(episode, "role"):
-                yield from self.chained(turns, [_beside(turn, episode, usual) for turn in turns])
+                yield from self.chain_gae(turns, [_value_of_others(turn, episode, elsewhere) for turn in turns])
 
 
-def _parts(turns: Sequence[Turn]) -> dict[str, float]:
-    """Each role's mean value over the tokens that it said in these turns."""
+def _mean_values(turns: Sequence[Turn]) -> dict[str, float]:
+    """Each role's mean value over the tokens of these turns."""
     values: dict[str, list[Tensor]] = {}
     for turn in turns:
         if turn.values is not None and len(turn.values):
@@ -47,8 +49,8 @@ def _parts(turns: Sequence[Turn]) -> dict[str, float]:
     return {role: float(torch.cat(own).double().mean()) for role, own in values.items()}
 
 
-def _beside(turn: Turn, episode: Episode, usual: Mapping[str, float]) -> float:
-    """The others' parts, as far as they cannot depend on what the turn says: whoever speaks after it has read it, so
-    of those counts what they are worth in the step's other episodes."""
-    known = {**usual, **_parts([episode.turns[i] for i in turn.seen])}
-    return sum(part for role, part in known.items() if role != turn.role)
+def _value_of_others(turn: Turn, episode: Episode, elsewhere: Mapping[str, float]) -> float:
+    """The other roles' values that do not depend on this turn: of turns seen before it, those of this episode; of roles
+    that speak only after it, their mean over the step's other episodes."""
+    known = {**elsewhere, **_mean_values([episode.turns[i] for i in turn.seen])}
+    return sum(value for role, value in known.items() if role != turn.role)

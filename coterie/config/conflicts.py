@@ -121,7 +121,7 @@ def _critics(config: Config) -> Iterator[tuple[str, str]]:
 def _encoder(config: Config) -> Iterator[tuple[str, str]]:
     """Texts become vectors for a mixer, which VDN and QMIX have."""
     algorithm = config.algorithm.instance
-    if algorithm.needs_utility(config.steps):
+    if algorithm.needs_mixer:
         if not isinstance(config.encoder.instance, Hidden) and not isinstance(config.encoder.instance, Encoder):
             yield "encoder", f"{config.encoder.name} has no method encode(texts), which gives a vector for each text"
     elif config.sources.is_written(("encoder",)):  # a run's own config.yaml leaves the usual one out

@@ -10,12 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from coterie.algorithms.vdn import Vdn
 from coterie.learners.critics import joint_context
 from coterie.learners.replay_buffer import Buffer, Rounds, no_rounds
 from coterie.models.store import read_tensors, write_tensors
 from coterie.rl.credit import returns_to_go
-from coterie.rl.mixers import Decomposition, standardised_by, td_target, track
+from coterie.rl.mixers import Decomposition, MixerOptions, standardised_by, td_target, track
 from coterie.types import Encoder, Episode, Metrics, Turn
 
 Said = dict[str, Turn]  # one round: by role
@@ -30,17 +29,17 @@ class Mixer:
     one's message, and take the credit for it.
     """
 
-    def __init__(self, encoder: Encoder, roles: Sequence[str], how: Vdn, seed: int) -> None:
-        self.encoder, self.roles, self.how = encoder, list(roles), how
+    def __init__(self, encoder: Encoder, roles: Sequence[str], options: MixerOptions, seed: int) -> None:
+        self.encoder, self.roles, self.options = encoder, list(roles), options
         self.features = encoder.encode(["?"]).shape[1]
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            mixing = how.mixing(len(self.roles), self.features)
+            mixing = options.mixing(len(self.roles), self.features)
             # In double precision, and small: equal messages must be worth the same, or rounding would become credit.
-            self.online = Decomposition(len(self.roles), self.features, how.width, mixing).double()
+            self.online = Decomposition(len(self.roles), self.features, options.width, mixing).double()
         self.target = copy.deepcopy(self.online).requires_grad_(False)
-        self.optimizer = torch.optim.Adam(self.online.parameters(), lr=how.value_lr, fused=True)
-        self.buffer = Buffer(how.buffer, len(self.roles), self.features)
+        self.optimizer = torch.optim.Adam(self.online.parameters(), lr=options.value_lr, fused=True)
+        self.buffer = Buffer(options.buffer, len(self.roles), self.features)
         self.generator = torch.Generator().manual_seed(seed)
         self.lessons = 0  # steps it has learned from
         self._known: dict[str, Tensor] = {}  # the texts of this step
@@ -48,7 +47,7 @@ class Mixer:
     @torch.no_grad()
     def read(self, episodes: Sequence[Episode]) -> None:
         """Write `turn.utility`, standardised over the role's messages in the buffer, once the warm-up is over."""
-        if self.lessons < self.how.warmup:
+        if self.lessons < self.options.warmup:
             return
         said = [turns for episode in episodes for turns in in_rounds(episode)]
         rounds = self._rounds(episodes).each(_double)
@@ -65,7 +64,7 @@ class Mixer:
         self.buffer.add(rounds)
         if not len(rounds):
             return {}
-        fits = [self._descend() for _ in range(self.how.value_fits)]
+        fits = [self._descend() for _ in range(self.options.value_fits)]
         self.lessons += 1
         loss, mean = torch.tensor(fits, dtype=torch.float64).mean(dim=0).tolist()
         absent = float((~rounds.present).sum())
@@ -88,24 +87,24 @@ class Mixer:
         self.target.load_state_dict(state["target"])
         self.optimizer.load_state_dict(state["optimizer"])
         for group in self.optimizer.param_groups:  # the run's config may have another by now
-            group["lr"] = self.how.value_lr
+            group["lr"] = self.options.value_lr
         self.buffer.kept = Rounds(**state["buffer"])
         self.generator.set_state(state["generator"])
         self.lessons = state["lessons"]
 
     def _descend(self) -> tuple[float, float]:
         """One optimiser step on joint turns from the buffer, then the targets follow: the loss and the mean Q_tot."""
-        now, later = (rounds.each(_double) for rounds in self.buffer.draw(self.how.draw, self.generator))
+        now, later = (rounds.each(_double) for rounds in self.buffer.draw(self.options.draw, self.generator))
         wanted = now.returns
-        if self.how.target == "td":
+        if self.options.target == "td":
             following = self.target(later.state, later.actions, later.present)
-            wanted = td_target(now.reward, now.done, following, self.how.gamma_turn)
+            wanted = td_target(now.reward, now.done, following, self.options.gamma_turn)
         value = self.online(now.state, now.actions, now.present)
         loss = 0.5 * ((value - wanted) ** 2).mean()
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         self.optimizer.step()
-        track(self.target, self.online, self.how.polyak)
+        track(self.target, self.online, self.options.polyak)
         return float(loss.detach()), float(value.detach().mean())
 
     def _rounds(self, episodes: Sequence[Episode]) -> Rounds:
@@ -121,7 +120,7 @@ class Mixer:
         actions = torch.zeros(*present.shape, self.features)
         self._learn_words([*states, *(turn.text for turns in said for turn in turns.values())])
         actions[present] = self._vectors([turns[role].text for turns in said for role in self.roles if role in turns])
-        togo = [returns_to_go(some, [""] * len(some), self.how.gamma_turn) for some in rewards]
+        togo = [returns_to_go(some, [""] * len(some), self.options.gamma_turn) for some in rewards]
         last = [k == len(some) - 1 for some in rewards for k in range(len(some))]
         return Rounds(self._vectors(states), actions, present, _flat(rewards), _flat(togo), torch.tensor(last))
 

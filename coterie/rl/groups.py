@@ -1,4 +1,4 @@
-"""Who is compared with whom: a group is the samples that share a typed key."""
+"""Groups of samples that are compared with each other: those that share a key."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ Key = tuple[tuple[Peer, Part], ...]
 
 @dataclass(frozen=True)
 class Sample:
-    """What is compared: a turn, or all that a team said in a round; and what it was worth."""
+    """What is compared: one turn, or all turns of a round (a joint action), with its return."""
 
-    key: Hashable  # equal in samples that are compared
+    key: Hashable  # equal for samples of one group
     episode: Episode
     turns: tuple[Turn, ...]  # they share the advantage
     reward: float
 
 
 def group_key(episode: Episode, turn: Turn, peers: Sequence[Peer]) -> Key:
-    """The value of each declared peer for this turn; `batch` puts all turns of a step together."""
+    """What this turn must have in common with the others of its group; `batch` groups all turns of a step."""
     parts: dict[Peer, Part] = {
         "batch": 0,
         "task": episode.task.id,
@@ -37,7 +37,7 @@ def group_key(episode: Episode, turn: Turn, peers: Sequence[Peer]) -> Key:
     return tuple((peer, parts[peer]) for peer in peers)
 
 
-def number(keys: Sequence[Hashable]) -> list[int]:
-    """Equal keys get equal numbers, in order of first appearance."""
+def group_index(keys: Sequence[Hashable]) -> list[int]:
+    """Number the groups in order of first appearance: equal keys get equal numbers."""
     seen: dict[Hashable, int] = {}
     return [seen.setdefault(key, len(seen)) for key in keys]

@@ -2,9 +2,37 @@
 
 from __future__ import annotations
 
+from typing import Literal, Protocol
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+
+class MixerOptions(Protocol):
+    """Options of an algorithm with a mixer of message utilities."""
+
+    @property
+    def warmup(self) -> int: ...
+    @property
+    def target(self) -> Literal["td", "return"]: ...
+    @property
+    def width(self) -> int: ...
+    @property
+    def value_lr(self) -> float: ...
+    @property
+    def value_fits(self) -> int: ...
+    @property
+    def draw(self) -> int: ...
+    @property
+    def buffer(self) -> int: ...
+    @property
+    def polyak(self) -> float: ...
+    @property
+    def gamma_turn(self) -> float: ...
+
+    def mixing(self, roles: int, features: int) -> nn.Module:
+        """The mixing network: utilities → the team's value."""
 
 
 class Utility(nn.Module):

@@ -6,15 +6,14 @@ import random
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from coterie.algorithms.base import Algorithm
-from coterie.algorithms.ppo import Ppo
-from coterie.algorithms.vdn import Vdn
 from coterie.config import Config, ConfigError, CriticConfig, Lora, Policy, yamltree
 from coterie.config.config import to_tree
 from coterie.config.conflicts import check_conflicts
@@ -42,6 +41,7 @@ from coterie.models.lora import Adapter
 from coterie.models.lora_targets import targets_for
 from coterie.models.peft import load_adapter
 from coterie.models.store import max_context_length, read_config, resolve
+from coterie.rl.mixers import MixerOptions
 from coterie.rollout.collector import Collector
 from coterie.seeds import stable_hash
 from coterie.training import collapse, opponents
@@ -51,7 +51,7 @@ from coterie.training.loop import Run
 from coterie.training.placement import device_beside, device_of, must_have_devices
 from coterie.training.tasks import TaskStream
 from coterie.training.user_files import UserFileCopies
-from coterie.types import Encoder, Env, Split, Task, ValueEstimator
+from coterie.types import Batch, Encoder, Env, Loss, Split, Task
 
 
 def build(config: Config, folder: Path, console: bool = True, training: bool = True, saved: Path | None = None) -> Run:
@@ -93,12 +93,8 @@ def build(config: Config, folder: Path, console: bool = True, training: bool = T
     scoring = None if getattr(env, "own_deadline", False) else limits.score_deadline
     collector = Collector(workflow, env, engine, chats, limits.concurrency, limits.deadline, scoring, processes)
     rng = random.Random(stable_hash(config.seed, "algorithm"))
-    critic: ValueEstimator | None = None
-    if training and isinstance(algorithm, Vdn):
-        encoder = build_encoder(config, shared)
-        critic = Mixer(encoder, list(config.roles), algorithm, stable_hash(config.seed, "mixer"))
-    elif training:
-        critic = build_critics(config, algorithm, shared, bases, processes)
+    factory = CriticFactory(config, algorithm, shared, bases, processes)
+    critic = algorithm.make_critic(factory) if training else None
     return Run(
         config, folder, algorithm, collector, engine, learners, tasks, held_out, log, rng,
         config.credit.instance, critic, opponents.memory_of(config) | collapse.memory_of(config),
@@ -273,7 +269,7 @@ def build_learner(config: Config, name: str, base: Base, algorithm: Algorithm, p
         config.learning,
         config.steps,
         frozen=policy.frozen,
-        value_lr=algorithm.value_lr if isinstance(algorithm, Ppo) and not critics_of(config, algorithm) else None,
+        value_lr=None if critics_of(config, algorithm) else algorithm.value_head_lr,
         reference=Base(base.folder, base.device, bf16=base.bf16) if whole_reference else None,
         processes=processes,
     )
@@ -314,23 +310,35 @@ def critics_of(config: Config, algorithm: Algorithm) -> dict[str, CriticConfig]:
     return {"team": CriticConfig(sees="joint", model=models[0])} if models else {}
 
 
-def build_critics(
-    config: Config, algorithm: Algorithm, shared: Shared, bases: Mapping[str, Base], processes: Processes
-) -> Critics | None:
-    if not isinstance(algorithm, Ppo):
-        return None
-    learning = frozenset(name for name, policy in config.policies.items() if not policy.frozen)
-    critics = {}
-    for name, critic in critics_of(config, algorithm).items():
-        device = device_beside(config, critic.model)
-        with blaming(config, ("critics", name, "model"), {}):
-            base = load_base(config, critic.model, critic.lora is None, f"critic {name}", device, shared)
-        learner = build_critic(config, name, critic, base, algorithm.value_lr, processes)
-        roles = frozenset(critic.roles or config.roles)
-        for policy in sorted(learning & players(config, algorithm, roles)):
-            must_read_alike(name, base, policy, bases[policy])
-        critics[name] = Critic(learner, roles, learning, critic.sees)
-    return Critics(critics, algorithm.value_loss, algorithm.loss_weights, algorithm.value_fits) if critics else None
+@dataclass(frozen=True)
+class CriticFactory:
+    """Builds the critics that an algorithm asks for in `make_critic`."""
+
+    config: Config
+    algorithm: Algorithm
+    shared: Shared
+    bases: Mapping[str, Base]
+    processes: Processes
+
+    def critics(self, loss: Loss, weights: Callable[[Batch], Tensor], lr: float, fits: int) -> Critics | None:
+        """The config's critics; None where values come from a head on the policy's trunk."""
+        learning = frozenset(name for name, policy in self.config.policies.items() if not policy.frozen)
+        critics = {}
+        for name, settings in critics_of(self.config, self.algorithm).items():
+            device = device_beside(self.config, settings.model)
+            with blaming(self.config, ("critics", name, "model"), {}):
+                whole = settings.lora is None
+                base = load_base(self.config, settings.model, whole, f"critic {name}", device, self.shared)
+            learner = build_critic(self.config, name, settings, base, lr, self.processes)
+            roles = frozenset(settings.roles or self.config.roles)
+            for policy in sorted(learning & players(self.config, self.algorithm, roles)):
+                must_read_alike(name, base, policy, self.bases[policy])
+            critics[name] = Critic(learner, roles, learning, settings.sees)
+        return Critics(critics, loss, weights, fits) if critics else None
+
+    def mixer(self, options: MixerOptions) -> Mixer:
+        encoder = build_encoder(self.config, self.shared)
+        return Mixer(encoder, list(self.config.roles), options, stable_hash(self.config.seed, "mixer"))
 
 
 def build_critic(

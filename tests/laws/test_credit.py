@@ -523,7 +523,7 @@ def test_an_influence_of_no_weight_is_refused(tmp_path: Path) -> None:
 def test_credit_that_looks_ahead_counts_once_in_every_algorithm() -> None:
     played = spoken(("a", None), ("b", None), ("a", None), reward=1.0)
     earned(Team(turns="all"), played)
-    assert Grpo(gamma_turn=0.0).returns(played) == [1.0, 1.0, 1.0]
+    assert Grpo(gamma_turn=0.0).turn_returns(played) == [1.0, 1.0, 1.0]
     for each in played.turns:
         each.values = torch.zeros(len(each.response_ids))
     Ppo(gamma_turn=0.0, whiten=None).compute_advantages([played], {})

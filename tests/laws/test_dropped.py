@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from coterie.algorithms.base import Algorithm
-from coterie.algorithms.group import AVERAGES
+from coterie.algorithms.group_estimator import AVERAGES
 from coterie.algorithms.ippo import Ippo
 from coterie.algorithms.magrpo import Magrpo
 from coterie.algorithms.ppo import Ppo

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from coterie.algorithms.grpo import Grpo
-from coterie.rl.groups import Peer, group_key, number
+from coterie.rl.groups import Peer, group_index, group_key
 from coterie.types import Episode, Turn
 from tests.episodes import credited, episode, random_episodes, turn
 
@@ -48,7 +48,7 @@ def test_a_lone_agent_gets_no_group_credit() -> None:
 def test_names_that_would_collide_in_a_string_do_not() -> None:
     names = [("a_b", "c"), ("a", "b_c"), ("a/b", "c"), ("a", "b/c"), ("0", "1"), ("01", "")]
     keys = [group_key(episode([t := turn(role)], task=task), t, ("task", "role")) for task, role in names]
-    assert number(keys) == list(range(len(names)))
+    assert group_index(keys) == list(range(len(names)))
 
 
 def test_a_task_and_a_role_of_the_same_name_are_two_things() -> None:

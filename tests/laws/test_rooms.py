@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from coterie.config.registry import BUILTIN, find
+
 PACKAGE = Path(__file__).parents[2] / "coterie"
 ORDER = (
     # Words and small tools that everything may use.
@@ -67,6 +69,25 @@ def test_config_and_check_ask_a_part_instead_of_knowing_its_class(room: str) -> 
     assert {path.name: known for path in files if (known := kinds_known(path))} == {}
 
 
+def algorithms_known(path: Path) -> set[str]:
+    """The modules of concrete algorithms that a file imports."""
+    tree = ast.parse(path.read_text())
+    names = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    names |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    return {name for name in names if name.startswith("coterie.algorithms")} - {"coterie.algorithms.base"}
+
+
+@pytest.mark.parametrize("part", ["config", "check", "learners", "training/build.py"])
+def test_what_builds_and_checks_a_run_imports_no_concrete_algorithm(part: str) -> None:
+    files = sorted((PACKAGE / part).rglob("*.py")) or [PACKAGE / part]
+    assert {path.name: known for path in files if (known := algorithms_known(path))} == {}
+
+
+@pytest.mark.parametrize("name", BUILTIN["algorithm"])
+def test_an_algorithm_has_at_most_two_classes_above_it(name: str) -> None:
+    assert len([base for base in find("algorithm", name).__mro__ if base is not object]) <= 3
+
+
 def test_every_room_has_its_place() -> None:
     rooms = {path.name.removesuffix(".py") for path in PACKAGE.iterdir()} - {"__pycache__", "py.typed"}
     assert rooms == set(ORDER) and len(set(ORDER)) == len(ORDER)
@@ -86,7 +107,7 @@ def test_a_room_imports_only_rooms_above_it() -> None:
         ("types.py", "from coterie import seeds", {"seeds"}),
         ("rl/losses.py", "from coterie.models.base import Base", {"models"}),
         ("rl/losses.py", "from ..models.base import Base", {"models"}),
-        ("rl/losses.py", "from .groups import number", set()),
+        ("rl/losses.py", "from .groups import group_key", set()),
         ("rl/losses.py", "from coterie.types import Turn", set()),
         ("algorithms/ppo.py", "def f():\n    from coterie.learners.batch import join", {"learners"}),
         ("workflows/chain.py", "from coterie.engines.hf import HfEngine", {"engines"}),

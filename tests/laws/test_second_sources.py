@@ -23,7 +23,7 @@ from coterie.algorithms.cory import Cory
 from coterie.algorithms.dapo import Dapo
 from coterie.algorithms.dr_grpo import DrGrpo
 from coterie.algorithms.dr_mas import DrMas
-from coterie.algorithms.group import AVERAGES
+from coterie.algorithms.group_estimator import AVERAGES
 from coterie.algorithms.grpo import Grpo
 from coterie.algorithms.gspo import Gspo
 from coterie.algorithms.happo import Happo, log_factor
@@ -314,7 +314,7 @@ def test_happo_s_factor_multiplies_the_clipped_loss(advantage: float, loss: floa
     batches = make_batches([episode([before, after])])
     moved = batches["policy"].old_logprobs + 0.0
     moved[batches["policy"].mask] += torch.tensor([0.2, -0.1])
-    factor = ratio_of(Happo().held(log_factor(batches["second"], [(batches["policy"], moved)])))[-1:]
+    factor = ratio_of(Happo().clamped(log_factor(batches["second"], [(batches["policy"], moved)])))[-1:]
     assert float(factor) == pytest.approx(math.exp(0.1))
     found = clipped_policy_loss(torch.tensor([1.5]), advantage * factor, 0.2, 0.2)
     assert float(found) == pytest.approx(loss, abs=1e-5)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from coterie.algorithms.at_grpo import AtGrpo
-from coterie.algorithms.group import Group
+from coterie.algorithms.base import Algorithm
 from coterie.algorithms.magrpo import Magrpo
 from coterie.compat.siirl.workflow import Graph, GraphAgent
 from coterie.games.naming import Naming
@@ -97,7 +97,7 @@ class Playing:
         origin = fork.origin
         return self.finish(Episode(fork.id, origin.task, origin.repeat, given, origin=origin.id, fork=fork.purpose))
 
-    def grown(self, algorithm: Group, tasks: int = 2, repeats: int = 1) -> list[Episode]:
+    def grown(self, algorithm: Algorithm, tasks: int = 2, repeats: int = 1) -> list[Episode]:
         episodes = [self.finish(episode([], task=f"task {t}", repeat=r)) for t in range(tasks) for r in range(repeats)]
         while forks := algorithm.forks(episodes, ("left", "right")):
             self.waves += 1
@@ -269,7 +269,7 @@ class Letters(Naming):
         episode.reward = sum(ord(turn.text[0]) / 100 * (place + 1) for place, turn in enumerate(episode.turns))
 
 
-def on_a_graph(algorithm: Group, use_all_traj: bool, learning: Sequence[str] = ("left", "right")) -> list[Episode]:
+def on_a_graph(algorithm: Algorithm, use_all_traj: bool, learning: Sequence[str] = ("left", "right")) -> list[Episode]:
     """Two rounds of two agents, and all that the algorithm plays beside them."""
     engine, roles = AtRandom(), ("left", "right")
     graph = Graph(tuple(map(GraphAgent, roles)), max_assistant_turns=2, use_all_traj=use_all_traj)
