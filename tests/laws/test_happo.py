@@ -230,13 +230,13 @@ def test_old_and_reference_log_probs_are_taken_before_any_update_of_the_step(
 ) -> None:
     tree = config(model_folder("llama"), name, {"left": "left", "right": right}, kl=0.1)
     fitted: list[tuple[int, str, Batch]] = []
-    train_policy = Algorithm.train
+    train_policy = Algorithm.fit_policies
 
     def watched(self: Algorithm, made: Sequence[Any], batches: Sequence[Batch], rng: random.Random) -> list[Metrics]:
         fitted.extend((run.step, one.policy, replace(batch)) for one, batch in zip(made, batches, strict=True))
         return train_policy(self, made, batches, rng)
 
-    monkeypatch.setattr(Algorithm, "train", watched)
+    monkeypatch.setattr(Algorithm, "fit_policies", watched)
     run = started(tree, tmp_path)
     train(run)
     before = started(tree, tmp_path)
