@@ -43,7 +43,7 @@ def learner(
 @torch.no_grad()
 def _disturb(made: TorchLearner) -> None:
     draw = torch.Generator().manual_seed(5)
-    moved = list(made.head.parameters()) if made.head else []
+    moved = list(made.value_head.parameters()) if made.value_head else []
     moved += [pair.up for pair in made.adapter.pairs.values()] if made.adapter else []
     for parameter in moved:
         parameter.add_(0.1 * torch.randn(parameter.shape, generator=draw))
@@ -71,5 +71,5 @@ def gradients(made: TorchLearner, batch: Batch, weights: Tensor, loss: Any) -> d
     kept = KeepsGradients(made.optimizer.param_groups, lr=1.0)
     made.optimizer = kept  # type: ignore[assignment]
     made.fit(batch, weights, loss)
-    names = [*made.parameters(), *(["head.weight", "head.bias"] if made.head else [])]
+    names = [*made.parameters(), *(["head.weight", "head.bias"] if made.value_head else [])]
     return dict(zip(names, kept.kept, strict=True))

@@ -76,7 +76,7 @@ class Loop:
         self.engine.clear()
         self.credit.assign(played, {}, once=False)
         self.algorithm.compute_advantages(played, {})
-        self.learner.begin(self.done)
+        self.learner.schedule_lr(self.done)
         self.algorithm.update({"policy": self.learner}, make_batches(played), self.rng, self.done)
         self.engine.load("policy", self.learner.version)
         self.done += 1

@@ -58,7 +58,7 @@ def update(
             repeats,
             here,
         )
-        computed = sum(len(stream.tokens) for stream in learner.streams(batch))  # a prompt that rows share once
+        computed = sum(len(micro.tokens) for micro in learner.microbatches(batch))  # a prompt that rows share once
         found.append(Row(name, "TorchLearner.fit", "plain", mine, theirs, mfu(mine, operations * computed, here)))
     what = "all weights" if whole else "LoRA 16"
     weights_mb = sum(p.numel() * p.element_size() for p in base.model.parameters()) / 1e6

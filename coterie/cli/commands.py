@@ -16,7 +16,7 @@ from coterie.config import ConfigError, load
 from coterie.config.problems import undotted
 from coterie.config.schema import schema
 from coterie.files import TEMPORARY, FolderInUse, WriteFailed, check_output_path, exclusive_lock
-from coterie.learners.distributed import joined
+from coterie.learners.distributed import process_group
 from coterie.training.config_edits import manual_edits
 from coterie.user_code import FILES
 
@@ -44,11 +44,11 @@ def resume(folder: Path, changes: Sequence[str], examples: int, which: str | Non
     config = load(_config_of(folder), changes)
     if not os.access(folder, os.W_OK):
         raise WriteFailed(f"{folder} is read-only: a run that goes on has to write to it")
-    for line in manual_edits(folder) if joined().first else ():
+    for line in manual_edits(folder) if process_group().is_main else ():
         print(line, file=sys.stderr)
     from coterie.cli import run
 
-    with exclusive_lock(folder) if joined().first else nullcontext():
+    with exclusive_lock(folder) if process_group().is_main else nullcontext():
         return run.train_run(config, folder, examples, resuming=True, which=which)
 
 
@@ -111,8 +111,8 @@ def free(folder: Path) -> Iterator[Path]:
     """
     names = chain([folder], (folder.with_name(f"{folder.name}-{n}") for n in count(2)))
     with ExitStack() as locks:
-        first = joined().first
-        taken = joined().agree(next(name for name in names if _taken(name, locks)) if first else folder)
+        first = process_group().is_main
+        taken = process_group().broadcast(next(name for name in names if _taken(name, locks)) if first else folder)
         try:
             yield taken
         finally:

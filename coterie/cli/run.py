@@ -19,7 +19,7 @@ from coterie.config import Config, ConfigError
 from coterie.evaluation.evaluate import Report, SingleAgent, baselines, evaluate, right_by_task
 from coterie.evaluation.single_agent_baseline import SingleAgentWorkflow, first_prompts, first_speaker, max_team_tokens
 from coterie.files import WriteFailed, read_rows, write_atomic
-from coterie.learners.distributed import joined
+from coterie.learners.distributed import process_group
 from coterie.rollout.agent import Player
 from coterie.seeds import stable_hash
 from coterie.training import checkpoint
@@ -111,7 +111,7 @@ def replay_run(config: Config, folder: Path, rescore: bool, most: int, out: Path
 
 @contextmanager
 def _loading() -> Iterator[None]:
-    rich.get_console().quiet = not joined().first
+    rich.get_console().quiet = not process_group().is_main
     with rich.get_console().status("loading the models"):
         try:
             yield

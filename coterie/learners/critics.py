@@ -96,7 +96,7 @@ class Critics:
             batch = critic.batch([critic.critic_view(episode) for episode in episodes])
             if batch is None:
                 continue
-            critic.learner.begin(step)
+            critic.learner.schedule_lr(step)
             weights = self.weights(batch)
             fits = [critic.learner.fit(batch, weights, self.loss) for _ in range(self.fits)]
             metrics |= {f"critic/{name}/{key}": value for key, value in (fits[-1] | {"cut": critic.cut}).items()}

@@ -1,7 +1,7 @@
-"""The processes of one run, where torchrun starts several: each plays and fits a share, and all know the same.
+"""Data parallelism with torch.distributed: torchrun starts several processes, and each plays and trains on a shard.
 
-Every process runs the same program on the same seeds. What one of them alone knows is gathered, so that all decide
-alike; what is a sum over rows is added up.
+Every process runs the same program on the same seeds. Results of one process are all-gathered, so that all decide
+alike; sums over rows, gradients among them, are all-reduced.
 """
 
 from __future__ import annotations
@@ -22,116 +22,116 @@ from torch import Tensor, nn
 from coterie.errors import UserError
 from coterie.types import Batch
 
-PATIENCE = timedelta(minutes=30)  # with a process that plays long episodes, or has hung
-BUCKET = 1 << 24  # numbers that travel together: one message per tensor would be slow for adapters
+TIMEOUT = timedelta(minutes=30)  # of a collective: a process may play long episodes, or have hung
+BUCKET = 1 << 24  # numbers per all-reduce: one call per tensor would be slow for adapters
 
 T = TypeVar("T")
 
 
 class LostProcess(UserError, RuntimeError):
-    """Another process of the run is gone, or does not answer."""
+    """A collective failed: another process has ended or timed out."""
 
 
 @dataclass(frozen=True)
 class Processes:
-    """This process among those of its run. One that is alone has all the rows and nobody to ask."""
+    """Rank and world size of this process, and the collectives; with one process they return at once."""
 
     rank: int = 0
     size: int = 1
 
     @property
-    def first(self) -> bool:
-        """Whether this is the one that writes the run's folder and talks to the user."""
+    def is_main(self) -> bool:
+        """True for rank 0, which writes the run folder and prints."""
         return self.rank == 0
 
-    def share(self, count: int) -> slice:
-        """Which of so many things are this process's. Neighbours stay together: they may share a prompt."""
+    def shard(self, count: int) -> slice:
+        """This process's part of `count` items, a contiguous one: neighbors may share a prompt."""
         return slice(count * self.rank // self.size, count * (self.rank + 1) // self.size)
 
-    def rows(self, batch: Batch) -> slice:
-        """The tokens of this process's rows: whole rows, and about as many tokens for each process."""
+    def shard_rows(self, batch: Batch) -> slice:
+        """The tokens of this process's rows: whole rows, about as many tokens for each process."""
         starts = torch.searchsorted(batch.row, torch.arange(batch.rows + 1))
         middles = (starts[:-1] + starts[1:]) / 2
         owner = (middles * self.size / max(len(batch), 1)).long()
         bounds = torch.searchsorted(owner, torch.tensor([self.rank, self.rank + 1]))
         return slice(*starts[bounds].tolist())
 
-    def gather(self, own: Sequence[T]) -> list[T]:
-        """What all have, in the order of the processes."""
+    def all_gather(self, own: Sequence[T]) -> list[T]:
+        """The items of all processes, in order of rank."""
         if self.size == 1:
             return list(own)
-        everyones: list[Sequence[T]] = [()] * self.size
-        with _answering():
-            dist.all_gather_object(everyones, list(own))
-        return [thing for theirs in everyones for thing in theirs]
+        gathered: list[Sequence[T]] = [()] * self.size
+        with _reporting_lost_processes():
+            dist.all_gather_object(gathered, list(own))
+        return [item for items in gathered for item in items]
 
-    def agree(self, value: T) -> T:
-        """The first process's word on it."""
-        return self.gather([value])[0]
+    def broadcast(self, value: T) -> T:
+        """The value of rank 0."""
+        return self.all_gather([value])[0]
 
     def any(self, flag: bool) -> bool:
-        """Whether it holds in any process."""
-        return any(self.gather([flag]))
+        """True if the flag is set in any process."""
+        return any(self.all_gather([flag]))
 
-    def wait(self) -> None:
-        """Until all have come here."""
-        self.gather([None])
+    def barrier(self) -> None:
+        """Wait until every process has reached this point."""
+        self.all_gather([None])
 
-    def add(self, tensors: Sequence[Tensor]) -> None:
-        """Each tensor becomes the sum of everyone's, in place and to the same bits everywhere."""
+    def all_reduce(self, tensors: Sequence[Tensor]) -> None:
+        """Sum each tensor over the processes, in place and to the same bits everywhere."""
         if self.size == 1:
             return
         for bucket in _buckets(tensors):
             flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
-            with _answering():
+            with _reporting_lost_processes():
                 dist.all_reduce(flat)
             for tensor, part in zip(bucket, flat.split([tensor.numel() for tensor in bucket]), strict=True):
                 tensor.copy_(part.view_as(tensor))
 
-    def add_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
-        """As if one process had seen all rows; what nobody has a gradient for keeps none."""
+    def all_reduce_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Sum the gradients, as if one process had all rows; parameters without a gradient anywhere keep none."""
         if self.size == 1:
             return
         touched = torch.tensor([float(parameter.grad is not None) for parameter in parameters])
-        self.add([touched])
+        self.all_reduce([touched])
         gradients = []
         for parameter, somewhere in zip(parameters, touched.tolist(), strict=True):
             if somewhere and parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             if parameter.grad is not None:
                 gradients.append(parameter.grad)
-        self.add(gradients)
+        self.all_reduce(gradients)
 
 
-ALONE = Processes()
+SINGLE_PROCESS = Processes()
 
 
 @cache
-def joined() -> Processes:
-    """Those that torchrun started with this one; without torchrun, this one alone."""
+def process_group() -> Processes:
+    """Join the processes that torchrun started; without torchrun, this process alone."""
     if not dist.is_torchelastic_launched() or os.environ["WORLD_SIZE"] == "1":
-        return ALONE
+        return SINGLE_PROCESS
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
-    with _answering():
-        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=PATIENCE)
+    with _reporting_lost_processes():
+        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=TIMEOUT)
     atexit.register(dist.destroy_process_group)
     return Processes(dist.get_rank(), dist.get_world_size())
 
 
 @contextmanager
-def _answering() -> Iterator[None]:
+def _reporting_lost_processes() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
         raise LostProcess(
-            f"another process of this run has ended, or has not answered for {PATIENCE}; what it said is above or in "
-            f"its own log. `coterie train --resume` goes on from the latest checkpoint.\n{error}"
+            f"another process of this run has ended, or has not answered for {TIMEOUT}; its error is above or in its "
+            f"own log. `coterie train --resume` continues from the latest checkpoint.\n{error}"
         ) from error
 
 
 def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Neighbours that fit together into a bucket; a tensor that fits into none is one of its own."""
+    """Consecutive tensors of up to BUCKET numbers together; a larger tensor is a bucket by itself."""
     bucket: list[Tensor] = []
     for tensor in tensors:
         if bucket and sum(t.numel() for t in bucket) + tensor.numel() > BUCKET:

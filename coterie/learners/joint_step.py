@@ -1,4 +1,7 @@
-"""One optimiser step of each of several policies; adapters on one base share its forwards and backwards."""
+"""One optimizer step of each of several policies; adapters on one base share its forward and backward passes.
+
+A fit accumulates the gradients of its microbatches. Metrics are reduced on the device, with one host sync at the end.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +11,54 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from coterie.learners.fit_metrics import FitMetrics
-from coterie.learners.packing import Stream, joined
+from coterie.learners.distributed import Processes
+from coterie.learners.packing import Microbatch, concatenate
 from coterie.models.attention import to_device_async
-from coterie.types import Batch, Loss, Measure, Metrics
+from coterie.types import Batch, Loss, Measure, Metrics, Scores, TokenMetrics
 
 if TYPE_CHECKING:
     from coterie.learners.learner import TorchLearner
 
+# kl_step: k1 from the policy before this step's updates, measured just before this one
+PER_TOKEN = ("entropy", "gap", "kl_step")
+PEAKS = ("gap_max", "ratio_max")
+
+
+class FitMetrics:
+    """Sums and maxima over the microbatches of a fit; for a critic, which has no log-probs, the loss alone."""
+
+    def __init__(self, device: torch.device, is_critic: bool, measure: Measure | None = None) -> None:
+        self.is_critic, self.measure = is_critic, measure
+        self.names = PER_TOKEN if measure is None else (*PER_TOKEN, *TokenMetrics._fields)
+        self.peaks = PEAKS[:1] if measure is None else PEAKS
+        self.sums = torch.zeros(1 + len(self.names), dtype=torch.float64, device=device)
+        self.maxima = torch.zeros(len(self.peaks), device=device)
+
+    @torch.no_grad()
+    def add(self, loss: Tensor, scores: Scores, part: Batch) -> None:
+        self.sums[0] += loss
+        if self.is_critic:
+            return
+        gap = (scores.logprobs - part.logprobs).abs()
+        kl_step = part.old_logprobs - scores.logprobs
+        measured = () if self.measure is None else self.measure(scores, part)
+        self.sums[1:] += torch.stack([scores.entropy, gap, kl_step, *measured]).sum(dim=1)
+        self.maxima = torch.maximum(self.maxima, torch.stack([gap, *measured[:1]]).amax(dim=1))
+
+    def read(self, tokens: int, norm: Tensor, processes: Processes) -> Metrics:
+        """The loss as it is, the others per token. This synchronizes host and device."""
+        processes.all_reduce([self.sums])
+        loss, *sums = torch.cat([self.sums, self.maxima, norm[None]]).tolist()
+        metrics = {"loss": loss, "grad_norm": sums.pop()}
+        if self.is_critic:
+            return metrics
+        means = {name: total / tokens for name, total in zip(self.names, sums, strict=False)}
+        highest = [max(every) for every in zip(*processes.all_gather([sums[len(self.names) :]]), strict=True)]
+        return metrics | means | dict(zip(self.peaks, highest, strict=True))
+
 
 class FitJob:
-    """What one policy is to learn in one step: the least Σ weights·loss."""
+    """One policy's part of a joint step: minimize Σ weights·loss over its batch."""
 
     def __init__(
         self, learner: TorchLearner, batch: Batch, weights: Tensor, loss: Loss, measure: Measure | None = None
@@ -26,57 +66,57 @@ class FitJob:
         assert learner.optimizer is not None, f"{learner.policy} is frozen"
         learner.optimizer.zero_grad(set_to_none=True)
         self.learner, self.batch, self.loss = learner, batch, loss
-        self.here, self.weights = learner.here(batch), to_device_async(weights, learner.base.device)
-        self.tally = FitMetrics(learner.base.device, learner.speaks, measure)
+        self.on_device, self.weights = learner.on_device(batch), to_device_async(weights, learner.base.device)
+        self.metrics = FitMetrics(learner.base.device, learner.is_critic, measure)
 
-    def cost(self, stream: Stream, hidden: Tensor) -> Tensor:
-        """Of one stream, whose hidden states these are: []."""
-        part = self.here.each(lambda column: column[stream.index])
-        scores = self.learner.scores_of(hidden[stream.source], part)
-        cost = (self.loss(scores, part) * self.weights[stream.index]).sum()
-        self.tally.add(cost, scores, part)
-        return cost
+    def microbatch_loss(self, micro: Microbatch, hidden: Tensor) -> Tensor:
+        """The weighted loss of one microbatch from its hidden states: []."""
+        part = self.on_device.each(lambda column: column[micro.index])
+        scores = self.learner.scores_of(hidden[micro.source], part)
+        loss = (self.loss(scores, part) * self.weights[micro.index]).sum()
+        self.metrics.add(loss, scores, part)
+        return loss
 
-    def end(self) -> Metrics:
-        """Take the step."""
-        norm = self.learner.descend()
-        count = int(self.batch.mask.sum())
-        return self.tally.read(count, norm, self.learner.processes) | {"lr": self.learner.rate}
+    def finish(self) -> Metrics:
+        """Take the optimizer step and read the metrics."""
+        norm = self.learner.optimizer_step()
+        tokens = int(self.batch.mask.sum())
+        return self.metrics.read(tokens, norm, self.learner.processes) | {"lr": self.learner.current_lr}
 
 
-def fit_together(lessons: Sequence[FitJob]) -> list[Metrics]:
-    """Policies have no weights in common, so that each gets the gradient that it would get alone."""
-    for shares in _loads(lessons):
-        learner = shares[0][0].learner
-        stream = joined([stream for _, stream in shares])
-        sizes = [len(stream.tokens) for _, stream in shares]
+def fit_together(jobs: Sequence[FitJob]) -> list[Metrics]:
+    """Run the jobs' microbatches in shared passes. Policies share no trained weights, so each gets its own gradient."""
+    for members in _passes(jobs):
+        learner = members[0][0].learner
+        joint = concatenate([micro for _, micro in members])
+        sizes = [len(micro.tokens) for _, micro in members]
         ends = torch.tensor(sizes).cumsum(0).tolist()
-        names = [lesson.learner.name for lesson, _ in shares]
+        names = [job.learner.adapter_name for job, _ in members]
         segments = [(end - size, end, name) for size, end, name in zip(sizes, ends, names, strict=True)]
-        # Around `backward` too: gradient checkpointing runs the layers again there.
-        with learner.base.routing.on(segments), learner.precision():
-            hidden = learner.base.hidden(stream.tokens, stream.positions, stream.layout, segments).split(sizes)
-            costs = [lesson.cost(own, part) for (lesson, own), part in zip(shares, hidden, strict=True)]
-            torch.stack(costs).sum().backward()
-    return [lesson.end() for lesson in lessons]
+        # Around `backward` too: gradient checkpointing recomputes the layers there.
+        with learner.base.routing.on(segments), learner.autocast():
+            hidden = learner.base.hidden(joint.tokens, joint.positions, joint.layout, segments).split(sizes)
+            losses = [job.microbatch_loss(micro, part) for (job, micro), part in zip(members, hidden, strict=True)]
+            torch.stack(losses).sum().backward()
+    return [job.finish() for job in jobs]
 
 
-def _loads(lessons: Sequence[FitJob]) -> Iterator[list[tuple[FitJob, Stream]]]:
-    """What goes through a base at once: within the token budget, streams of several policies."""
-    open_loads: list[list[tuple[FitJob, Stream]]] = []
-    for lesson in lessons:
-        for stream in lesson.learner.streams(lesson.batch):
-            fitting = [load for load in open_loads if _fits(load, lesson, stream)]
-            if len(lessons) == 1:
-                yield [(lesson, stream)]
+def _passes(jobs: Sequence[FitJob]) -> Iterator[list[tuple[FitJob, Microbatch]]]:
+    """Microbatches of several policies that go through a base at once, within the token budget."""
+    open_passes: list[list[tuple[FitJob, Microbatch]]] = []
+    for job in jobs:
+        for micro in job.learner.microbatches(job.batch):
+            fitting = [members for members in open_passes if _fits(members, job, micro)]
+            if len(jobs) == 1:
+                yield [(job, micro)]
             elif fitting:
-                fitting[0].append((lesson, stream))
+                fitting[0].append((job, micro))
             else:
-                open_loads.append([(lesson, stream)])
-    yield from open_loads
+                open_passes.append([(job, micro)])
+    yield from open_passes
 
 
-def _fits(load: Sequence[tuple[FitJob, Stream]], lesson: FitJob, stream: Stream) -> bool:
-    base, budget = lesson.learner.base, lesson.learner.budget
-    used = sum(len(other.tokens) for _, other in load) + len(stream.tokens)
-    return load[0][0].learner.base is base and base.native and used <= budget
+def _fits(members: Sequence[tuple[FitJob, Microbatch]], job: FitJob, micro: Microbatch) -> bool:
+    base, budget = job.learner.base, job.learner.token_budget
+    used = sum(len(other.tokens) for _, other in members) + len(micro.tokens)
+    return members[0][0].learner.base is base and base.native and used <= budget

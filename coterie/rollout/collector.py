@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from coterie.learners.distributed import ALONE, Processes
+from coterie.learners.distributed import SINGLE_PROCESS, Processes
 from coterie.models.chat import Chat
 from coterie.rollout.agent import AgentTeam, FixedTurns, Player, RecordingAgent
 from coterie.rollout.episode import play_episode
@@ -33,7 +33,7 @@ class Collector:
     concurrency: int  # episodes at once
     deadline: float  # seconds per episode
     score_deadline: float | None  # seconds per score; None where the environment has its own
-    processes: Processes = ALONE
+    processes: Processes = SINGLE_PROCESS
 
     def collect(self, tasks: Sequence[Task], repeats: int, players: Mapping[str, Player], seed: int) -> list[Episode]:
         """Play every task `repeats` times. The samples depend only on the seed, the task and the repeat."""
@@ -65,10 +65,10 @@ class Collector:
         self, episodes: Sequence[tuple[Episode, FixedTurns]], players: Mapping[str, Player]
     ) -> list[Episode]:
         """Play this process's share, then gather the results of all processes."""
-        own = episodes[self.processes.share(len(episodes))]
+        own = episodes[self.processes.shard(len(episodes))]
         blocking_limit = min(self.deadline, max(1.0, self.deadline * BLOCKING_LIMIT))
         asyncio.run(run_with_watchdog(self._play_all(own, players), blocking_limit))
-        results = self.processes.gather([_without_task(episode) for episode, _ in own])
+        results = self.processes.all_gather([_without_task(episode) for episode, _ in own])
         for (episode, _), result in zip(episodes, results, strict=True):
             vars(episode).update(result)
         return [episode for episode, _ in episodes]

@@ -31,10 +31,10 @@ from coterie.engines.vllm import VllmEngine
 from coterie.envs.base import graded
 from coterie.errors import ModelError
 from coterie.learners.critics import Critic, Critics
-from coterie.learners.distributed import Processes, joined
+from coterie.learners.distributed import Processes, process_group
 from coterie.learners.learner import TorchLearner
-from coterie.learners.microbatch_budget import token_budget
 from coterie.learners.mixer import Mixer
+from coterie.learners.packing import token_budget
 from coterie.learners.text_encoder import HiddenStates
 from coterie.models.base import Base
 from coterie.models.lora import Adapter
@@ -68,22 +68,22 @@ def build(config: Config, folder: Path, console: bool = True, training: bool = T
     tasks = TaskStream(tasks_of(env, "train", config), config.tasks_per_step, config.seed)
     unseen = tasks_of(env, "test", config)
     held_out = [unseen[i] for i in range(min(config.eval.tasks, len(unseen)))]
-    processes = joined()
-    if processes.first:
+    processes = process_group()
+    if processes.is_main:
         tell_of_known(held_out, tasks.tasks)
         tell_of_few(config, tasks.tasks)
         tell_of_late_evaluation(config)
     must_have_devices(config, processes)
-    record = RunLog if processes.first else NoLog
+    record = RunLog if processes.is_main else NoLog
     copies = UserFileCopies(folder)
     config_yaml = yamltree.write(copies.config(to_tree(config)))
-    shown = console and processes.first
+    shown = console and processes.is_main
     log = record(folder, config_yaml, config.steps, config.log.wandb, shown, copies.files)
 
     shared: Shared = {}
     everyone = as_saved(opponents.with_slots(config), saved)
     bases = load_bases(everyone, shared)
-    if processes.first:
+    if processes.is_main:
         tell_of_templates(bases)
     engine = build_engine(everyone, bases)
     learners = {name: build_learner(everyone, name, bases[name], algorithm, processes) for name in everyone.policies}
@@ -296,7 +296,7 @@ def build_adapter(config: Config, name: str, policy: Policy, base: Base) -> Adap
 
 def fresh_adapter(name: str, lora: Lora, base: Base, seed: int) -> Adapter:
     targets, left_out = targets_for(base.model, base.layers, lora.targets, lora.rank)
-    if left_out and joined().first:
+    if left_out and process_group().is_main:
         why = "; ".join(f"{layer} {reason}" for layer, reason in left_out.items())
         print(f"{name}: no adapter on some layers: {why}", file=sys.stderr)
     return Adapter(name, lora.rank, lora.alpha, targets).attach(base.layers, seed)
@@ -353,7 +353,7 @@ def build_critic(
             adapter = fresh_adapter(owner, critic.lora, base, stable_hash(config.seed, "critic", name))
     return TorchLearner(
         owner, base, adapter, critic.lr, config.learning, config.steps,
-        value_lr=value_lr, speaks=False, processes=processes,
+        value_lr=value_lr, is_critic=True, processes=processes,
     )  # fmt: skip
 
 

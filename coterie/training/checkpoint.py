@@ -40,7 +40,7 @@ class BadCheckpoint(UserError, ValueError):
 def save(run: Run, best: bool = False) -> Path:
     """Write checkpoints/000120 and point `latest` (or `best`) at it."""
     folder = run.folder / "checkpoints" / f"{run.step:06d}"
-    if not run.processes.first:  # all hold the same; one writes it
+    if not run.processes.is_main:  # all hold the same; one writes it
         return folder
     if not folder.is_dir():
         with reporting_write_errors(folder), atomic_folder(folder) as beside:
@@ -124,13 +124,13 @@ def resume(run: Run, which: str | None = None) -> Path | None:
     aside = None
     if (saved := latest(run.folder) if which is None else find(run.folder, which)) is not None:
         restore(run, saved)
-    run.processes.wait()  # until all have read it
-    if run.processes.first and which is not None:
+    run.processes.barrier()  # until all have read it
+    if run.processes.is_main and which is not None:
         aside = set_aside(run.folder, run.step)
-    run.processes.wait()
+    run.processes.barrier()
     if which is not None and not (run.folder / "best").is_file():
         run.best = None  # the next evaluation is the best of this way on
-    if run.processes.first:
+    if run.processes.is_main:
         _forget_later(run)
     _recall_evaluation(run, run.log.resume(run.step, run.evaluation_due))
     return aside
@@ -139,7 +139,7 @@ def resume(run: Run, which: str | None = None) -> Path | None:
 def _recall_evaluation(run: Run, rows: Sequence[Mapping[str, float]]) -> None:
     """What was measured after the checkpoint's step, once it was saved: it need not be measured again."""
     rewards = [row["eval/reward"] for row in rows if row["step"] == run.step and "eval/reward" in row]
-    for reward in run.processes.agree(rewards):
+    for reward in run.processes.broadcast(rewards):
         run.evaluated_at = run.step
         if run.best is None or reward > run.best:
             run.best = reward

@@ -19,7 +19,7 @@ from coterie.engines.router import Router
 from coterie.errors import UserError
 from coterie.evaluation.evaluate import evaluate
 from coterie.learners.batch import hand_back, make_batches
-from coterie.learners.distributed import ALONE, Processes
+from coterie.learners.distributed import SINGLE_PROCESS, Processes
 from coterie.learners.learner import TorchLearner
 from coterie.rollout.agent import Player
 from coterie.rollout.collector import Collector
@@ -57,7 +57,7 @@ class Run:
     step: int = 0  # completed steps; logs count from 1
     best: float | None = None  # the best evaluation reward so far
     evaluated_at: int | None = None  # completed steps at the last evaluation
-    processes: Processes = ALONE
+    processes: Processes = SINGLE_PROCESS
     stopping: bool = field(default=False, repr=False)
     signal: int = field(default=0, repr=False)  # that requested the stop; 0: none
 
@@ -98,7 +98,7 @@ def train(run: Run) -> None:
             evaluate_if_due(run)
         if should_stop(run):
             checkpoint.save(run)
-            run.signal = max(run.processes.gather([run.signal]))
+            run.signal = max(run.processes.all_gather([run.signal]))
             run.log.stopped(signal_name(run.signal))
     run.stopping = should_stop(run)  # a barrier: no process exits before the first one has written everything
 
@@ -140,7 +140,7 @@ def training_step(run: Run, log: StepLog) -> None:
         log.add(assign_credit(run, played, otherwise) | turn_metrics(played, run.learners))
     with log.phase("update"):
         for learner in run.learners.values():
-            learner.begin(run.step)
+            learner.schedule_lr(run.step)
         if algorithm.trains_policies(run.step):
             log.add(algorithm.update(run.learners, make_batches(played), run.rng, run.step))
         if run.critic is not None:
@@ -150,7 +150,7 @@ def training_step(run: Run, log: StepLog) -> None:
         log.add(opponents.remember(run.config, run.step, run.memory, run.learners, run.engine))
     alarmed, news = collapse.watch(run.config, run.memory, played, log.metrics)
     log.add(alarmed)
-    for line in news if run.processes.first else ():
+    for line in news if run.processes.is_main else ():
         print(f"step {run.step + 1}: {line}", file=sys.stderr)
 
 

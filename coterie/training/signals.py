@@ -27,7 +27,7 @@ def stop_after_step(run: Run) -> Iterator[None]:
         second, run.stopping, run.signal = run.stopping, True, number
         if second:
             raise KeyboardInterrupt
-        if run.processes.first:
+        if run.processes.is_main:
             then = "finishing this step, then saving a checkpoint; a second signal stops at once"
             print(f"\n{signal_name(number)}: {then}", file=sys.stderr)
 

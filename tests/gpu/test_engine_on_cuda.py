@@ -120,9 +120,9 @@ def hears(base: Base, adapter: str | None, prompts: list[list[int]], said: list[
     learner = TorchLearner("policy", base, None, 1e-4, Learning(), 1, frozen=True)
     out = torch.zeros(len(batch))
     with torch.no_grad():
-        for stream in learner.streams(batch):
+        for micro in learner.microbatches(batch):
             with learner.precision():
-                hidden = base.hidden(stream.tokens, stream.positions, stream.layout, [(0, len(stream.tokens), adapter)])
-                tokens, heat = (column.to(base.device)[stream.index] for column in (batch.tokens, batch.temperature))
-                out[stream.index.cpu()] = ChosenLogprobs(base)(hidden[stream.source], tokens, heat)[0].float().cpu()
+                hidden = base.hidden(micro.tokens, micro.positions, micro.layout, [(0, len(micro.tokens), adapter)])
+                tokens, heat = (column.to(base.device)[micro.index] for column in (batch.tokens, batch.temperature))
+                out[micro.index.cpu()] = ChosenLogprobs(base)(hidden[micro.source], tokens, heat)[0].float().cpu()
     return out[batch.mask]

@@ -62,7 +62,7 @@ def critics(run: Run) -> Critics:
 
 
 def weights(learner: TorchLearner) -> dict[str, Tensor]:
-    named = learner.parameters() | (dict(learner.head.named_parameters()) if learner.head else {})
+    named = learner.parameters() | (dict(learner.value_head.named_parameters()) if learner.value_head else {})
     return {name: parameter.detach().clone() for name, parameter in named.items()}
 
 
@@ -110,7 +110,7 @@ def test_values_of_a_role_come_from_its_own_critic(model_folder: Folder, tmp_pat
     run = started(config(model_folder("llama"), "one for each role"), tmp_path)
     for worth, name in enumerate(("left", "right")):
         with torch.no_grad():
-            head = critics(run).critics[name].learner.head
+            head = critics(run).critics[name].learner.value_head
             assert head is not None
             head.bias.fill_(1.0 + worth)
     episodes, _ = collect_episodes(run, run.tasks.next(), 2)

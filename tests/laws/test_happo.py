@@ -159,7 +159,10 @@ def weights(run: Run) -> dict[str, Tensor]:
     return {
         f"{owner} {name}": parameter.detach().clone()
         for owner, made in learners.items()
-        for name, parameter in [*made.parameters().items(), *(made.head.named_parameters() if made.head else ())]
+        for name, parameter in [
+            *made.parameters().items(),
+            *(made.value_head.named_parameters() if made.value_head else ()),
+        ]
     }
 
 

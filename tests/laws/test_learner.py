@@ -19,10 +19,9 @@ from transformers import AutoModelForCausalLM
 from coterie.algorithms.base import Algorithm
 from coterie.algorithms.ppo import Ppo
 from coterie.config import Learning
-from coterie.learners.learner import TorchLearner, scheduled
+from coterie.learners.learner import TorchLearner, lr_factor
 from coterie.learners.logprobs import ChosenLogprobs
-from coterie.learners.microbatch_budget import bytes_per_token, token_budget
-from coterie.learners.packing import streams
+from coterie.learners.packing import bytes_per_token, pack_microbatches, token_budget
 from coterie.rl.losses import KlEstimator, Reduce
 from coterie.rl.validate import NotFinite
 from coterie.types import Batch, Scores
@@ -69,15 +68,15 @@ def plain_scores(made: TorchLearner, batch: Batch, named: dict[str, Tensor]) -> 
     logp = (out.logits[row, before] / batch.temperature[batch.mask][:, None]).log_softmax(-1)
     chosen = logp.gather(1, batch.tokens[batch.mask][:, None])[:, 0]
     values = None
-    if made.head is not None:
+    if made.value_head is not None:
         values = (out.hidden_states[-1][row, before] @ named["head.weight"].t() + named["head.bias"])[:, 0]
     return Scores(chosen, -(logp.exp() * logp).sum(-1), values)
 
 
 def leaves(made: TorchLearner) -> dict[str, Tensor]:
     named = dict(made.parameters())
-    if made.head is not None:
-        named |= {f"head.{name}": p for name, p in made.head.named_parameters()}
+    if made.value_head is not None:
+        named |= {f"head.{name}": p for name, p in made.value_head.named_parameters()}
     return {name: p.detach().clone().requires_grad_() for name, p in named.items()}
 
 
@@ -146,7 +145,10 @@ def test_cutting_a_batch_into_microbatches_changes_no_gradient(reduce: Reduce, m
         made = learner(model_folder("llama"), head=True, microbatch_tokens=budget)
         batch = random_batch(made, seed=2)
         found.append(
-            (len(list(streams(batch, budget))), gradients(made, batch, algorithm.loss_weights(batch), algorithm.loss))
+            (
+                len(list(pack_microbatches(batch, budget))),
+                gradients(made, batch, algorithm.loss_weights(batch), algorithm.loss),
+            )
         )
     counts = [count for count, _ in found]
     assert counts[0] == 1 and counts[-1] == batch.rows and counts == sorted(counts)
@@ -158,7 +160,7 @@ def test_a_stream_holds_no_more_than_its_budget_unless_one_row_is_longer(model_f
     batch = random_batch(learner(model_folder("llama")), seed=3, count=10)
     longest = int(batch.positions.max()) + 1
     for budget in (10, longest, 200):
-        cut = list(streams(batch, budget))
+        cut = list(pack_microbatches(batch, budget))
         assert all(len(stream.tokens) <= max(budget, longest) for stream in cut)
         assert sorted(torch.cat([s.index for s in cut]).tolist()) == batch.mask.nonzero()[:, 0].tolist()
 
@@ -171,9 +173,9 @@ def test_sharing_a_beginning_changes_no_gradient(
     for share in (True, False):
         made = learner(model_folder(kind), lora=False)
         batch = random_batch(made, seed=4, count=8)
-        monkeypatch.setattr(made, "streams", lambda b, s=share: streams(b, 100_000, share=s))
+        monkeypatch.setattr(made, "microbatches", lambda b, s=share: pack_microbatches(b, 100_000, share=s))
         found.append(gradients(made, batch, WHOLE_LOSS.loss_weights(batch), Algorithm(entropy=0.02).loss))
-    shared, apart = (sum(len(s.tokens) for s in streams(batch, 100_000, share=s)) for s in (True, False))
+    shared, apart = (sum(len(s.tokens) for s in pack_microbatches(batch, 100_000, share=s)) for s in (True, False))
     assert shared < 0.8 * apart == 0.8 * len(batch)
     assert_same_gradients(found[0], found[1], near=5e-6)  # sums of float32 in another order
 
@@ -312,7 +314,7 @@ def test_the_memory_of_an_update_grows_with_the_token_budget_and_not_with_the_ba
 
 def test_the_learning_rate_rises_then_follows_its_schedule() -> None:
     def rates(**learning: Any) -> list[float]:
-        return [scheduled(step, 6, Learning(**learning)) for step in range(7)]
+        return [lr_factor(step, 6, Learning(**learning)) for step in range(7)]
 
     assert rates() == [1.0] * 7
     assert rates(schedule="linear") == pytest.approx([1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6, 0])
@@ -326,8 +328,8 @@ def test_a_step_s_rate_is_the_peak_times_its_share_for_weights_and_value_head(mo
     assert made.optimizer is not None
     made.optimizer.param_groups[1]["peak"] = 4e-2
     for step in (0, 5):
-        made.begin(step)
-        share = scheduled(step, made.steps, made.learning)
+        made.schedule_lr(step)
+        share = lr_factor(step, made.steps, made.learning)
         assert [group["lr"] for group in made.optimizer.param_groups] == pytest.approx([1e-2 * share, 4e-2 * share])
 
 
@@ -383,5 +385,5 @@ def test_a_resumed_policy_learns_as_its_config_says_now(model_folder: Folder) ->
     assert before.optimizer is not None and after.optimizer is not None
     before.optimizer.param_groups[0]["peak"] = 1e-4
     after.restore(before.state())
-    after.begin(0)
-    assert after.rate == 1e-2 and after.optimizer.param_groups[0]["weight_decay"] == 0.1
+    after.schedule_lr(0)
+    assert after.current_lr == 1e-2 and after.optimizer.param_groups[0]["weight_decay"] == 0.1

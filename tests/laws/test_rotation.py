@@ -33,7 +33,9 @@ def weights(run: Run) -> dict[str, list[Tensor]]:
     learners = dict(run.learners)
     if isinstance(run.critic, Critics):
         learners |= {f"critic {name}": judge.learner for name, judge in run.critic.critics.items()}
-    heads = {name: list(learner.head.parameters()) if learner.head else [] for name, learner in learners.items()}
+    heads = {
+        name: list(learner.value_head.parameters()) if learner.value_head else [] for name, learner in learners.items()
+    }
     return {
         name: [p.detach().clone() for p in (*learner.parameters().values(), *heads[name])]
         for name, learner in learners.items()
