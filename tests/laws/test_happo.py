@@ -262,5 +262,5 @@ def test_a_limit_of_the_factor_is_refused_where_there_is_no_factor(tmp_path: Pat
     check_conflicts(config)
     shared = {"policies": {"both": tree["policies"]["left"]}, "roles": {"left": "both", "right": "both"}}
     config = written(tree | shared, tmp_path)
-    with pytest.raises(ConfigError, match=r"algorithm\.max_factor: has no effect: one policy learns"):
+    with pytest.raises(ConfigError, match=r"algorithm\.max_factor: has no effect: one policy trains"):
         check_conflicts(config)
