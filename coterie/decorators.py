@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import MISSING, field, make_dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints, overload
 
-from coterie.rewards.calling_convention import MARK, convention
+from coterie.rewards.reward_function import MARK, reward_signature
 
 if TYPE_CHECKING:
     from coterie.tools.tool import Tool
@@ -75,7 +75,7 @@ def reward(function: Reward | None = None, *, batched: bool = False) -> Reward |
 
     def made(function: Reward) -> Reward:
         setattr(function, MARK, batched)
-        _must_take(function, convention(function).names)
+        _must_take(function, reward_signature(function).names)
         _options(function)
         return function
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from coterie.rewards.number import number
+from coterie.rewards.exact_match import number
 from coterie.types import Episode, Split, Task
 
 

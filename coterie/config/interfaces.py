@@ -8,7 +8,7 @@ from typing import Any
 from coterie.algorithms.base import Algorithm
 from coterie.config.registry import Kind
 from coterie.credit.base import Credit
-from coterie.rewards.calling_convention import convention
+from coterie.rewards.reward_function import reward_signature
 
 ASKED: dict[Kind, tuple[str, ...]] = {"workflow": ("roles", "run"), "env": ("tasks", "open", "score")}
 AWAITED: dict[Kind, str] = {"workflow": "run", "env": "score"}
@@ -36,7 +36,7 @@ def _are_names(roles: Any) -> bool:
 
 def _answered(name: str, reward: Any) -> str | None:
     """A reward is called with two arguments, or three with the task; its options are known by name."""
-    signature, names = inspect.signature(reward), convention(reward).names
+    signature, names = inspect.signature(reward), reward_signature(reward).names
     options = {p.name: None for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY}
     try:
         signature.bind(*names, **options)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from coterie.config.config import Config
 from coterie.config.problems import Problems
 from coterie.sandbox import allow_unsafe
-from coterie.sandbox.available import problem
+from coterie.sandbox.bubblewrap import problem
 from coterie.types import Env
 
 

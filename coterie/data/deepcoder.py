@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from coterie.data.code_tests import untestable
 from coterie.data.row import Hub, Raw, Row, Source, lacks
+from coterie.rewards.code.test_formats import unreadable
 
 
 def parse(raw: Raw, name: str) -> Row | str:
@@ -23,7 +23,7 @@ def parse(raw: Raw, name: str) -> Row | str:
         tests = [{"metadata": raw["metadata"], **test} if isinstance(test, dict) else test for test in tests]
     starter = raw.get("starter_code") or ""
     question = raw["problem"] + (f"\n\nStart from this code:\n```python\n{starter.strip()}\n```" if starter else "")
-    return untestable(tests) or Row(name, question, solution(raw.get("solutions")), {"tests": tests})
+    return unreadable(tests) or Row(name, question, solution(raw.get("solutions")), {"tests": tests})
 
 
 def solution(solutions: Any) -> str | None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from coterie.data.code_tests import untestable
 from coterie.data.row import Hub, Raw, Row, Source, lacks
+from coterie.rewards.code.test_formats import unreadable
 
 
 def parse(raw: Raw, name: str) -> Row | str:
@@ -13,7 +13,7 @@ def parse(raw: Raw, name: str) -> Row | str:
     stub = raw["prompt"]
     question = f"Complete this function and give the whole of it:\n```python\n{stub.strip()}\n```"
     tests = {"prompt": stub, "entry_point": raw["entry_point"], "test": raw["test"]}
-    return untestable(tests) or Row(raw["task_id"], question, stub + raw["canonical_solution"], {"tests": tests})
+    return unreadable(tests) or Row(raw["task_id"], question, stub + raw["canonical_solution"], {"tests": tests})
 
 
 HUMANEVAL = Source(

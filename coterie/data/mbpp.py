@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from coterie.data.code_tests import untestable
 from coterie.data.row import Hub, Raw, Row, Source, lacks
+from coterie.rewards.code.test_formats import unreadable
 
 if TYPE_CHECKING:
     from coterie.types import Split
@@ -25,7 +25,7 @@ def parse(raw: Raw, name: str) -> Row | str:
     number = raw["task_id"] if isinstance(raw.get("task_id"), int) else None
     question = f"{raw[task]}\nYour code must pass this test:\n{asserts[0]}"
     given = name if number is None else f"mbpp/{number}"
-    return untestable(tests) or Row(given, question, raw["code"], {"tests": tests}, split_of(number))
+    return unreadable(tests) or Row(given, question, raw["code"], {"tests": tests}, split_of(number))
 
 
 def split_of(number: int | None) -> Split | None:

@@ -7,7 +7,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
-from coterie.rewards import TIMEOUTS, Grader, grader
+from coterie.rewards import TIMEOUTS, Grader, make_grader
 from coterie.types import Env, Episode, Split, Task, Turn, is_correct
 
 NATIVE = "native"  # the reward's name when an environment scores itself
@@ -104,7 +104,7 @@ def _answering(episode: Episode, role: str, said: Any) -> list[Turn]:
 def graded(env: Env, reward: str, options: Mapping[str, Any], deadline: float) -> Env:
     """The environment with the reward that the config names; `native` means that it scores itself."""
     if isinstance(env, TaskEnv):
-        return env.with_grader(env.native(deadline) if reward == NATIVE else grader(reward, options, deadline))
+        return env.with_grader(env.native(deadline) if reward == NATIVE else make_grader(reward, options, deadline))
     if reward != NATIVE:
         raise ValueError(
             f"reward {reward}: no effect, because {type(env).__name__} scores itself; write reward: native"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from coterie.rewards.code.grader import Failure, Verdict, code_in, run_tests
-from coterie.rewards.code.tests import read_tests
+from coterie.rewards.code.test_formats import read_tests
 
 NO_PROGRAM = "there is no program in the answer; give it in a ```python block"
 

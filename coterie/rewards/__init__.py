@@ -1,6 +1,6 @@
-"""What an answer is worth: plain functions `(answer, truth) -> float`, and how they are called."""
+"""Score answers: plain functions `(answer, truth) -> float`, and the graders that call them safely."""
 
-from coterie.rewards.grading import Composed, Grader, grader
-from coterie.rewards.worker import TIMEOUTS, GraderFailed, GraderTimeout
+from coterie.rewards.grader import Composed, Grader, make_grader
+from coterie.rewards.grader_pool import TIMEOUTS, GraderFailed, GraderTimeout
 
-__all__ = ["TIMEOUTS", "Composed", "Grader", "GraderFailed", "GraderTimeout", "grader"]
+__all__ = ["TIMEOUTS", "Composed", "Grader", "GraderFailed", "GraderTimeout", "make_grader"]

@@ -1,4 +1,4 @@
-"""Gather answers that become ready at about the same time into one call of a batched reward."""
+"""Dynamic batching: answers that arrive within 0.1 s go into one call of a batched reward function."""
 
 from __future__ import annotations
 
@@ -7,43 +7,43 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from coterie.rewards.worker import GraderFailed, GraderTimeout
+from coterie.rewards.grader_pool import GraderFailed, GraderTimeout
 
 WAIT = 0.1  # seconds that the first answer of a batch waits for others
-MOST = 64  # answers in one call
+MAX_BATCH = 64  # answers in one call
 
-Asked = tuple[Any, ...]  # answer, truth, and the task if the function takes it
-Score = Callable[[Sequence[Asked]], Awaitable[Sequence[Any]]]
+Arguments = tuple[Any, ...]  # answer, truth, and the task if the function takes it
+Score = Callable[[Sequence[Arguments]], Awaitable[Sequence[Any]]]
 
 
 @dataclass
 class Batch:
-    """Answers that will be scored together, and who waits for them."""
+    """Answers to score in one call, and the futures of their callers."""
 
     loop: asyncio.AbstractEventLoop
-    asked: list[Asked] = field(default_factory=list)
+    answers: list[Arguments] = field(default_factory=list)
     futures: list[asyncio.Future[Any]] = field(default_factory=list)
 
 
 @dataclass
 class Batcher:
-    """Fills one batch at a time. Batches are scored side by side, so one that hangs holds up no other."""
+    """Fills one batch at a time. Batches are scored concurrently, so one that hangs does not delay others."""
 
     filling: Batch | None = None
-    scoring: set[asyncio.Task[None]] = field(default_factory=set)  # the loop itself keeps only weak references
+    scoring: set[asyncio.Task[None]] = field(default_factory=set)  # the event loop keeps only weak references
 
-    async def score(self, asked: Asked, score: Score) -> Any:
+    async def score(self, answer: Arguments, score: Score) -> Any:
         loop = asyncio.get_running_loop()
-        # Each step of a run has an event loop of its own; what an interrupted one left behind is nobody's.
+        # Each training step has its own event loop; a batch of an interrupted one has no callers left.
         if self.filling is None or self.filling.loop is not loop:
             self.filling = Batch(loop)
             task = loop.create_task(self._close(self.filling, score))
             self.scoring.add(task)
             task.add_done_callback(self.scoring.discard)
         batch, future = self.filling, loop.create_future()
-        batch.asked.append(asked)
+        batch.answers.append(answer)
         batch.futures.append(future)
-        if len(batch.asked) == MOST:
+        if len(batch.answers) == MAX_BATCH:
             self.filling = None
         return await future
 
@@ -51,7 +51,7 @@ class Batcher:
         await asyncio.sleep(WAIT)
         if self.filling is batch:
             self.filling = None
-        for future, outcome in zip(batch.futures, await _scored(batch.asked, score), strict=True):
+        for future, outcome in zip(batch.futures, await _score_all(batch.answers, score), strict=True):
             if future.done():  # its episode was cancelled
                 continue
             if isinstance(outcome, BaseException):
@@ -60,13 +60,13 @@ class Batcher:
                 future.set_result(outcome)
 
 
-async def _scored(asked: Sequence[Asked], score: Score) -> Sequence[Any]:
-    """What each answer earns, or what went wrong. One by one if a call for all of them fails, so an answer that breaks
-    the grader fails alone."""
-    (outcome,) = await asyncio.gather(score(asked), return_exceptions=True)
+async def _score_all(answers: Sequence[Arguments], score: Score) -> Sequence[Any]:
+    """The reward of each answer, or its exception. If the call fails, each answer is retried alone, so that only the
+    answer that breaks the grader fails."""
+    (outcome,) = await asyncio.gather(score(answers), return_exceptions=True)
     if not isinstance(outcome, BaseException):
         return outcome
-    if len(asked) == 1 or not isinstance(outcome, GraderFailed | GraderTimeout):
-        return [outcome] * len(asked)
-    alone = await asyncio.gather(*(_scored([one], score) for one in asked))
+    if len(answers) == 1 or not isinstance(outcome, GraderFailed | GraderTimeout):
+        return [outcome] * len(answers)
+    alone = await asyncio.gather(*(_score_all([one], score) for one in answers))
     return [outcome for (outcome,) in alone]

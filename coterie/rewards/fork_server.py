@@ -1,6 +1,6 @@
-"""The process that the answers to a builtin grader are forked from: it imports the grader once for all of them.
+"""Fork server of a builtin grader: imports the grader once, then forks a process for each answer.
 
-Run as `python -P -m coterie.rewards.fork_server FD FUNCTION`. It has no threads, so that forking it is safe.
+Run as `python -P -m coterie.rewards.fork_server FD FUNCTION`. Single-threaded, so that forking is safe.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from functools import cache
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
-from coterie.rewards.load import load
+from coterie.rewards.reward_function import load
 
-ADDRESS_SPACE = 2 << 30  # bytes that one answer may use
-# Parsers fill tables while they parse; a process that is forked after that finds them filled.
+ADDRESS_SPACE = 2 << 30  # bytes: RLIMIT_AS of one answer
+# Calls made before the first fork: parsers fill caches, which forked processes then share.
 WARM_UP = {
     "coterie.rewards.math:math": [
         (r"\boxed{\frac{3}{4}x^{2} - \sqrt{2} + 1.5}", "1"),
@@ -37,20 +37,20 @@ WARM_UP = {
 
 
 def serve(control: socket.socket, name: str) -> None:
-    """Fork a process for each connection that arrives, one with every byte, until the parent is gone."""
+    """Fork a process for each connection received on the control socket, until the parent is gone."""
     running: dict[int, Connection] = {}
     signal.signal(signal.SIGCHLD, lambda *_: _reap(running))
     while True:
         byte, handles, _, _ = socket.recv_fds(control, 1, 1)
         if not byte:
-            return _end(running)
+            return _kill_all(running)
         connection = Connection(handles[0])
         try:
             function = _ready(name)
-        except BaseException:  # whatever it is, the parent raises it: an error crosses to it as text
+        except BaseException:  # sent as text; the parent raises it
             connection.send(("failed", traceback.format_exc()))
             continue
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})  # until its connection is known
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})  # until `running` has it
         pid = os.fork()
         if pid == 0:
             control.close()
@@ -59,8 +59,8 @@ def serve(control: socket.socket, name: str) -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
 
 
-def _end(running: dict[int, Connection]) -> None:
-    """No answer outlives the parent."""
+def _kill_all(running: dict[int, Connection]) -> None:
+    """No forked process outlives the parent."""
     for pid in list(running):
         os.kill(pid, signal.SIGKILL)
 
@@ -71,31 +71,31 @@ def _ready(name: str) -> Callable[..., Any]:
     for arguments in WARM_UP.get(name, ()):
         function(*arguments)
     gc.collect()
-    gc.freeze()  # a collection in a forked process would copy all that it looks at
+    gc.freeze()  # garbage collection in a fork would copy every page it touches
     return function
 
 
 def _reap(running: dict[int, Connection]) -> None:
-    """Tell the parent which signal ended a process; one that came to its end has told its value itself."""
-    with suppress(ChildProcessError):  # a signal may arrive while the one before is handled
+    """Send the parent the signal that killed a process; one that returned has sent its value itself."""
+    with suppress(ChildProcessError):  # SIGCHLD may arrive while the last one is handled
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
             connection = running.pop(ended[0])
             if os.WIFSIGNALED(ended[1]):
-                with suppress(OSError):  # the parent no longer waits
+                with suppress(OSError):  # the parent has stopped waiting
                     connection.send(("killed", os.WTERMSIG(ended[1])))
             connection.close()
 
 
 def _answer(connection: Connection, function: Callable[..., Any]) -> NoReturn:
-    """Call the function under its limits. The alarm's default action ends even code that never returns to Python."""
+    """Call the function under rlimits and an alarm. SIGALRM's default action kills even C code that never returns."""
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
         connection.send(("started", os.getpid()))
-        arguments, options, seconds, processor_seconds = pickle.loads(connection.recv_bytes())
-        _bound(resource.RLIMIT_AS, ADDRESS_SPACE)
-        if processor_seconds is not None:
-            _bound(resource.RLIMIT_CPU, processor_seconds)
+        arguments, options, seconds, cpu_seconds = pickle.loads(connection.recv_bytes())
+        _set_rlimit(resource.RLIMIT_AS, ADDRESS_SPACE)
+        if cpu_seconds is not None:
+            _set_rlimit(resource.RLIMIT_CPU, cpu_seconds)
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_REAL, seconds)
         connection.send(("value", function(*arguments, **options)))
@@ -107,7 +107,7 @@ def _answer(connection: Connection, function: Callable[..., Any]) -> NoReturn:
         os._exit(0)
 
 
-def _bound(kind: int, most: int) -> None:
+def _set_rlimit(kind: int, most: int) -> None:
     hard = resource.getrlimit(kind)[1]
     resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 

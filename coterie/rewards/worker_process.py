@@ -1,6 +1,6 @@
-"""The other end of a worker: a process that answers calls until its parent is gone.
+"""The child side of a worker of `grader_pool`: answers calls one by one until its parent is gone.
 
-Run as `python -m coterie.rewards.worker_process FD`. Imports nothing heavy, so that it starts in a moment.
+Run as `python -P -m coterie.rewards.worker_process FD`. Imports nothing heavy, so that it starts quickly.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any
 
-from coterie.rewards.load import load
+from coterie.rewards.reward_function import load
 
 
 def serve(connection: Connection) -> None:
-    """Answer requests one by one, on the main thread, where a function may use signals."""
+    """Answer requests on the main thread, where a function may use signals."""
     requests: SimpleQueue[bytes] = SimpleQueue()
     threading.Thread(target=_receive, args=(connection, requests), daemon=True).start()
     while True:
@@ -28,7 +28,7 @@ def serve(connection: Connection) -> None:
 
 
 def _receive(connection: Connection, requests: SimpleQueue[bytes]) -> None:
-    """Leave at once when the parent has died, even from the middle of a call that never ends."""
+    """Exit when the parent has died, even in the middle of a call that never ends."""
     try:
         while True:
             requests.put(connection.recv_bytes())
@@ -49,7 +49,7 @@ def _answer(connection: Connection, request: bytes) -> None:
         if inspect.isawaitable(value):
             value = asyncio.run(_wait(value))
         connection.send(("value", value))
-    except BaseException:  # whatever it is, the parent raises it: an error crosses to it as text
+    except BaseException:  # sent as text; the parent raises it
         connection.send(("failed", traceback.format_exc()))
 
 

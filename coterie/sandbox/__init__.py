@@ -1,11 +1,11 @@
-"""Run Python that nobody has read: bounded, cut off, and gone when its time is up."""
+"""Run untrusted Python: in its own namespaces, under rlimits, killed at its deadline."""
 
-from coterie.sandbox.available import SandboxMissing
-from coterie.sandbox.pool import Sandbox, SandboxReduced, allow_unsafe, files_in, shared, unprotected
-from coterie.sandbox.record import Ended, Limits, Ran
-from coterie.sandbox.worker import SandboxBroken
+from coterie.sandbox.bubblewrap import SandboxMissing
+from coterie.sandbox.limits import Limits, RunResult, Status
+from coterie.sandbox.process import SandboxBroken
+from coterie.sandbox.sandbox import Sandbox, SandboxReduced, allow_unsafe, files_in, shared, unprotected
 
 __all__ = [
-    "Ended", "Limits", "Ran", "Sandbox", "SandboxBroken", "SandboxMissing", "SandboxReduced", "allow_unsafe",
+    "Limits", "RunResult", "Sandbox", "SandboxBroken", "SandboxMissing", "SandboxReduced", "Status", "allow_unsafe",
     "files_in", "shared", "unprotected",
 ]  # fmt: skip

@@ -1,7 +1,7 @@
-"""What the processes of a job use together, as far as Linux tells from outside.
+"""Memory, CPU time and processes of a job, read from /proc.
 
-Looked at every now and then, so a job may go over its limit for a moment. What belongs to no process at that time, such
-as a System V segment that none has attached, is not seen.
+Sampled, so a job may exceed a limit for a moment. Memory that no process has attached, such as a System V segment, is
+not counted.
 """
 
 from __future__ import annotations
@@ -13,31 +13,26 @@ from contextlib import suppress
 from pathlib import Path
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
-BLOCK = 512  # bytes in which `stat` counts what a file holds
+BLOCK = 512  # bytes per block of `stat`
+TICKS = os.sysconf("SC_CLK_TCK")  # per second of CPU time
 MEMORY_FILE = "/memfd:"
 PROC = Path("/proc")
 
 
-def family(first: int, most: int) -> list[int]:
-    """A process and all that came of it.
-
-    No more than a few over `most`: a bomb leaves no time to count.
-    """
-    found = [first] if sys.platform == "linux" else []
+def process_tree(root: int, most: int) -> list[int]:
+    """A process and its descendants; stops a few above `most`, because a fork bomb outruns the count."""
+    found = [root] if sys.platform == "linux" else []
     for pid in found:
         if len(found) > most:
             break
-        with suppress(OSError):  # gone meanwhile
+        with suppress(OSError):  # it has exited
             for task in (PROC / str(pid) / "task").iterdir():
                 found += map(int, (task / "children").read_text().split())
     return found
 
 
-def group(leader: int, most: int) -> list[int]:
-    """The processes of a group, whoever their parent is now.
-
-    No more than one over `most`.
-    """
+def process_group(leader: int, most: int) -> list[int]:
+    """The processes of a process group, also those whose parent has exited; stops one above `most`."""
     found: list[int] = []
     if sys.platform == "linux":
         with os.scandir(PROC) as entries:
@@ -49,33 +44,43 @@ def group(leader: int, most: int) -> list[int]:
     return found
 
 
+def cpu_seconds(pids: Iterable[int]) -> float:
+    """CPU time, user and system, that living processes have used so far."""
+    ticks = 0
+    for pid in pids:
+        with suppress(OSError):  # it has exited
+            user, system = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[11:13]
+            ticks += int(user) + int(system)
+    return ticks / TICKS
+
+
 def _group_of(pid: str) -> int | None:
-    with suppress(OSError):  # gone meanwhile
+    with suppress(OSError):  # it has exited
         return int((PROC / pid / "stat").read_text().rpartition(")")[2].split()[2])
     return None
 
 
-def uses_more(pids: Iterable[int], most: int) -> bool:
-    """Whether processes hold more memory than this together, files in memory included.
+def uses_more_memory(pids: Iterable[int], most: int) -> bool:
+    """True if processes use more memory than this together, memfd files included.
 
-    What they share counts once. Telling that takes a while, so a sum that is at least as much is looked at first.
+    Shared pages count once. Reading PSS is slow, so RSS, an upper bound, is checked first.
     """
     own = list(pids)
     files = sum(dict(file for pid in own for file in _memory_files(pid)).values())
     if files + sum(map(_resident, own)) <= most:
         return False
-    anonymous, shared = (sum(map(_share_of, own, [field] * len(own))) for field in ("Pss_Anon:", "Pss_Shmem:"))
-    return anonymous + max(shared, files) > most  # what is mapped of a file in memory is told in both
+    anonymous, shared = (sum(map(_pss, own, [field] * len(own))) for field in ("Pss_Anon:", "Pss_Shmem:"))
+    return anonymous + max(shared, files) > most  # a mapped memfd is in both `shared` and `files`
 
 
 def _resident(pid: int) -> int:
-    with suppress(OSError):  # gone meanwhile
+    with suppress(OSError):  # it has exited
         return int((PROC / str(pid) / "statm").read_text().split()[1]) * PAGE
     return 0
 
 
-def _share_of(pid: int, field: str) -> int:
-    """Bytes of a process's memory; of those that several hold, its part."""
+def _pss(pid: int, field: str) -> int:
+    """Proportional set size in bytes: a page that n processes share counts 1/n."""
     with suppress(OSError):
         lines = map(str.split, (PROC / str(pid) / "smaps_rollup").read_text().splitlines())
         return sum(int(line[1]) * 1024 for line in lines if line[0] == field)
@@ -83,7 +88,7 @@ def _share_of(pid: int, field: str) -> int:
 
 
 def _memory_files(pid: int) -> list[tuple[tuple[int, int], int]]:
-    """Files that lie in memory and have no name: which, and how large. Mapped or not, they are some process's files."""
+    """Open memfd files by (device, inode), and their sizes, whether mapped or not."""
     found = []
     with suppress(OSError):
         for file in (PROC / str(pid) / "fd").iterdir():

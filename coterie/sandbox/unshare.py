@@ -1,4 +1,4 @@
-"""Where bubblewrap does not work: processes and a network of its own, as far as the kernel lets anybody have them."""
+"""Fallback without bubblewrap (`sandbox: unsafe`): PID, network and IPC namespaces by util-linux `unshare`."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from functools import cache
 
 from coterie.sandbox.bubblewrap import NOBODY
 
-# To itself it is nobody, so that it has no powers in there; its files are still its user's.
-WORDS = [f"--map-user={NOBODY}", f"--map-group={NOBODY}", "--pid", "--net", "--ipc", "--fork", "--kill-child"]
-# The first process of such a namespace cannot be killed from within: it is not the job, but a shell that keeps silent.
-FIRST = ["-c", 'exec 3>&2 2>/dev/null; "$@" 2>&3 3>&-; exit $?', "sh"]
+# Mapped to an unprivileged uid inside the namespace; outside, its files still belong to the user.
+OPTIONS = [f"--map-user={NOBODY}", f"--map-group={NOBODY}", "--pid", "--net", "--ipc", "--fork", "--kill-child"]
+# PID 1 of a namespace cannot be killed from inside it, so PID 1 is a silent shell and the job its child.
+INIT = ["-c", 'exec 3>&2 2>/dev/null; "$@" 2>&3 3>&-; exit $?', "sh"]
 
 
 @cache
 def command() -> list[str]:
-    """The words before `python …`; none where it does not work."""
+    """The command line that goes before `python …`; empty where unprivileged namespaces do not work."""
     unshare, shell = shutil.which("unshare"), shutil.which("sh")
     if unshare is None or shell is None:
         return []
-    words = [unshare, *WORDS, shell, *FIRST]
+    words = [unshare, *OPTIONS, shell, *INIT]
     try:
         tried = subprocess.run([*words, "true"], capture_output=True, timeout=60)
     except subprocess.TimeoutExpired:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from coterie.sandbox import Limits, Ran, shared
+from coterie.sandbox import Limits, RunResult, shared
 from coterie.tools.tool import Tool
 
 
@@ -22,14 +22,14 @@ def python_tool(seconds: float = 10.0) -> Tool:
     return Tool(python, "python")
 
 
-def shown(ran: Ran, seconds: float) -> str:
+def shown(ran: RunResult, seconds: float) -> str:
     """What a program printed, and how it ended if not well; for a model to read."""
     endings = {
         "timeout": f"Timeout: it took more than {seconds:g} s",
         "output": "TooMuchOutput: it printed too much and was stopped",
         "memory": "OutOfMemory: it wanted more memory than it may have",
         "processes": "TooManyProcesses: it wanted more processes than it may have",
-        "killed": f"Killed: it ended with exit code {ran.exit}",
+        "killed": f"Killed: it ended with exit code {ran.exit_code}",
     }
-    said = [ran.stdout.rstrip(), ran.stderr.rstrip(), endings.get(ran.ended, "")]
+    said = [ran.stdout.rstrip(), ran.stderr.rstrip(), endings.get(ran.status, "")]
     return "\n".join(part for part in said if part) or "(it printed nothing; use print to see a value)"

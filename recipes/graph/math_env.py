@@ -1,8 +1,8 @@
 """An environment in siiRL's format, one instance per episode."""
 
-from coterie.rewards import grader
+from coterie.rewards import make_grader
 
-GRADE = grader("number", {}, 10.0)
+GRADE = make_grader("number", {}, 10.0)
 
 
 class MathEnv:

@@ -20,7 +20,7 @@ from transformers import AutoTokenizer
 
 from coterie.config.registry import BUILTIN, find
 from coterie.models.chat import Chat
-from coterie.rewards.gym_answers import EVALUATING, LOOSE
+from coterie.rewards.reasoning_gym_grammars import EVALUATING, LOOSE
 from coterie.types import Episode, Sample, Sampling
 from tests.hostile import CANARY, SECRET, hostile_strings
 from tests.runs import started

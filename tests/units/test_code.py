@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from coterie.envs.test_bench import Bench
-from coterie.rewards import grader
+from coterie.rewards import make_grader
 from coterie.rewards.code.grader import Verdict, code, code_in, run_tests
-from coterie.rewards.code.same import same_output, same_value
-from coterie.rewards.code.tests import read_tests
+from coterie.rewards.code.judge import same_output, same_value
+from coterie.rewards.code.test_formats import read_tests
 from coterie.sandbox import shared
 from tests.hangs import HANG
 
@@ -120,7 +120,7 @@ def worth(answer: Any, truth: Any, **options: Any) -> float:
 
 
 def signals_stay_inside() -> bool:
-    return asyncio.run(shared().run(f"import os; os.kill({os.getpid()}, 0)")).ended == "error"
+    return asyncio.run(shared().run(f"import os; os.kill({os.getpid()}, 0)")).status == "error"
 
 
 @pytest.mark.parametrize(
@@ -435,8 +435,12 @@ def test_comparing_much_takes_no_time_of_the_event_loop() -> None:
 def test_the_deadline_of_scoring_holds_for_programs_too() -> None:
     """Else they would run for hours."""
     long = 10 * HANG
-    assert asyncio.run(grader("code", {"test_seconds": long, "seconds": long}, 0.5)("while True: pass", PAIRS)) == 0.0
-    assert asyncio.run(grader("code", {"test_seconds": long, "seconds": 0.5}, HANG)("while True: pass", PAIRS)) == 0.0
+    assert (
+        asyncio.run(make_grader("code", {"test_seconds": long, "seconds": long}, 0.5)("while True: pass", PAIRS)) == 0.0
+    )
+    assert (
+        asyncio.run(make_grader("code", {"test_seconds": long, "seconds": 0.5}, HANG)("while True: pass", PAIRS)) == 0.0
+    )
 
 
 def rate_of(programs: int) -> float:

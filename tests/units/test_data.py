@@ -35,7 +35,7 @@ from coterie.envs.hotpotqa import HotpotQa
 from coterie.envs.math import Aime, Math
 from coterie.envs.rows import Rows
 from coterie.envs.swe.env import Swe
-from coterie.rewards.code.tests import read_tests
+from coterie.rewards.code.test_formats import read_tests
 from coterie.types import Episode
 from tests.hub import hub, parquet
 
@@ -94,7 +94,7 @@ BAD: list[tuple[str, Raw, str]] = [
     ),
     ("mbpp", {**MBPP, "test_list": []}, "test_list is no list of asserts"),
     ("mbpp", {**MBPP, "test_list": ["assert ("]}, "tests cannot be read: SyntaxError"),
-    ("humaneval", {**HUMANEVAL, "test": "def check(candidate): pass"}, "tests cannot be read: .*assert nothing"),
+    ("humaneval", {**HUMANEVAL, "test": "def check(candidate): pass"}, "tests cannot be read: .*have no assert"),
     ("deepcoder", {"problem": "p"}, "no field tests"),
     ("deepcoder", {"problem": "p", "tests": "{"}, "tests are not JSON"),
     ("deepcoder", {"problem": "p", "tests": []}, "tests cannot be read"),

@@ -26,8 +26,8 @@ from coterie.config.conflicts import check_conflicts
 from coterie.config.registry import BUILTIN, find
 from coterie.config.schema import schema
 from coterie.envs.base import graded
-from coterie.rewards import grader
-from coterie.rewards.load import load
+from coterie.rewards import make_grader
+from coterie.rewards.reward_function import load
 from coterie.rollout.collector import Collector
 from coterie.types import Env, Episode, Task, Turn, Workflow
 from coterie.workflows.multi_turn import MultiTurn
@@ -98,7 +98,7 @@ def test_the_rewards_of_the_page_score(tmp_path: Path) -> None:
     tasks = [Task("a", "the red house", "4", {"within": 2}), Task("b", "a red car", "4")]
 
     async def both(name: str, answers: list[str]) -> list[float]:
-        ask = grader(f"{tmp_path}/close.py:{name}", {}, 30.0)
+        ask = make_grader(f"{tmp_path}/close.py:{name}", {}, 30.0)
         return await asyncio.gather(*(ask(a, "4", task) for a, task in zip(answers, tasks, strict=True)))
 
     assert asyncio.run(both("close", ["6", "6"])) == [1.0, 0.0]

@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 
-from coterie.rewards import GraderFailed, GraderTimeout, fork_pool, grader
-from coterie.rewards.fork_pool import OverLimits, call_forked
+from coterie.rewards import GraderFailed, GraderTimeout, grader_pool, make_grader
+from coterie.rewards.grader_pool import WORKERS, OverLimits, call_forked
 from coterie.rewards.math import is_within_limits, math
-from coterie.rewards.worker import WORKERS
 from tests.hangs import HANG, eventually
 from tests.units.test_rewards import alive
 
@@ -48,8 +47,8 @@ def own(tmp_path: Path) -> Path:
     return path
 
 
-def called(name: str, *arguments: Any, deadline: float = HANG, processor_seconds: int | None = None) -> Any:
-    return asyncio.run(call_forked(name, arguments, {}, deadline, processor_seconds))
+def called(name: str, *arguments: Any, deadline: float = HANG, cpu_seconds: int | None = None) -> Any:
+    return asyncio.run(call_forked(name, arguments, {}, deadline, cpu_seconds))
 
 
 def test_no_two_answers_share_a_process(own: Path) -> None:
@@ -63,7 +62,7 @@ def test_an_answer_over_its_limits_of_memory_recursion_or_processor_time_is_told
         with pytest.raises(OverLimits):
             called(f"{own}:{name}")
     with pytest.raises(OverLimits):
-        called(f"{own}:never", processor_seconds=1)
+        called(f"{own}:never", cpu_seconds=1)
 
 
 def test_hanging_dying_and_raising_are_told_apart(own: Path) -> None:
@@ -91,14 +90,14 @@ def test_answers_do_not_wait_for_those_that_hang(own: Path) -> None:
 
     assert called(f"{own}:remembers", "loaded") == 1
     assert asyncio.run(both()) == ([1] * 4, [False] * 3 * WORKERS)
-    assert fork_pool._places.hanging == 0
+    assert grader_pool._fork_slots.hanging == 0
 
 
 def test_no_answer_outlives_a_parent_that_was_killed(own: Path, tmp_path: Path) -> None:
     note = tmp_path / "pid"
     code = f"""
 import asyncio, os, threading, time
-from coterie.rewards.fork_pool import call_forked
+from coterie.rewards.grader_pool import call_forked
 def kill():
     while not (os.path.exists({str(note)!r}) and open({str(note)!r}).read()):
         time.sleep(0.01)
@@ -166,12 +165,12 @@ def test_a_reference_beyond_the_limits_is_still_right() -> None:
 )
 def test_with_strict_only_a_box_counts(answer: str, worth: float) -> None:
     assert math(answer, "72", strict=True) == worth
-    assert asyncio.run(grader("math", {"strict": True}, 60.0)(answer, "72")) == worth
+    assert asyncio.run(make_grader("math", {"strict": True}, 60.0)(answer, "72")) == worth
 
 
 def test_64_answers_of_60_nested_fractions_cost_at_most_two_deadlines() -> None:
     deadline = HANG / 2  # too long for a busy machine to matter
-    ask, answers = grader("math", {"seconds": deadline}, HANG), [f"\\boxed{{{NESTED}5{'}' * 60}}}", NESTED] * 32
+    ask, answers = make_grader("math", {"seconds": deadline}, HANG), [f"\\boxed{{{NESTED}5{'}' * 60}}}", NESTED] * 32
 
     async def all_of_them() -> list[float]:
         return await asyncio.gather(*(ask(answer, "5") for answer in answers))
@@ -185,21 +184,21 @@ def test_64_answers_of_60_nested_fractions_cost_at_most_two_deadlines() -> None:
 def test_a_math_answer_has_five_seconds_and_two_of_processor_time(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[tuple[float, int | None]] = []
 
-    async def records(name: str, arguments: Any, options: Any, deadline: float, processor_seconds: int | None) -> float:
-        given.append((deadline, processor_seconds))
+    async def records(name: str, arguments: Any, options: Any, deadline: float, cpu_seconds: int | None) -> float:
+        given.append((deadline, cpu_seconds))
         return 0.0
 
-    monkeypatch.setattr("coterie.rewards.grading.call_forked", records)
+    monkeypatch.setattr("coterie.rewards.grader.call_forked", records)
     for options, deadline in (({}, 30.0), ({}, 3.0), ({"seconds": 9.0}, 30.0)):
-        asyncio.run(grader("math", options, deadline)("5", "6"))
-    asyncio.run(grader("qa", {}, 30.0)("5", "6"))
+        asyncio.run(make_grader("math", options, deadline)("5", "6"))
+    asyncio.run(make_grader("qa", {}, 30.0)("5", "6"))
     assert given == [(5.0, 2), (3.0, 2), (9.0, 2), (30.0, None)]
 
 
 def test_an_expression_that_keeps_sympy_busy_is_wrong_or_late_but_never_right() -> None:
     """Over its processor time where the machine is free, over its deadline where it is busy."""
     try:
-        worth = asyncio.run(grader("math", {"seconds": 4.0}, 30.0)(r"\boxed{(x+y+z+w)^{999}}", "5"))
+        worth = asyncio.run(make_grader("math", {"seconds": 4.0}, 30.0)(r"\boxed{(x+y+z+w)^{999}}", "5"))
     except GraderTimeout:
         worth = 0.0
     assert worth == 0.0

@@ -17,20 +17,20 @@ from coterie.data.files import read
 from coterie.data.sources import SOURCES
 from coterie.envs.base import TaskEnv, graded
 from coterie.envs.reasoning_gym import ReasoningGym
-from coterie.rewards import GraderTimeout, grader
+from coterie.rewards import GraderTimeout, make_grader
 from coterie.rewards.answer_extraction import final, last_number
 from coterie.rewards.choice import choice, letter
+from coterie.rewards.exact_match import number
 from coterie.rewards.format import format as form
 from coterie.rewards.length import length
 from coterie.rewards.nli import label, nli
-from coterie.rewards.number import number
 from coterie.rewards.qa import qa
 from coterie.types import Task, Weighted
 from tests.hangs import HANG
 
 
 def grade(name: str, answer: Any, truth: Any, deadline: float = HANG, **options: Any) -> float:
-    return asyncio.run(grader(name, options, deadline)(answer, truth))
+    return asyncio.run(make_grader(name, options, deadline)(answer, truth))
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_a_composed_reward_is_stored_as_it_was_read(tmp_path: Path) -> None:
         ({"name": "format", "pattern": "("}, r"parts.0: reward format: pattern '\(' is no regular expression"),
         ({"name": "format"}, r"parts.0: reward format: give a pattern, sections, or both"),
         ({"name": "length", "most": 1, "least": 2}, r"parts.0: reward length: 0 ≤ least ≤ most"),
-        ({"name": "native"}, r"parts.0: an environment's own score cannot be a part"),
+        ({"name": "native"}, r"parts.0: native, an environment's own score, cannot be a part"),
     ],
 )
 def test_a_mistake_in_a_part_is_told_before_anything_runs(tmp_path: Path, part: Any, message: str) -> None:
@@ -247,8 +247,8 @@ def test_a_grader_says_whether_it_executes_what_a_model_wrote(reward: str, datas
 
 def test_a_composed_reward_needs_what_its_parts_need() -> None:
     parts = [Weighted(name, {}, None, 1.0) for name in ("exact", "code")]
-    assert grader("compose", {"parts": tuple(parts)}, 3.0).needs_sandbox
-    assert not grader("compose", {"parts": tuple(parts[:1])}, 3.0).needs_sandbox
+    assert make_grader("compose", {"parts": tuple(parts)}, 3.0).needs_sandbox
+    assert not make_grader("compose", {"parts": tuple(parts[:1])}, 3.0).needs_sandbox
 
 
 def test_countdown_is_scored_by_its_own_scorer_wherever_the_answer_stands() -> None:
@@ -307,7 +307,7 @@ def test_every_math500_answer_is_right_in_its_box_and_a_changed_one_wrong() -> N
 
 
 async def both(answers: list[str], tasks: list[Any]) -> tuple[list[float], list[float]]:
-    ask = grader("math", {}, 20.0)
+    ask = make_grader("math", {}, 20.0)
     right = await asyncio.gather(*(ask(answer, task.answer) for answer, task in zip(answers, tasks, strict=True)))
     golds = [task.answer.removeprefix("x=") for task in tasks]  # to math-verify, x=5 and 5 are the same
     other = [golds[i - 1] if golds[i - 1] != gold else "123456" for i, gold in enumerate(golds)]

@@ -26,11 +26,10 @@ from coterie.envs.swe.env import Swe
 from coterie.rewards.answer_extraction import boxed, final, last_number, marked, pointed_out, stated, tagged
 from coterie.rewards.choice import choice, letter
 from coterie.rewards.code.grader import code_in
-from coterie.rewards.exact import exact
+from coterie.rewards.exact_match import exact, number
 from coterie.rewards.format import format as form
 from coterie.rewards.length import length
 from coterie.rewards.nli import label, nli
-from coterie.rewards.number import number
 from coterie.rewards.qa import qa, words
 from coterie.tools.calls import read_calls
 from coterie.tools.python import python_tool

@@ -12,7 +12,7 @@ import pytest
 from coterie.envs.swe.checkout import Checkout
 from coterie.envs.swe.edits import EditError, edited
 from coterie.rewards.code.grader import code_in
-from coterie.rewards.code.tests import Tests as ProgramTests
+from coterie.rewards.code.test_formats import ProgramTests
 from coterie.tools import Call
 from coterie.tools.calls import BadCall, read_calls
 from coterie.tools.tool import ToolError, as_tools

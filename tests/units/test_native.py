@@ -20,7 +20,7 @@ from reasoning_gym.factory import DATASETS
 from coterie.envs.base import TaskEnv, graded
 from coterie.envs.reasoning_gym import ReasoningGym
 from coterie.rewards import reasoning_gym as native
-from coterie.rewards.gym_answers import EVALUATING, LOOSE, is_in_grammar
+from coterie.rewards.reasoning_gym_grammars import EVALUATING, LOOSE, is_in_grammar
 from coterie.types import Task
 
 ENTRIES = 3  # of each dataset

@@ -21,8 +21,9 @@ from coterie.cli.app import app
 from coterie.config import load
 from coterie.config.sandbox_check import executes_programs
 from coterie.envs.base import graded
-from coterie.rewards.worker import GraderFailed, Worker
-from coterie.sandbox import Sandbox, SandboxMissing, SandboxReduced, available, bubblewrap, pool, shared
+from coterie.rewards.grader_pool import GraderFailed, Worker
+from coterie.sandbox import Sandbox, SandboxMissing, SandboxReduced, bubblewrap, shared
+from coterie.sandbox import sandbox as pool
 from tests.games import game
 from tests.hangs import HANG
 
@@ -56,10 +57,10 @@ def hide(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def hidden(*tools: str) -> None:
         monkeypatch.setattr(shutil, "which", lambda name, *rest: None if name in tools else which(name, *rest))
 
-    monkeypatch.setattr(available, "problem", cache(available.problem.__wrapped__))
+    monkeypatch.setattr(bubblewrap, "problem", cache(bubblewrap.problem.__wrapped__))
     monkeypatch.setattr(pool, "_shared", cache(pool._shared.__wrapped__))
     monkeypatch.setattr(pool, "_unsafe", False)
-    monkeypatch.setattr("coterie.config.sandbox_check.problem", lambda: available.problem())
+    monkeypatch.setattr("coterie.config.sandbox_check.problem", lambda: bubblewrap.problem())
     return hidden
 
 
@@ -135,7 +136,7 @@ def test_a_team_that_executes_programs_is_refused_before_its_model_is_looked_for
     assert result.exit_code == 2, result.output
     assert result.stderr.count("\n") == 1 and "no model" not in result.stderr
     assert result.stderr.startswith(f"sandbox: {named}") and "bwrap is not installed" in result.stderr
-    assert "install bubblewrap` brings it. `sandbox: unsafe` runs them all the same" in result.stderr
+    assert "install bubblewrap` installs it. `sandbox: unsafe` runs them all the same" in result.stderr
 
 
 @pytest.mark.usefixtures("no_bubblewrap")
@@ -144,7 +145,7 @@ def test_a_team_without_programs_is_never_asked(
     parts: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(bubblewrap, "complaint", lambda *words: pytest.fail("the sandbox was tried"))
+    monkeypatch.setattr(bubblewrap, "try_start", lambda *words: pytest.fail("the sandbox was tried"))
     result = coterie("check", recipe(tmp_path, **parts))
     assert "no model" in result.stderr and "sandbox" not in result.stderr
 
@@ -177,11 +178,11 @@ def test_the_command_itself_refuses_where_bubblewrap_is_forbidden(tmp_path: Path
 @pytest.mark.parametrize(
     ("told", "line"),
     [
-        ({"ID": "ubuntu", "ID_LIKE": "debian"}, "apt-get install bubblewrap` brings it"),
-        ({"ID": "rocky", "ID_LIKE": "rhel centos fedora"}, "dnf install bubblewrap` brings it"),
-        ({"ID": "arch"}, "pacman -S bubblewrap` brings it"),
-        ({"ID": "alpine"}, "apk add bubblewrap` brings it"),
-        ({"ID": "opensuse-leap", "ID_LIKE": "suse opensuse"}, "zypper install bubblewrap` brings it"),
+        ({"ID": "ubuntu", "ID_LIKE": "debian"}, "apt-get install bubblewrap` installs it"),
+        ({"ID": "rocky", "ID_LIKE": "rhel centos fedora"}, "dnf install bubblewrap` installs it"),
+        ({"ID": "arch"}, "pacman -S bubblewrap` installs it"),
+        ({"ID": "alpine"}, "apk add bubblewrap` installs it"),
+        ({"ID": "opensuse-leap", "ID_LIKE": "suse opensuse"}, "zypper install bubblewrap` installs it"),
         ({"ID": "haiku"}, "install bubblewrap with your package manager"),
     ],
 )
@@ -189,21 +190,21 @@ def test_the_install_line_is_that_of_the_system_at_hand(
     told: dict[str, str], line: str, hide: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hide("bwrap")
-    monkeypatch.setattr(available.platform, "freedesktop_os_release", lambda: told)
-    assert str(available.problem()).endswith(line)
+    monkeypatch.setattr(bubblewrap.platform, "freedesktop_os_release", lambda: told)
+    assert str(bubblewrap.problem()).endswith(line)
 
 
 @pytest.mark.usefixtures("hide")
 def test_where_there_is_no_bubblewrap_at_all_no_install_line_is_made_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(available.sys, "platform", "darwin")
-    monkeypatch.setattr(available.platform, "system", lambda: "Darwin")
-    assert available.problem() == "bubblewrap needs Linux, and this is Darwin; use a Linux machine or container"
+    monkeypatch.setattr(bubblewrap.sys, "platform", "darwin")
+    monkeypatch.setattr(bubblewrap.platform, "system", lambda: "Darwin")
+    assert bubblewrap.problem() == "bubblewrap needs Linux, and this is Darwin; use a Linux machine or container"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root needs it")
 def test_a_tool_that_bubblewrap_is_started_with_is_named_with_its_package(hide: Callable[..., None]) -> None:
     hide("setpriv")
-    assert "setpriv is not installed" in str(available.problem()) and "util-linux`" in str(available.problem())
+    assert "setpriv is not installed" in str(bubblewrap.problem()) and "util-linux`" in str(bubblewrap.problem())
 
 
 @pytest.mark.usefixtures("no_bubblewrap")
@@ -297,7 +298,7 @@ def test_a_run_is_judged_again_by_programs_only_where_that_is_safe(
 
 
 def test_where_bubblewrap_works_unsafe_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    if available.problem() is not None:
+    if bubblewrap.problem() is not None:
         pytest.skip("bubblewrap does not work here")
     monkeypatch.setattr(pool, "_unsafe", True)
     assert not pool.unprotected() and not shared().reduced

@@ -13,8 +13,8 @@ from coterie import reward
 from coterie.config.interfaces import misfit
 from coterie.envs.base import graded
 from coterie.envs.rows import Rows
-from coterie.rewards import Grader, GraderFailed, GraderTimeout, batching, grader
-from coterie.rewards.calling_convention import Convention, convention
+from coterie.rewards import Grader, GraderFailed, GraderTimeout, batching, make_grader
+from coterie.rewards.reward_function import RewardSignature, reward_signature
 from coterie.types import Episode, Task, Weighted
 
 TASK = Task("t1", "the prompt", "4", {"within": 2.0})
@@ -63,7 +63,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def grade(own: Path, name: str, answer: Any = "4", task: Task | None = TASK, **options: Any) -> float:
-    return asyncio.run(grader(f"{own}:{name}", options, 20.0)(answer, "4", task))
+    return asyncio.run(make_grader(f"{own}:{name}", options, 20.0)(answer, "4", task))
 
 
 def grades(ask: Grader, answers: list[Any]) -> list[Any]:
@@ -92,9 +92,9 @@ def test_a_function_that_takes_the_task_is_not_called_without(own: Path) -> None
 
 @pytest.mark.usefixtures("patient")
 def test_answers_that_are_ready_together_are_scored_in_one_call(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batching, "MOST", 8)
-    ask = grader(f"{own}:pairs", {}, 20.0)
-    assert grades(ask, ["a"]) == [1.0]  # from now on its signature is known
+    monkeypatch.setattr(batching, "MAX_BATCH", 8)
+    ask = make_grader(f"{own}:pairs", {}, 20.0)
+    assert grades(ask, ["a"]) == [1.0]  # from now on its reward_signature is known
     assert sorted(grades(ask, [str(n) for n in range(20)])) == [4.0] * 4 + [8.0] * 16  # eight at most
     assert grades(ask, ["a", "b"]) == [2.0, 2.0]  # in another event loop
 
@@ -103,7 +103,7 @@ def test_every_answer_of_a_batch_gets_its_own_reward(own: Path) -> None:
     tasks = [Task(f"t{n}", "?", str(n)) for n in range(6)]
 
     async def all_at_once() -> list[float]:
-        ask = grader(f"{own}:triples", {}, 20.0)
+        ask = make_grader(f"{own}:triples", {}, 20.0)
         said = [task.id if n % 2 else "wrong" for n, task in enumerate(tasks)]
         return await asyncio.gather(*(ask(a, task.answer, task) for a, task in zip(said, tasks, strict=True)))
 
@@ -112,18 +112,18 @@ def test_every_answer_of_a_batch_gets_its_own_reward(own: Path) -> None:
 
 @pytest.mark.usefixtures("patient")
 def test_an_answer_that_breaks_a_batched_reward_fails_alone(own: Path) -> None:
-    ask = grader(f"{own}:fragile", {}, 20.0)
+    ask = make_grader(f"{own}:fragile", {}, 20.0)
     assert grades(ask, ["a"]) == [1.0]
     first, bad, last = grades(ask, ["a", "bad", "b"])
     assert (first, last) == (1.0, 1.0)
     assert isinstance(bad, GraderFailed) and "the server is down" in str(bad)
     first, nan = grades(ask, ["a", "nan"])
-    assert first == 1.0 and isinstance(nan, ValueError) and "a reward is a finite number" in str(nan)
+    assert first == 1.0 and isinstance(nan, ValueError) and "a reward must be a finite number" in str(nan)
 
 
 @pytest.mark.usefixtures("patient")
 def test_an_answer_that_hangs_a_batched_reward_is_killed_alone(own: Path) -> None:
-    ask = grader(f"{own}:fragile", {}, 1.0)
+    ask = make_grader(f"{own}:fragile", {}, 1.0)
     assert grades(ask, ["a"]) == [1.0]
     first, hang, last = grades(ask, ["a", "hang", "b"])
     assert (first, last) == (1.0, 1.0) and isinstance(hang, GraderTimeout)
@@ -132,16 +132,16 @@ def test_an_answer_that_hangs_a_batched_reward_is_killed_alone(own: Path) -> Non
 @pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize(("name", "what"), [("short", "1 rewards"), ("number", "1.0")])
 def test_a_batched_reward_gives_a_list_of_as_many(own: Path, name: str, what: str) -> None:
-    ask = grader(f"{own}:{name}", {}, 20.0)
+    ask = make_grader(f"{own}:{name}", {}, 20.0)
     grades(ask, ["a"])
     for error in grades(ask, ["a", "b"]):
         assert isinstance(error, ValueError)
-        assert f"gave {what} for 2 answers; it must give a list of as many" in str(error)
+        assert f"gave {what} for 2 answers; it must give one per answer" in str(error)
 
 
 def test_parts_of_a_sum_are_given_the_task_too(own: Path) -> None:
     parts = tuple(Weighted(f"{own}:{name}", {}, None, 0.5) for name in ("two", "three", "triples"))
-    ask = grader("compose", {"parts": parts}, 20.0)
+    ask = make_grader("compose", {"parts": parts}, 20.0)
     assert grades(ask, ["4", "5"]) == [1.5, 1.0]
 
 
@@ -170,9 +170,13 @@ def _spread(*arguments: Any) -> float:
 
 
 def test_a_signature_says_how_a_function_is_called() -> None:
-    assert convention(_three) == Convention(takes_task=True, batched=False)
-    assert convention(_spread) == convention(lambda answer, truth, scale=1: 0.0) == Convention(False, False)
-    assert convention(reward(batched=True)(lambda answers, truths: [])) == Convention(False, batched=True)
+    assert reward_signature(_three) == RewardSignature(takes_task=True, batched=False)
+    assert (
+        reward_signature(_spread)
+        == reward_signature(lambda answer, truth, scale=1: 0.0)
+        == RewardSignature(False, False)
+    )
+    assert reward_signature(reward(batched=True)(lambda answers, truths: [])) == RewardSignature(False, batched=True)
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,10 @@ from typing import Any
 
 import pytest
 
-from coterie.rewards import GraderFailed, GraderTimeout, grader, worker
+from coterie.rewards import GraderFailed, GraderTimeout, grader_pool, make_grader
 from coterie.rewards.answer_extraction import boxed, last_number, marked
-from coterie.rewards.exact import exact
+from coterie.rewards.exact_match import exact, number
 from coterie.rewards.math import math
-from coterie.rewards.number import number
 from tests.hangs import HANG, eventually
 
 OWN = """
@@ -67,7 +66,7 @@ def own(tmp_path: Path) -> Path:
 
 
 def grade(name: str, answer: Any, truth: Any, deadline: float = HANG, **options: Any) -> float:
-    return asyncio.run(grader(name, options, deadline)(answer, truth))
+    return asyncio.run(make_grader(name, options, deadline)(answer, truth))
 
 
 @pytest.mark.parametrize(
@@ -179,7 +178,7 @@ def test_every_math500_reference_is_right_in_its_box() -> None:
 
 def test_math_runs_in_a_process_without_torch(own: Path) -> None:
     own.write_text("import sys\ndef heavy(answer, truth): return float('torch' in sys.modules)")
-    fresh = worker.Worker()  # not one that has been asked for something else before
+    fresh = grader_pool.Worker()  # not one that has been asked for something else before
     try:
         assert fresh.call("coterie.rewards.math:math", (r"\boxed{\frac{2}{4}}", "0.5"), {}, 20.0) == 1.0
         assert fresh.call(f"{own}:heavy", ("", ""), {}, 20.0) == 0.0
@@ -196,11 +195,11 @@ def test_a_users_function_is_called_with_its_options(own: Path) -> None:
 
 def test_a_worker_serves_many_calls_and_many_event_loops(own: Path) -> None:
     async def many() -> set[float]:
-        ask = grader(f"{own}:whoami", {}, 20.0)
+        ask = make_grader(f"{own}:whoami", {}, 20.0)
         return set(await asyncio.gather(*(ask("", "") for _ in range(30))))
 
     first, second = asyncio.run(many()), asyncio.run(many())
-    assert len(first | second) <= worker.WORKERS
+    assert len(first | second) <= grader_pool.WORKERS
     assert os.getpid() not in first | second
 
 
@@ -216,10 +215,10 @@ def test_the_deadline_starts_when_a_call_does(own: Path) -> None:
     own.write_text("import time\ndef nap(answer, truth):\n    time.sleep(0.5)\n    return 1.0")
 
     async def many() -> list[float]:
-        ask = grader(f"{own}:nap", {}, 3.5)
-        return await asyncio.gather(*(ask("", "") for _ in range(8 * worker.WORKERS)))
+        ask = make_grader(f"{own}:nap", {}, 3.5)
+        return await asyncio.gather(*(ask("", "") for _ in range(8 * grader_pool.WORKERS)))
 
-    assert asyncio.run(many()) == [1.0] * (8 * worker.WORKERS)
+    assert asyncio.run(many()) == [1.0] * (8 * grader_pool.WORKERS)
 
 
 WAITS = """
@@ -239,10 +238,10 @@ async def waits(answer, truth):
 def test_answers_do_not_wait_for_more_calls_that_hang_than_there_are_workers(own: Path, name: str) -> None:
     """As when a server that a reward asks hangs for some answers: here the others would be asked after an hour."""
     own.write_text(WAITS)
-    hanging = 3 * worker.WORKERS
+    hanging = 3 * grader_pool.WORKERS
 
     async def many() -> list[float]:
-        ask = grader(f"{own}:{name}", {}, 3600.0)
+        ask = make_grader(f"{own}:{name}", {}, 3600.0)
         hang = [asyncio.ensure_future(ask("hang", "")) for _ in range(hanging)]
         await asyncio.sleep(0.5)  # they come first
         good = await asyncio.gather(*(ask("fine", "") for _ in range(8)))
@@ -252,10 +251,13 @@ def test_answers_do_not_wait_for_more_calls_that_hang_than_there_are_workers(own
 
     def all_ended() -> bool:
         """A call that was still queued starts when another one is killed: kill until none is left."""
-        for left in set(worker._workers):
+        for left in set(grader_pool._workers):
             with suppress(ProcessLookupError):
                 os.killpg(left.process.pid, signal.SIGKILL)
-        return worker._places._value == worker.WORKERS and not worker._threads._work_queue.qsize()
+        return (
+            grader_pool._worker_slots.free._value == grader_pool.WORKERS
+            and not grader_pool._worker_slots.threads._work_queue.qsize()
+        )
 
     try:
         assert asyncio.run(many()) == [1.0] * 8
@@ -267,13 +269,13 @@ def test_a_call_that_works_keeps_its_place(own: Path) -> None:
     """More processes than processors would only make all of them slower than their deadline."""
     own.write_text(WAITS)
     told: list[float] = []
-    busy = worker.Worker()
+    busy = grader_pool.Worker()
     with pytest.raises(GraderTimeout):
-        busy.call(f"{own}:grade", ("spin", ""), {}, 4 * worker.IDLE, lambda: told.append(1.0))
+        busy.call(f"{own}:grade", ("spin", ""), {}, 4 * grader_pool.IDLE, lambda: told.append(1.0))
     assert not told
-    idle = worker.Worker()
+    idle = grader_pool.Worker()
     with pytest.raises(GraderTimeout, match=r"grade took more than 3 s"):
-        idle.call(f"{own}:grade", ("hang", ""), {}, 3 * worker.IDLE, lambda: told.append(1.0))
+        idle.call(f"{own}:grade", ("hang", ""), {}, 3 * grader_pool.IDLE, lambda: told.append(1.0))
     assert told
 
 
@@ -303,19 +305,21 @@ def test_a_reward_that_is_no_number_is_an_error_that_names_it(own: Path, name: s
 
 def test_an_unknown_reward_is_told_the_nearest() -> None:
     with pytest.raises(ValueError, match=r"reward nummer: .*did you mean number\?"):
-        grader("nummer", {}, 1.0)
+        make_grader("nummer", {}, 1.0)
 
 
 def test_a_script_without_a_main_guard_is_not_run_again(own: Path) -> None:
     """The trap of multiprocessing's spawn."""
-    ran = subprocess.run(**script(own, f"print('once', asyncio.run(grader({f'{own}:half'!r}, {{}}, 20.0)('', '')))"))
+    ran = subprocess.run(
+        **script(own, f"print('once', asyncio.run(make_grader({f'{own}:half'!r}, {{}}, 20.0)('', '')))")
+    )
     assert ran.stdout == "once 0.5\n"
     assert ran.stderr == ""
 
 
 def test_no_grader_outlives_a_parent_that_was_killed(own: Path, tmp_path: Path) -> None:
     note = tmp_path / "pid"
-    call = f"grader({f'{own}:endless'!r}, {{}}, {HANG})('', {str(note)!r})"
+    call = f"make_grader({f'{own}:endless'!r}, {{}}, {HANG})('', {str(note)!r})"
     # Killed as soon as the grader has said who it is, without a chance to clean up.
     kill = f"while not (os.path.exists({str(note)!r}) and open({str(note)!r}).read()): time.sleep(0.01)\n"
     kill = "def kill():\n    " + kill + "    os.kill(os.getpid(), 9)\n"
@@ -327,7 +331,7 @@ def test_no_grader_outlives_a_parent_that_was_killed(own: Path, tmp_path: Path) 
 def script(beside: Path, code: str) -> dict[str, Any]:
     """How to run a few lines as a user's script."""
     path = beside.with_name("script.py")
-    path.write_text(f"import asyncio\nfrom coterie.rewards import grader\n{code}\n")
+    path.write_text(f"import asyncio\nfrom coterie.rewards import make_grader\n{code}\n")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     return {"args": [sys.executable, path], "capture_output": True, "text": True, "timeout": 60, "env": environment}
 

@@ -18,8 +18,9 @@ from pathlib import Path
 
 import pytest
 
-from coterie.sandbox import Limits, Ran, Sandbox, SandboxReduced, available, files_in, pool, unshare
-from coterie.sandbox.record import how_it_ended
+from coterie.sandbox import Limits, RunResult, Sandbox, SandboxReduced, bubblewrap, files_in, unshare
+from coterie.sandbox import sandbox as pool
+from coterie.sandbox.limits import status_of
 from tests.hangs import HANG, eventually
 
 LIMITS = Limits(seconds=HANG, memory=512 << 20, processes=16, disk=8 << 20, output=64 << 10)
@@ -70,13 +71,13 @@ def closed(request: pytest.FixtureRequest) -> Sandbox:
     return made
 
 
-def run(sandbox: Sandbox, code: str, **options: object) -> Ran:
+def run(sandbox: Sandbox, code: str, **options: object) -> RunResult:
     """What came of a program; another one must run after it."""
 
-    async def both() -> Ran:
+    async def both() -> RunResult:
         ran = await sandbox.run(code, **options)  # type: ignore[arg-type]
         after = await sandbox.run("print('still here')", limits=LIMITS)
-        assert (after.stdout, after.ended) == ("still here\n", "ok")
+        assert (after.stdout, after.status) == ("still here\n", "ok")
         return ran
 
     return asyncio.run(both())
@@ -86,14 +87,14 @@ def test_a_script_reads_its_input_and_its_files_and_prints(sandbox: Sandbox) -> 
     code = "import mine\nprint(mine.twice(int(input())), open('data/x.txt').read(), input())\nexit(3)"
     files = {"mine.py": "def twice(n): return 2 * n", "data/x.txt": b"\xc3\xa9"}
     ran = run(sandbox, code, stdin="21\nlast\n", files=files)
-    assert (ran.stdout, ran.stderr, ran.exit, ran.ended) == ("42 é last\n", "", 3, "error")
+    assert (ran.stdout, ran.stderr, ran.exit_code, ran.status) == ("42 é last\n", "", 3, "error")
     ran = run(sandbox, "import os; print(os.listdir())", files={"a/b.txt": "x"}, cwd="a")
     assert ran.stdout == "['b.txt']\n"
 
 
 def test_an_error_looks_as_in_a_script_of_ones_own(sandbox: Sandbox) -> None:
     ran = run(sandbox, "def half(n):\n    return 1 / n\nhalf(0)")
-    assert (ran.ended, ran.exit) == ("error", 1)
+    assert (ran.status, ran.exit_code) == ("error", 1)
     lines = ran.stderr.splitlines()
     assert lines[1].endswith('script.py", line 3, in <module>')
     assert "    return 1 / n" in lines and lines[-1] == "ZeroDivisionError: division by zero"
@@ -131,14 +132,14 @@ def test_a_folder_goes_in_without_its_history(tmp_path: Path) -> None:
 @pytest.mark.parametrize("code", ["while True: pass", "import time; time.sleep(1000)"])
 def test_what_never_ends_is_ended(sandbox: Sandbox, code: str) -> None:
     ran = run(sandbox, f"print('begun', flush=True)\n{code}", limits=replace(LIMITS, seconds=2.0))
-    assert (ran.ended, ran.stdout) == ("timeout", "begun\n")
+    assert (ran.status, ran.stdout) == ("timeout", "begun\n")
     assert ran.seconds >= 2.0
 
 
 def test_memory_has_an_end(sandbox: Sandbox) -> None:
-    assert run(sandbox, "x = bytearray(10 << 30)").ended == "memory"
+    assert run(sandbox, "x = bytearray(10 << 30)").status == "memory"
     code = "x = []\nwhile True: x.append(bytearray(1 << 20))"
-    assert run(sandbox, code).ended == "memory"
+    assert run(sandbox, code).status == "memory"
 
 
 IN_FILES = """
@@ -171,7 +172,7 @@ def test_memory_has_an_end_for_all_processes_together(sandbox: Sandbox, code: st
     """Under address spaces that are each small enough. What forks share counts once."""
     limits = replace(LIMITS, memory=72 << 20)
     ran = run(sandbox, f"import mmap, os, time\n{code}\ntime.sleep(0.3 if {ended!r} == 'ok' else 9)", limits=limits)
-    assert ran.ended == ended
+    assert ran.status == ended
 
 
 IN_SESSIONS = """
@@ -188,21 +189,21 @@ def test_no_session_of_its_own_leads_out_of_the_limits(closed: Sandbox, count: i
     limits = replace(LIMITS, memory=72 << 20 if size else LIMITS.memory)
     ran = run(closed, f"import os, time\n{IN_SESSIONS.format(count=count, size=size)}\ntime.sleep(9)", limits=limits)
     # Under bubblewrap the kernel itself refuses to make so many.
-    assert ran.ended == ended or (ended == "processes" and "BlockingIOError" in ran.stderr)
+    assert ran.status == ended or (ended == "processes" and "BlockingIOError" in ran.stderr)
 
 
 def test_output_has_an_end(sandbox: Sandbox) -> None:
     code = "import sys\nfor _ in range(1024): sys.{}.write('x' * (1 << 20))"
     for pipe in ("stdout", "stderr"):
         ran = run(sandbox, code.format(pipe))
-        assert (ran.ended, ran.cut) == ("output", True)
+        assert (ran.status, ran.truncated) == ("output", True)
         assert len(getattr(ran, pipe)) == LIMITS.output
-    assert not run(sandbox, f"print('x' * {LIMITS.output - 1})").cut
+    assert not run(sandbox, f"print('x' * {LIMITS.output - 1})").truncated
 
 
 def test_a_disk_has_an_end(sandbox: Sandbox) -> None:
     ran = run(sandbox, "open('big', 'wb').write(bytes(64 << 20))")
-    assert ran.ended == "error" and "OSError: [Errno" in ran.stderr
+    assert ran.status == "error" and "OSError: [Errno" in ran.stderr
 
 
 def test_many_small_files_fill_only_a_private_disk(whole: Sandbox) -> None:
@@ -219,7 +220,7 @@ def test_a_fork_bomb_goes_off_in_its_box(sandbox: Sandbox, code: str) -> None:
     name = f"bomb{time.time_ns() % 10**9}"
     named = f"me = '/proc/self/comm'\nopen(me, 'w').write('{name}')\nprint(open(me).read(), flush=True)\n"
     ran = run(sandbox, named + code, limits=replace(LIMITS, seconds=3.0))
-    assert ran.ended in ("processes", "timeout") and ran.stdout.split() == [name]
+    assert ran.status in ("processes", "timeout") and ran.stdout.split() == [name]
     assert eventually(lambda: name not in alive())
 
 
@@ -227,22 +228,22 @@ def test_a_fork_bomb_is_known_by_any_of_its_last_words() -> None:
     words = (
         "Traceback (most recent call last):\nBlockingIOError: [Errno 11] no more\nTraceback (most recent call last):\n"
     )
-    assert how_it_ended(1, words) == "processes"
-    assert how_it_ended(1, "Traceback (most recent call last):\nValueError: 3\n") == "error"
-    assert how_it_ended(1, "") == "error"
+    assert status_of(1, words) == "processes"
+    assert status_of(1, "Traceback (most recent call last):\nValueError: 3\n") == "error"
+    assert status_of(1, "") == "error"
 
 
 def test_what_a_job_started_ends_with_it(sandbox: Sandbox) -> None:
     mark = f"{time.time_ns()}"
     code = f"import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', 'import time; time.sleep(99)  # {mark}'])"
     assert run(sandbox, code + "\nprint('left')").stdout == "left\n"
-    assert run(sandbox, code + "\nimport time; time.sleep(99)", limits=replace(LIMITS, seconds=0.5)).ended == "timeout"
+    assert run(sandbox, code + "\nimport time; time.sleep(99)", limits=replace(LIMITS, seconds=0.5)).status == "timeout"
     assert eventually(lambda: not any(mark in words for words in processes()))
 
 
 def test_a_job_that_kills_itself_is_said_to_be_killed(sandbox: Sandbox) -> None:
     ran = run(sandbox, "import os; os.kill(os.getpid(), 9)")
-    assert (ran.ended, ran.exit) == ("killed", 137)
+    assert (ran.status, ran.exit_code) == ("killed", 137)
 
 
 @pytest.mark.parametrize("target", ["1", "os.getppid()", "-1", "ours"])
@@ -252,7 +253,7 @@ def test_a_job_cannot_kill_its_parents(closed: Sandbox, target: str) -> None:
     # Only a signal that does nothing, before we know that it stays inside.
     assert run(closed, f"import os; os.kill({os.getpid()}, 0)").stderr.endswith("No such process\n")
     code = f"import os\ntry: os.kill({target}, 9)\nexcept OSError as error: print(error)"
-    assert run(closed, code).ended in ("ok", "killed")
+    assert run(closed, code).status in ("ok", "killed")
 
 
 def test_home_is_not_there(whole: Sandbox, tmp_path: Path) -> None:
@@ -268,7 +269,7 @@ def test_there_is_no_network(closed: Sandbox) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         code = f"import socket; socket.create_connection(('127.0.0.1', {server.getsockname()[1]}), 1)"
         ran = run(closed, code)
-        assert ran.ended == "error" and "Error: [Errno" in ran.stderr
+        assert ran.status == "error" and "Error: [Errno" in ran.stderr
     assert "getaddrinfo" in run(closed, "import socket; socket.getaddrinfo('example.com', 80)").stderr
 
 
@@ -324,7 +325,7 @@ def test_many_jobs_run_at_once_and_the_event_loop_goes_on(sandbox: Sandbox) -> N
 
 
 def test_a_job_that_nobody_waits_for_is_ended(sandbox: Sandbox) -> None:
-    async def give_up() -> Ran:
+    async def give_up() -> RunResult:
         limits = replace(LIMITS, seconds=10 * HANG)
         waiting = [asyncio.create_task(sandbox.run("while True: pass", limits=limits)) for _ in range(2)]
         await asyncio.sleep(0.3)
@@ -360,7 +361,7 @@ asyncio.run(Sandbox().run({job!r}))
 def test_without_bubblewrap_one_warning_says_what_is_missing(
     around: list[str], can: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(available, "problem", lambda: "bwrap is not installed")
+    monkeypatch.setattr(bubblewrap, "problem", lambda: "bwrap is not installed")
     monkeypatch.setattr(unshare, "command", lambda: around)
     monkeypatch.setattr(pool, "_shared", cache(pool._shared.__wrapped__))
     monkeypatch.setattr(pool, "_unsafe", True)

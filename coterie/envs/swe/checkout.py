@@ -191,14 +191,14 @@ async def run_command(command: str, files: Files, left: float) -> Command:
     ran = await shared().run(INSIDE, stdin=request, files=files, limits=limits)
     printed, _, report = ran.stdout.partition(f"\n{token}")
     shown = f"{printed}\n{ran.stderr}".strip()[-OUTPUT:]
-    output = f"$ {command}\n{shown}\n({ran.ended})"
+    output = f"$ {command}\n{shown}\n({ran.status})"
     try:
         told = json.loads(report.partition("\n")[0])
     except ValueError:  # it was killed, or what the tests started writes into the middle of the line
-        return Command(command, False, output, ran.seconds, ran.ended == "timeout")
+        return Command(command, False, output, ran.seconds, ran.status == "timeout")
     # Its own time: how long it waited for a place does not count.
     places = None if told is None else frozenset(told)
-    return Command(command, ran.ok, output, ran.seconds, ran.ended == "timeout", places)
+    return Command(command, ran.ok, output, ran.seconds, ran.status == "timeout", places)
 
 
 def is_test(path: str) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 from coterie.envs.worlds.world import WorldEnv
 from coterie.limits import Count
 from coterie.rewards.answer_extraction import last_number
-from coterie.rewards.load import load
+from coterie.rewards.reward_function import load
 from coterie.types import Split, Task
 
 LARGEST = 2**31  # an action's number: below it, spaces compare without overflow

@@ -1,19 +1,23 @@
-"""What stands in the tests for something of the program's, which lives in another process."""
+"""A proxy in the tests for an object of the program under test, which lives in another process.
+
+Runs in the sandbox, so it imports little.
+"""
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # runs in the sandbox, where typing takes too long to import
+TYPE_CHECKING = False  # importing typing would slow down the start
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Any
 
-WITH_ITS_LIKE = ("add", "sub", "mul", "matmul", "lt", "le", "gt", "ge")
+BINARY_OPERATORS = ("add", "sub", "mul", "matmul", "lt", "le", "gt", "ge")
 
 
-class Far:
-    """Something that lives in the other process.
+class RemoteObject:
+    """Forwards every operation to the other process by RPC.
 
-    It meets only its like as an equal or an operand: what a program made itself must not judge what a test wants.
+    Compares and combines only with other remote objects: an `__eq__` that the program wrote must not decide whether
+    a result equals what a test expects.
     """
 
     def __init__(self, ask: Callable[..., Any], number: int) -> None:
@@ -25,10 +29,10 @@ class Far:
     def __setattr__(self, name: str, value: object) -> None:
         self._ask("setattr", self, name, value)
 
-    def __call__(self, *arguments: object, **named: object) -> Any:
-        value, changed = self._ask("call", self, arguments, named)
-        for place, content in changed:
-            refill(arguments[place], content)
+    def __call__(self, *arguments: object, **keywords: object) -> Any:
+        value, changed = self._ask("call", self, arguments, keywords)
+        for index, content in changed:
+            refill(arguments[index], content)
         return value
 
     def __getitem__(self, key: object) -> Any:
@@ -53,35 +57,35 @@ class Far:
         return int(self._ask("hash", self))
 
     def __eq__(self, other: object) -> bool:
-        if isinstance(other, Far):
-            return bool(self._ask("same", self, other))
-        plain = self._ask("plain", self)
-        return not isinstance(plain, Far) and bool(plain == other)
+        if isinstance(other, RemoteObject):
+            return bool(self._ask("eq", self, other))
+        builtin = self._ask("as_builtin", self)
+        return not isinstance(builtin, RemoteObject) and bool(builtin == other)
 
     def __iter__(self) -> Iterator[Any]:
         items = self._ask("iter", self)
-        while item := self._ask("following", items):
+        while item := self._ask("next", items):
             yield item[0]
 
     def __next__(self) -> Any:
-        item = self._ask("following", self)
+        item = self._ask("next", self)
         if not item:
             raise StopIteration
         return item[0]
 
 
-def _between(name: str) -> Callable[[Far, object], Any]:
-    def operate(one: Far, other: object) -> Any:
-        return one._ask("operate", name, one, other) if isinstance(other, Far) else NotImplemented
+def _binary(name: str) -> Callable[[RemoteObject, object], Any]:
+    def operate(one: RemoteObject, other: object) -> Any:
+        return one._ask("operate", name, one, other) if isinstance(other, RemoteObject) else NotImplemented
 
     return operate
 
 
-for _name in WITH_ITS_LIKE:
-    setattr(Far, f"__{_name}__", _between(_name))
+for _name in BINARY_OPERATORS:
+    setattr(RemoteObject, f"__{_name}__", _binary(_name))
 
 
 def refill(old: Any, content: Any) -> None:
-    """A function may change the list that it is given; the one who gave it sees that."""
+    """Copy what a function changed in a mutable argument back into the caller's object."""
     old.clear()
     (old.extend if isinstance(old, list) else old.update)(content)

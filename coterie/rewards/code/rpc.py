@@ -1,4 +1,7 @@
-"""A line between two processes: each may ask the other, also while it is asked."""
+"""RPC between the judge and the program's process over two pipes, with a deadline per request.
+
+Either side may send a request, also while it answers one.
+"""
 
 from __future__ import annotations
 
@@ -7,58 +10,59 @@ import os
 import select
 import time
 
-from coterie.rewards.code.codec import Wire
+from coterie.rewards.code.codec import Codec
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-SHOWN = 2000  # letters of a value or an error
-UNREADABLE = (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError)
+SHOWN = 2000  # characters of a value or an error
+MALFORMED = (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError)
 
 
-class Overtime(BaseException):
+class DeadlineExceeded(BaseException):
     """A test took too long. Not an Exception, which many programs catch."""
 
 
-class Told(Exception):
-    """An error of the other side, in its words or in words about it."""
+class RemoteError(Exception):
+    """An exception of the other process, or a broken connection to it."""
 
 
-class Line:
-    """Asks and answers. `do` is what the other side may ask for."""
+class Rpc:
+    """One end of the connection. `handler` answers the other side's requests."""
 
-    def __init__(self, reads: int, writes: int, classes: dict[str, type], lends: Callable[[object], bool]) -> None:
+    def __init__(self, reads: int, writes: int, classes: dict[str, type], may_export: Callable[[object], bool]) -> None:
         self.reads, self.writes, self.owner = reads, writes, os.getpid()
-        self.wire = Wire(classes, lends, self.ask)
-        self.do: Callable[..., Any] = refused
-        self.heard = bytearray()
-        self.asked = 0
-        self.seconds: float | None = None  # for one answer, or for all until `until`
-        self.until: float | None = None
-        self.ring: Callable[[], None] = lambda: None  # tells the other side that its time is up
+        self.codec = Codec(classes, may_export, self.ask)
+        self.handler: Callable[..., Any] = reject
+        self.buffer = bytearray()
+        self.requests = 0
+        self.seconds: float | None = None  # for one request, unless `deadline` is set
+        self.deadline: float | None = None  # for all requests of a test
+        self.interrupt_peer: Callable[[], None] = lambda: None  # called at the deadline
 
     def ask(self, verb: str, *parts: object) -> Any:
-        self.asked += 1
-        number, until = self.asked, self.until
-        if until is None and self.seconds is not None:
-            until = time.monotonic() + self.seconds
-        self.write(self.wire.written(["ask", number, verb, list(parts)]))
+        """Send a request and wait for its reply, answering requests of the other side meanwhile."""
+        self.requests += 1
+        number, deadline = self.requests, self.deadline
+        if deadline is None and self.seconds is not None:
+            deadline = time.monotonic() + self.seconds
+        self.write(self.codec.encode_message(["ask", number, verb, list(parts)]))
         while True:
-            kind, to, *content = self.next(until)
+            kind, to, *content = self.receive(deadline)
             if kind == "ask":
                 self.answer(to, *content)
-            elif to == number:  # else an answer that came too late
-                return content[0] if kind == "value" else raised(*content)
+            elif to == number:  # else a late reply to a request that timed out
+                return content[0] if kind == "value" else raise_remote(*content)
 
     def answer(self, number: int, verb: str, parts: list[Any]) -> None:
         try:
-            message = self.wire.written(["value", number, self.do(verb, *parts)])
-        except BaseException as error:  # whatever it is, it is for the other side to know
-            if os.getpid() != self.owner:  # a fork's error is its own affair
+            message = self.codec.encode_message(["value", number, self.handler(verb, *parts)])
+        except BaseException as error:  # sent to the other side
+            if os.getpid() != self.owner:  # raised in a fork that the program made
                 raise
-            message = self.wire.written(["error", number, ancestor(error), told(error)])
+            message = self.codec.encode_message(["error", number, builtin_base(error), describe_error(error)])
         if os.getpid() != self.owner:
             os._exit(0)
         self.write(message)
@@ -69,72 +73,71 @@ class Line:
             try:
                 rest = rest[os.write(self.writes, rest) :]
             except BrokenPipeError:
-                raise Told("the program ended by itself") from None
+                raise RemoteError("the program ended by itself") from None
 
-    def next(self, until: float | None = None) -> list[Any]:
-        """The next message."""
-        line = self.line(until)
+    def receive(self, deadline: float | None = None) -> list[Any]:
+        line = self.read_line(deadline)
         try:
-            kind, number, *content = self.wire.read(line)
-        except UNREADABLE as error:
-            raise Told(f"what the program gave cannot be read: {type(error).__name__}") from None
+            kind, number, *content = self.codec.decode_message(line)
+        except MALFORMED as error:
+            raise RemoteError(f"what the program gave cannot be read: {type(error).__name__}") from None
         return [kind, number, *content]
 
-    def line(self, until: float | None) -> str:
-        seen = 0
-        while (end := self.heard.find(b"\n", seen)) < 0:
-            seen = len(self.heard)
-            left = None if until is None else max(until - time.monotonic(), 0.0)
+    def read_line(self, deadline: float | None) -> str:
+        searched = 0
+        while (end := self.buffer.find(b"\n", searched)) < 0:
+            searched = len(self.buffer)
+            left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
             if not select.select([self.reads], [], [], left)[0]:
-                self.ring()
-                raise Overtime(f"took more than {self.seconds:g} s")
+                self.interrupt_peer()
+                raise DeadlineExceeded(f"took more than {self.seconds:g} s")
             part = os.read(self.reads, 1 << 16)
             if not part:
-                raise Told("the program ended by itself")
-            self.heard += part
-        text = bytes(self.heard[:end]).decode("ascii", "replace")
-        del self.heard[: end + 1]
+                raise RemoteError("the program ended by itself")
+            self.buffer += part
+        text = bytes(self.buffer[:end]).decode("ascii", "replace")
+        del self.buffer[: end + 1]
         return text
 
 
-def refused(verb: str, *parts: object) -> Any:
+def reject(verb: str, *parts: object) -> Any:
     raise TypeError(f"{verb} is not for a program to ask")
 
 
-def raised(kind: str, words: str) -> Any:
-    """Raise what the other side did, so that a test may expect it."""
+def raise_remote(kind: str, text: str) -> Any:
+    """Raise the other side's exception as a subclass of the same builtin class, so that a test may expect it."""
     known = vars(builtins).get(kind)
     base = known if isinstance(known, type) and issubclass(known, Exception) else Exception
-    if issubclass(base, StopIteration):  # it would end a loop of the tests: all(map(f, cases)) would hold
+    if issubclass(base, StopIteration):  # would end a loop of the tests, and all(map(f, cases)) would be true
         base = RuntimeError
-    error: Any = type(kind, (Told, base), {"__str__": lambda self: words})
+    error: Any = type(kind, (RemoteError, base), {"__str__": lambda self: text})
     raise error.__new__(error)
 
 
-def ancestor(error: BaseException) -> str:
-    """The nearest class of Python's own that an error is of."""
+def builtin_base(error: BaseException) -> str:
+    """The name of the nearest builtin class of an exception."""
     names = (kind.__name__ for kind in type(error).__mro__ if vars(builtins).get(kind.__name__) is kind)
     return next(names, "Exception")
 
 
-def told(error: BaseException) -> str:
-    """An error with the line of the program it comes from."""
-    if isinstance(error, Told):
+def describe_error(error: BaseException) -> str:
+    """An exception's class and message, with the line of the program that raised it."""
+    if isinstance(error, RemoteError):
         return str(error)[: 2 * SHOWN]
-    line, at = None, error.__traceback__
-    while at is not None:
-        line = at.tb_lineno if at.tb_frame.f_code.co_filename == "program.py" else line
-        at = at.tb_next
-    name = "timeout" if isinstance(error, Overtime) else type(error).__name__
+    line, frame = None, error.__traceback__
+    while frame is not None:
+        line = frame.tb_lineno if frame.tb_frame.f_code.co_filename == "program.py" else line
+        frame = frame.tb_next
+    name = "timeout" if isinstance(error, DeadlineExceeded) else type(error).__name__
     try:
         text = f"{name}: {error}"
-    except BaseException:  # its own words may fail too
+    except BaseException:  # the program's own __str__ may raise
         text = name
     return text[:SHOWN] + (f" (line {line} of the program)" if line else "")
 
 
-def shown(value: object) -> str:
+def safe_repr(value: object) -> str:
     try:
         return repr(value)[:SHOWN]
-    except BaseException as error:  # a class of the program's own may not be showable
-        return f"<{type(value).__name__}, which cannot be shown: {told(error)}>"
+    except BaseException as error:  # the program's own __repr__ may raise
+        return f"<{type(value).__name__}, which cannot be shown: {describe_error(error)}>"

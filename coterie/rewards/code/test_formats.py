@@ -1,4 +1,4 @@
-"""Tests of programs, in the shapes in which data sets have them."""
+"""Parse the unit tests of a program from the formats of datasets: APPS, TACO, LiveCodeBench, MBPP, HumanEval, …"""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-CHECK = "__check__"  # what test code calls instead of asserting
-PYTHONS = set(dir(builtins))
-# What LeetCode's own judge has at hand; solutions and tests of that kind use it without importing it.
+CHECK = "__check__"  # replaces assert in test code
+BUILTINS = set(dir(builtins))
+WRONG_SHAPE = (ValueError, TypeError, KeyError, IndexError, AttributeError, SyntaxError, RecursionError)
+# What LeetCode's judge predefines; solutions and tests in its style use these names without importing them.
 LEETCODE = """
 import collections, datetime, functools, heapq, itertools, math, operator, re, string, sys
 from bisect import bisect, bisect_left, bisect_right, insort
@@ -63,21 +64,21 @@ def is_same_tree(one, other):
 
 
 @dataclass(frozen=True)
-class Tests:
-    """Tests of one program: each an input, with what should come of it unless the test's own code knows."""
+class ProgramTests:
+    """The tests of one program."""
 
     kind: Literal["stdin", "calls", "checks"]
-    inputs: tuple[Any, ...]  # a text · a list of arguments · an assert's source
-    expected: tuple[Any, ...] = ()  # of stdin and calls
-    function: str = ""  # of calls
-    script: str = ""  # of checks: the test code, each assert made a call of __check__
-    before: str = ""  # to run before the program
-    names: tuple[str, ...] = ()  # of checks: what the test code wants the program to define
-    stub: str = ""  # what a program that does not define `entry` is the rest of
+    inputs: tuple[Any, ...]  # stdin: text · calls: a list of arguments · checks: the source of an assert
+    expected: tuple[Any, ...] = ()  # stdin and calls only
+    function: str = ""  # calls: the function to call
+    script: str = ""  # checks: the test code, with each assert rewritten into a call of __check__
+    prelude: str = ""  # code to run before the program
+    names: tuple[str, ...] = ()  # checks: the names that the program must define
+    stub: str = ""  # goes before a program that does not define `entry`, which is then only a function's body
     entry: str = ""
 
-    def whole(self, program: str) -> str:
-        """The program, put behind what it completes where it is only the rest of a function."""
+    def complete(self, program: str) -> str:
+        """Prepend the stub if the program is only the body of a function."""
         if self.stub and not re.search(
             rf"^[ \t]*+(?:async[ \t]+)?def[ \t]+{re.escape(self.entry)}\b", program, re.MULTILINE
         ):
@@ -85,8 +86,8 @@ class Tests:
         return program
 
 
-def read_tests(truth: Any) -> Tests:
-    """Tests from what a data set has, as an object or its JSON text.
+def read_tests(truth: Any) -> ProgramTests:
+    """Parse a dataset's tests, given as an object or as JSON text.
 
     {"inputs": ["1 2\\n"], "outputs": ["3\\n"]}                          standard input and output
     {"fn_name": "add", "inputs": [[1, 2]], "outputs": [3]}               calls (TACO, APPS)
@@ -101,7 +102,7 @@ def read_tests(truth: Any) -> Tests:
         return _listed(tests)
     if isinstance(tests, Mapping):
         if "functional" in tests:
-            return _checks(tests["functional"], before=LEETCODE)
+            return _checks(tests["functional"], prelude=LEETCODE)
         if "test_list" in tests:
             return _checks("\n".join([tests.get("test_setup_code") or "", *tests["test_list"]]))
         if "entry_point" in tests:
@@ -110,54 +111,65 @@ def read_tests(truth: Any) -> Tests:
             return _pairs(tests["inputs"], tests["outputs"], tests.get("fn_name") or "")
     found = ", ".join(tests) if isinstance(tests, Mapping) else type(tests).__name__
     raise ValueError(
-        "reward code: the reference has no tests; inputs and outputs, test_list, entry_point and test, functional, or "
-        f"a list of tests are wanted, not {found}"
+        "reward code: the reference has no tests; it needs inputs and outputs, test_list, entry_point and test, "
+        f"functional, or a list of tests, not {found}"
     )
 
 
-def _pairs(inputs: Sequence[Any], outputs: Sequence[Any], function: str) -> Tests:
+def unreadable(tests: Any) -> str | None:
+    """Why `read_tests` cannot parse these tests, or None."""
+    try:
+        read_tests(tests)
+    except WRONG_SHAPE as error:
+        return f"tests cannot be read: {type(error).__name__}: {str(error).removeprefix('reward code: ')}"
+    return None
+
+
+def _pairs(inputs: Sequence[Any], outputs: Sequence[Any], function: str) -> ProgramTests:
     if len(inputs) != len(outputs) or not inputs:
-        raise ValueError(f"reward code: {len(inputs)} inputs and {len(outputs)} outputs; as many of both are wanted")
+        raise ValueError(
+            f"reward code: {len(inputs)} inputs and {len(outputs)} outputs; there must be as many of each, at least 1"
+        )
     if function:
-        return Tests("calls", tuple(inputs), tuple(outputs), function=function, before=LEETCODE)
-    return Tests("stdin", tuple(map(_lines, inputs)), tuple(map(_lines, outputs)))
+        return ProgramTests("calls", tuple(inputs), tuple(outputs), function=function, prelude=LEETCODE)
+    return ProgramTests("stdin", tuple(map(_lines, inputs)), tuple(map(_lines, outputs)))
 
 
 def _lines(text: Any) -> str:
     return "\n".join(map(str, text)) if isinstance(text, list) else str(text)
 
 
-def _listed(tests: Sequence[Mapping[str, Any]]) -> Tests:
+def _listed(tests: Sequence[Mapping[str, Any]]) -> ProgramTests:
     first = tests[0]
     function = first.get("fn_name") or (first.get("metadata") or {}).get("func_name") or ""
     inputs, outputs = [test["input"] for test in tests], [test["output"] for test in tests]
-    if first.get("testtype") == "functional":  # LiveCodeBench: an argument a line, each as JSON
+    if first.get("testtype") == "functional":  # LiveCodeBench: one JSON argument per line
         inputs = [[json.loads(line) for line in text.splitlines() if line.strip()] for text in inputs]
         outputs = [json.loads(text) for text in outputs]
     return _pairs(inputs, outputs, function)
 
 
-def _humaneval(tests: Mapping[str, Any]) -> Tests:
+def _humaneval(tests: Mapping[str, Any]) -> ProgramTests:
     prompt, entry = tests.get("prompt") or "", tests["entry_point"]
-    # The prompt has imports and functions that its tests use: run first, with a body in the function to be written.
-    before = prompt and prompt + "    pass\n"
-    return _checks(f"{tests['test']}\n\ncheck({entry})", before=before, stub=prompt, entry=entry)
+    # The tests use imports and helper functions of the prompt, so it runs first, with `pass` as the function's body.
+    prelude = prompt and prompt + "    pass\n"
+    return _checks(f"{tests['test']}\n\ncheck({entry})", prelude=prelude, stub=prompt, entry=entry)
 
 
-def _checks(script: str, before: str = "", stub: str = "", entry: str = "") -> Tests:
-    change = _Asserts()
-    tree = ast.fix_missing_locations(change.visit(ast.parse(script)))
-    if not change.sources:
-        raise ValueError(f"reward code: the tests assert nothing: {script[:200]!r}")
-    code, sources = ast.unparse(tree), tuple(change.sources)
-    names = tuple(sorted(_wanted(code)))
-    return Tests("checks", sources, script=code, names=names, before=before, stub=stub, entry=entry)
+def _checks(script: str, prelude: str = "", stub: str = "", entry: str = "") -> ProgramTests:
+    rewriter = _AssertRewriter()
+    tree = ast.fix_missing_locations(rewriter.visit(ast.parse(script)))
+    if not rewriter.sources:
+        raise ValueError(f"reward code: the tests have no assert: {script[:200]!r}")
+    code, sources = ast.unparse(tree), tuple(rewriter.sources)
+    names = tuple(sorted(_undefined_names(code)))
+    return ProgramTests("checks", sources, script=code, names=names, prelude=prelude, stub=stub, entry=entry)
 
 
-def _wanted(script: str) -> set[str]:
-    """The names that test code uses and does not define.
+def _undefined_names(script: str) -> set[str]:
+    """The global names that test code uses but does not define.
 
-    `set(f(1))` wants f and Python's own set; only tests that call nothing else, as `sum(2, 3)`, want a program's sum.
+    `set(f(1))` needs f and the builtin set; only tests that use builtins alone, as `sum(2, 3)`, need a program's sum.
     """
     whole = symtable.symtable(script, "tests.py", "exec")
     scopes, used = [whole], set()
@@ -166,18 +178,18 @@ def _wanted(script: str) -> set[str]:
         used |= {found.get_name() for found in scope.get_symbols() if found.is_referenced() and found.is_global()}
     used -= {found.get_name() for found in whole.get_symbols() if found.is_assigned() or found.is_imported()}
     used -= {CHECK}
-    return used - PYTHONS or used
+    return used - BUILTINS or used
 
 
-class _Asserts(ast.NodeTransformer):
-    """Makes each assert a call that reports instead of raising: `assert f(1) == 2` → `__check__(0, lambda: …)`."""
+class _AssertRewriter(ast.NodeTransformer):
+    """Rewrites asserts into calls that report instead of raising: `assert f(1) == 2` → `__check__(0, lambda: …)`."""
 
     def __init__(self) -> None:
         self.sources: list[str] = []
 
     def visit_Assert(self, node: ast.Assert) -> ast.stmt:
         inside = {type(part) for part in ast.walk(node.test)}
-        # A lambda cannot hold these; a constant tests nothing and would be passed for free.
+        # A lambda cannot contain these; an assert of a constant would always pass.
         if inside & {ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom} or isinstance(node.test, ast.Constant):
             return node
         number = len(self.sources)
@@ -187,9 +199,9 @@ class _Asserts(ast.NodeTransformer):
                 sides = [left, right]
             case test:
                 sides = [test]
-        return ast.Expr(ast.Call(ast.Name(CHECK, ast.Load()), [ast.Constant(number), *map(_later, sides)], []))
+        return ast.Expr(ast.Call(ast.Name(CHECK, ast.Load()), [ast.Constant(number), *map(_as_lambda, sides)], []))
 
 
-def _later(expression: ast.expr) -> ast.Lambda:
+def _as_lambda(expression: ast.expr) -> ast.Lambda:
     nothing = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
     return ast.Lambda(nothing, expression)

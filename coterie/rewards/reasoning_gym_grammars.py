@@ -1,7 +1,7 @@
-"""Which answers reasoning-gym's scorers get to see: a grammar for each task, checked before anything is evaluated.
+"""Allow-list grammars: which answers reasoning-gym's scorers may evaluate, per dataset.
 
-Some scorers pass the answer to `eval` or to sympy's `parse_expr`, which calls `eval`. Others give 1 to answers that are
-wrong. An answer outside of its grammar is wrong, and its scorer is not asked.
+Some scorers pass the answer to `eval` or to sympy's `parse_expr`, which calls `eval`. Others give 1 to wrong answers.
+An answer outside its grammar is wrong and is not passed to the scorer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Grammar = Callable[[str, Entry], bool]
 
 LONGEST = 1000  # characters, or eight times the reference where that is more
 DEEPEST = 20  # brackets
-OPERATIONS = 300  # in an expression; the tree of a long sum is as deep as the sum is long
+OPERATIONS = 300  # in an expression; the syntax tree of a sum is as deep as the sum is long
 DEGREE = 100  # of an expression as a polynomial: bounds what powers of powers can grow to
 EXPRESSION = re.compile(r"[0-9A-Za-z .,+*/()-]*+")
 LIST = re.compile(r"[0-9A-Za-z_,'\"\s\[\]()-]*+", re.ASCII)
@@ -33,18 +33,18 @@ OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div)
 COMPLEX = re.compile(r"[-+().0-9ij\s]*+", re.IGNORECASE)
 NUMBERS = re.compile(r"\s*+(?:-?[0-9]{1,30}(?:\.[0-9]{1,30})?\s*+(?:,\s*+|$))*+")
 PROBABILITY = re.compile(r"[0-9]{1,30}(?:/0*+[1-9][0-9]{0,29}|(?:\.[0-9]{1,30})?(?:e-[0-9]{1,2})?)")
-NEAR = 1e-4  # by how much coin_flip lets a probability be off
+NEAR = 1e-4  # tolerance of coin_flip for a probability
 MOVES = re.compile(r"(?:[0-9]?[LRDUBFXYZMES]w?'?[0-9]?(?:\s++|$))*+")
 
 
 def answer_in(text: str) -> str:
-    """What a text puts into `\\boxed{}` or `<answer>`, else all of it."""
+    """The content of `\boxed{}` or `<answer>`, else the whole text."""
     bare = text.strip()
     return boxed(bare) or tagged(bare) or bare
 
 
 def is_in_grammar(dataset: str, text: str, entry: Entry) -> bool:
-    """True if a dataset's scorer may see an answer. The reference itself always may."""
+    """True if an answer may be passed to the dataset's scorer. The reference itself always may."""
     if text == entry["answer"]:
         return True
     if len(text) > max(LONGEST, 8 * len(str(entry["answer"]))):
@@ -93,12 +93,12 @@ def is_list_of_letters(text: str, entry: Entry) -> bool:
 
 
 def is_near(text: str, entry: Entry) -> bool:
-    """A probability as a fraction or a decimal; the scorer of coin_flip gives 1 to any beginning of the right one."""
+    """A probability as a fraction or a decimal; the scorer of coin_flip accepts any prefix of the right one."""
     bare = text.replace(",", "")
     return PROBABILITY.fullmatch(bare) is not None and abs(Fraction(bare) - Fraction(entry["answer"])) <= NEAR
 
 
-# Datasets whose scorers evaluate the answer; they run in the sandbox.
+# Datasets whose scorers evaluate the answer, and therefore run in the sandbox.
 EVALUATING: dict[str, Grammar] = {
     "binary_matrix": is_matrix,
     "countdown": is_arithmetic,
@@ -110,13 +110,13 @@ EVALUATING: dict[str, Grammar] = {
     "spiral_matrix": is_list_of_numbers,
     "string_insertion": is_list_of_letters,
 }
-# Datasets whose scorers evaluate nothing, but give 1 to wrong answers or run for ever on some.
+# Datasets whose scorers evaluate nothing, but accept some wrong answers or never return on some.
 LOOSE: dict[str, Grammar] = {
     "coin_flip": is_near,
-    "complex_arithmetic": lambda text, entry: COMPLEX.fullmatch(text) is not None,  # "nan" is near to all numbers
-    "game_of_life_halting": lambda text, entry: text.casefold() == entry["answer"].casefold(),  # any text is true
-    "polynomial_equations": lambda text, entry: NUMBERS.fullmatch(text) is not None,  # words are no solutions
-    "rubiks_cube": lambda text, entry: MOVES.fullmatch(text) is not None,  # R999999999 turns as often
+    "complex_arithmetic": lambda text, entry: COMPLEX.fullmatch(text) is not None,  # its scorer accepts "nan"
+    "game_of_life_halting": lambda text, entry: text.casefold() == entry["answer"].casefold(),  # it accepts any text
+    "polynomial_equations": lambda text, entry: NUMBERS.fullmatch(text) is not None,  # its scorer ignores words
+    "rubiks_cube": lambda text, entry: MOVES.fullmatch(text) is not None,  # R999999999 makes that many turns
 }
 
 
@@ -134,7 +134,7 @@ def _is_word(word: str, names: frozenset[str]) -> bool:
 
 
 def _parsed(text: str, characters: re.Pattern[str]) -> ast.expr | None:
-    """The expression that a text is. Nothing is evaluated; the bounds keep Python's parser from overflowing."""
+    """Parse a text as an expression, without evaluating it. The bounds keep Python's parser from overflowing."""
     if not characters.fullmatch(text) or _depth(text) > DEEPEST or len(SIGN.findall(text)) > OPERATIONS:
         return None
     try:
@@ -144,7 +144,7 @@ def _parsed(text: str, characters: re.Pattern[str]) -> ast.expr | None:
 
 
 def _depth(text: str) -> int:
-    """The deepest nesting, where a run of signs nests as brackets do: `- - -1`."""
+    """The nesting depth; a run of signs nests as brackets do: `- - -1`."""
     deepest = signs = brackets = 0
     for character in text:
         if character in "([":
@@ -160,7 +160,7 @@ def _depth(text: str) -> int:
 
 
 def _is_allowed(tree: ast.expr, names: frozenset[str] = frozenset()) -> bool:
-    """True if an expression is made of numbers, + - * / and known names; where there are names, of powers too."""
+    """True if an expression has only numbers, + - * / and known names; with names, also powers."""
     operators = (*OPERATORS, ast.Pow) if names else OPERATORS
     for node in ast.walk(tree):
         match node:
@@ -180,7 +180,7 @@ def _is_allowed(tree: ast.expr, names: frozenset[str] = frozenset()) -> bool:
 
 
 def _degree(node: ast.expr) -> float | None:
-    """By how much an expression can grow, as the degree of a polynomial. None: a power that is no small number."""
+    """The degree of an expression as a polynomial, which bounds its growth; None if an exponent is no number."""
     match node:
         case ast.BinOp(left=ast.Name(id="E"), op=ast.Pow(), right=right):
             return _degree(right)
@@ -220,7 +220,7 @@ def _is_list(text: str, depth: int, is_item: Callable[[Any], bool]) -> bool:
 
 
 def _items(node: ast.expr, depth: int) -> Iterator[Any]:
-    """The constants of a list of so many levels; None for what is no constant, or at another level."""
+    """The constants of a list nested `depth` levels deep; None for anything else."""
     match node:
         case ast.List(elts=elements) | ast.Tuple(elts=elements) if depth:
             for element in elements:
