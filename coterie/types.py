@@ -288,7 +288,7 @@ class Team(Protocol):
 class World(Protocol):
     """What an episode acts on, one per episode. One that has a `close`, async or not, is closed when the episode ends.
 
-    Worlds for several roles have `reset` and `step` instead: see `coterie.envs.worlds.world.Stage`.
+    Worlds for several roles have `reset` and `step` instead: see `coterie.envs.worlds.world.MultiAgentWorld`.
     """
 
     def observe(self) -> str: ...

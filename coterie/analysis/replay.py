@@ -18,7 +18,7 @@ from coterie.config.conflicts import check_conflicts
 from coterie.config.problems import Problems
 from coterie.config.sandbox_check import must_be_protected
 from coterie.credit.base import Credit
-from coterie.envs.base import graded
+from coterie.envs.base import attach_reward
 from coterie.files import numbered_paths
 from coterie.training.log import read_episodes
 from coterie.types import Episode, Turn
@@ -48,7 +48,7 @@ def replay(folder: Path, config: Config, rescore: bool) -> Iterator[Verdict]:
     check_conflicts(config, training=False)
     _must_matter(config, algorithm)
     memory: dict[str, Any] = {}
-    env = graded(config.env.instance, config.reward.name, config.reward.options, config.rollout.score_deadline)
+    env = attach_reward(config.env.instance, config.reward.name, config.reward.options, config.rollout.score_deadline)
     if rescore:
         must_be_protected(config, env)
     # Of the whole run: of one step all episodes with one purpose may have failed.

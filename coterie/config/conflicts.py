@@ -9,7 +9,7 @@ from coterie.config.config import PARTS, Config
 from coterie.config.no_effect import empty_targets, idle_in_training, idle_rows, idle_sampling
 from coterie.config.problems import Path, Problems, did_you_mean, undotted
 from coterie.config.settings import Hidden, Lora
-from coterie.envs.base import graded
+from coterie.envs.base import attach_reward
 from coterie.types import Encoder
 
 Found = Iterator[tuple[Path, str]]
@@ -183,7 +183,7 @@ def _anything_to_train(config: Config) -> Found:
 def _reward(config: Config) -> Found:
     """The environment and the reward fit together: either it scores itself, or it takes the one that is named."""
     try:
-        graded(config.env.instance, config.reward.name, config.reward.options, config.rollout.score_deadline)
+        attach_reward(config.env.instance, config.reward.name, config.reward.options, config.rollout.score_deadline)
     except ValueError as error:
         yield ("reward",), str(error).removeprefix(f"reward {config.reward.name}: ")
 

@@ -1,1 +1,1 @@
-"""Where tasks come from, and what an answer is worth."""
+"""Environments: where tasks come from, and how answers are scored."""

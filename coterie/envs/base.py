@@ -1,4 +1,4 @@
-"""Environments that pose a question and grade the answer."""
+"""Base class of environments that ask a question and score the answer with the config's reward."""
 
 from __future__ import annotations
 
@@ -10,68 +10,68 @@ from typing import Any, Self
 from coterie.rewards import TIMEOUTS, Grader, make_grader
 from coterie.types import Env, Episode, Split, Task, Turn, is_correct
 
-NATIVE = "native"  # the reward's name when an environment scores itself
+NATIVE = "native"  # the reward of an environment that scores itself
 
 
 class TaskEnv:
-    """Questions without a world. What an answer is worth, the config's reward says.
+    """Tasks without a world, scored by the config's reward.
 
     Subclasses are frozen dataclasses; their fields are their options in the config.
     """
 
-    grade: Grader  # not an option: `graded` sets it
+    grade: Grader  # not an option: `attach_reward` sets it
 
     def tasks(self, split: Split) -> Sequence[Task]:
         raise NotImplementedError
 
     @property
     def needs_sandbox(self) -> bool:
-        """True if it executes what a model wrote."""
+        """True if scoring executes code that a model wrote."""
         return self.grade.needs_sandbox
 
     @property
     def own_deadline(self) -> bool:
-        """True if `score` limits its own time; the grader does, and does not count how long an answer queues for it."""
+        """True if `score` enforces its own deadline, as the grader does; time in the grader's queue does not count."""
         return type(self).score is TaskEnv.score
 
     def open(self, task: Task) -> Any:
         return None
 
     async def score(self, episode: Episode) -> None:
-        """The reward of the team's answer; or, where the workflow answers for each role, of each role's own.
+        """Score the team's answer, or each role's own if the workflow returned a dictionary by role.
 
-        A grader that hangs, dies or cannot be reached raises: the episode then has no score, and is no zero.
+        Raises if the grader hangs or fails: the episode then has no score, which is not a reward of 0.
         """
         episode.metrics.setdefault(TIMEOUTS, 0.0)
         if is_by_role(episode):
             await self._score_roles(episode, episode.answer)
         else:
-            episode.reward = await self._worth(episode, episode.answer)
+            episode.reward = await self._grade(episode, episode.answer)
         episode.metrics["right"] = float(is_correct(episode.reward))
 
     async def _score_roles(self, episode: Episode, answers: Mapping[str, Any]) -> None:
-        """Each turn that answers is given its own reward; the team's is the mean of what its roles said last.
+        """Give each answering turn its own reward; the team's is the mean over the roles' last answers.
 
-        `{solver: text}` grades the solver's last turn, `{solver: [text, text]}` one turn after the other.
+        `{solver: text}` scores the solver's last turn, `{solver: [text, text]}` its turns in order.
         """
-        turns = [turn for role, said in answers.items() for turn in _answering(episode, role, said)]
-        texts = [text for said in answers.values() for text in (said if isinstance(said, list) else [said])]
-        rewards = await asyncio.gather(*(self._worth(episode, text) for text in texts))
+        turns = [turn for role, answer in answers.items() for turn in _answering(episode, role, answer)]
+        texts = [text for answer in answers.values() for text in (answer if isinstance(answer, list) else [answer])]
+        rewards = await asyncio.gather(*(self._grade(episode, text) for text in texts))
         for turn, reward in zip(turns, rewards, strict=True):
             turn.reward = reward
-            episode.metrics[f"right/{turn.role}"] = float(is_correct(reward))  # of several the last one stays
+            episode.metrics[f"right/{turn.role}"] = float(is_correct(reward))  # the last one wins
         last = {turn.role: reward for turn, reward in zip(turns, rewards, strict=True)}
         episode.reward = sum(last.values()) / len(last)
 
-    async def _worth(self, episode: Episode, answer: Any) -> float:
+    async def _grade(self, episode: Episode, answer: Any) -> float:
         return await self.grade(answer, self.reference(episode.task), episode.task)
 
     def reference(self, task: Task) -> Any:
-        """What the reward compares the answer with."""
+        """The reference that the reward compares the answer with."""
         return task.answer
 
     def native(self, deadline: float) -> Grader:
-        """The environment's own reward, where it has one."""
+        """The environment's own reward, if it has one."""
         raise ValueError(f"reward native: {type(self).__name__} has none of its own; exact, number or math may fit it")
 
     def with_grader(self, grade: Grader) -> Self:
@@ -86,23 +86,23 @@ def reward_of(env: Env) -> Grader | None:
 
 
 def is_by_role(episode: Episode) -> bool:
-    """Whether the answer is one for each of several roles. Any other mapping is the reward's business."""
+    """True if the answer is a dictionary by role. Any other mapping is passed to the reward as it is."""
     answer = episode.answer
     return isinstance(answer, Mapping) and bool(answer) and set(answer) <= {turn.role for turn in episode.turns}
 
 
-def _answering(episode: Episode, role: str, said: Any) -> list[Turn]:
-    """The turns that a role's answers are of."""
+def _answering(episode: Episode, role: str, answer: Any) -> list[Turn]:
+    """The turns that a role's answers belong to."""
     turns = [turn for turn in episode.turns if turn.role == role]
-    if not isinstance(said, list):
+    if not isinstance(answer, list):
         return turns[-1:]
-    if len(said) != len(turns):
-        raise ValueError(f"the workflow gives {len(said)} answers of {role}, which spoke {len(turns)} times")
+    if len(answer) != len(turns):
+        raise ValueError(f"the workflow returned {len(answer)} answers of {role}, which took {len(turns)} turns")
     return turns
 
 
-def graded(env: Env, reward: str, options: Mapping[str, Any], deadline: float) -> Env:
-    """The environment with the reward that the config names; `native` means that it scores itself."""
+def attach_reward(env: Env, reward: str, options: Mapping[str, Any], deadline: float) -> Env:
+    """The environment with the config's reward; `native` means that it scores itself."""
     if isinstance(env, TaskEnv):
         return env.with_grader(env.native(deadline) if reward == NATIVE else make_grader(reward, options, deadline))
     if reward != NATIVE:

@@ -1,43 +1,72 @@
-"""Programs to write, with tests: MBPP, HumanEval, DeepCoder."""
+"""Programming tasks with unit tests: MBPP, HumanEval, DeepCoder."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from coterie.data.deepcoder import DEEPCODER
 from coterie.data.humaneval import HUMANEVAL
 from coterie.data.mbpp import MBPP
-from coterie.envs.dataset_env import Known
-from coterie.envs.test_bench import Bench
+from coterie.envs.dataset_env import DatasetEnv
+from coterie.rewards.code.grader import Failure, Verdict, code_in, run_tests
+from coterie.rewards.code.test_formats import read_tests
 from coterie.types import Task
+
+NO_PROGRAM = "there is no program in the answer; give it in a ```python block"
+
+
+class CodeResult(NamedTuple):
+    """The test results of one program."""
+
+    visible: Verdict  # on the tests that a team may see
+    score: float  # the fraction of all tests that it passes, for its reward
+
+
+class CodeWorld:
+    """Runs a task's tests as often as a workflow likes, on the program that the grader would extract.
+
+    A team sees the results of the first half of the tests, at least of one. The others are held out, so that a
+    program cannot be fitted to them.
+    """
+
+    def __init__(self, tests: Any) -> None:
+        self.tests = read_tests(tests)
+        self.visible = (len(self.tests.inputs) + 1) // 2
+
+    async def test(self, text: str) -> CodeResult:
+        """Run all tests on the program in a text."""
+        program = code_in(text)
+        if program is None:
+            return CodeResult(Verdict(0, self.visible, (Failure(0, "", "a program", NO_PROGRAM),)), 0.0)
+        verdict = await run_tests(program, self.tests)
+        return CodeResult(verdict.first(self.visible), verdict.fraction)
 
 
 @dataclass(frozen=True)
-class Mbpp(Known):
-    """Short functions; `reward: code` runs the tests. `task.answer` is a program that passes them."""
+class Mbpp(DatasetEnv):
+    """MBPP: short functions; use `reward: code`. `task.answer` is a reference solution."""
 
     training = testing = MBPP
 
     prompt: str = "{question}\n\nGive the code in one ```python block."
 
     @classmethod
-    def fitting(cls) -> list[str]:
-        """All have tests that `reward: code` reads."""
+    def readable(cls) -> list[str]:
         return [source.name for source in (MBPP, HUMANEVAL, DEEPCODER)]
 
-    def open(self, task: Task) -> Bench:
-        """A workflow may try programs before it answers, and see half of the tests."""
-        return Bench(task.meta["tests"])
+    def open(self, task: Task) -> CodeWorld:
+        """A workflow may test programs before it answers."""
+        return CodeWorld(task.meta["tests"])
 
     def reference(self, task: Task) -> Any:
-        """The tests, as their source writes them."""
+        """The tests, in their dataset's format."""
         return task.meta["tests"]
 
 
 @dataclass(frozen=True)
 class HumanEval(Mbpp):
-    """Functions to complete from their docstrings, to measure with; MBPP to train on."""
+    """HumanEval: functions to complete from their docstrings, for evaluation; trains on MBPP."""
 
     training = MBPP
     testing = HUMANEVAL
@@ -45,6 +74,6 @@ class HumanEval(Mbpp):
 
 @dataclass(frozen=True)
 class DeepCoder(Mbpp):
-    """Problems of programming contests."""
+    """DeepCoder: problems of programming contests."""
 
     training = testing = DEEPCODER

@@ -1,4 +1,4 @@
-"""Tasks of the data sets that Coterie knows by name."""
+"""Environments over the datasets that Coterie knows by name: GSM8K, MATH, AIME, HotpotQA, ANLI."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
+from coterie.data.anli import ANLI
 from coterie.data.files import read, read_prepared, source_of
+from coterie.data.gsm8k import GSM8K
+from coterie.data.hotpotqa import HOTPOTQA, article
 from coterie.data.hub import from_hub
+from coterie.data.math import AIME2024, DEEPSCALER, MATH500
 from coterie.data.row import Row, Source
 from coterie.envs.base import TaskEnv
 from coterie.limits import Count
@@ -18,15 +22,15 @@ from coterie.types import Split, Task
 
 
 @dataclass(frozen=True)
-class Known(TaskEnv):
-    """Each split from a file, prepared or as its source has it, or from the hub where no file is named.
+class DatasetEnv(TaskEnv):
+    """Each split comes from a file, prepared or in its source's own format, or from the hub if no file is named.
 
-    A subclass names its sources and how its questions are asked.
+    A subclass names its sources and its prompt.
     """
 
     training: ClassVar[Source]
     testing: ClassVar[Source]
-    gaps: ClassVar[tuple[str, ...]] = ()  # what a prompt may use of a row beside {question}
+    placeholders: ClassVar[tuple[str, ...]] = ()  # fields of a row that a prompt may use beside {question}
 
     train: Path | None = None
     test: Path | None = None
@@ -34,27 +38,27 @@ class Known(TaskEnv):
     limit: Count | None = None  # only the first rows of each split
 
     def __post_init__(self) -> None:
-        check(self.prompt, ["question", *self.gaps], "prompt")
+        check(self.prompt, ["question", *self.placeholders], "prompt")
 
     def tasks(self, split: Split) -> list[Task]:
         return [self._task(row) for row in islice(self._rows(split), self.limit)]
 
     def fields(self, meta: Mapping[str, Any]) -> dict[str, str]:
-        """What fills the gaps of a prompt."""
-        return {name: str(meta[name]) for name in self.gaps}
+        """The values of the placeholders."""
+        return {name: str(meta[name]) for name in self.placeholders}
 
     @classmethod
-    def fitting(cls) -> list[str]:
-        """The data sets whose prepared rows it can ask."""
+    def readable(cls) -> list[str]:
+        """The datasets whose prepared files it accepts."""
         return list(dict.fromkeys((cls.training.name, cls.testing.name)))
 
     def _rows(self, split: Split) -> Iterator[Row]:
         path = self.train if split == "train" else self.test
-        made_of = source_of(path) if path else None
-        if path is not None and made_of is not None:
-            if made_of not in self.fitting():
-                fits = " or ".join(self.fitting())
-                raise ValueError(f"{path} holds {made_of}, and {type(self).__name__} reads {fits}; rows reads any")
+        dataset = source_of(path) if path else None
+        if path is not None and dataset is not None:
+            if dataset not in self.readable():
+                known = " or ".join(self.readable())
+                raise ValueError(f"{path} holds {dataset}, and {type(self).__name__} reads {known}; rows reads any")
             yield from read_prepared(path)
             return
         source = self.training if split == "train" else self.testing
@@ -68,3 +72,60 @@ class Known(TaskEnv):
     def _task(self, row: Row) -> Task:
         prompt = fill(self.prompt, {"question": row.question, **self.fields(row.meta)})
         return Task(row.id, prompt, row.answer, row.meta)
+
+
+@dataclass(frozen=True)
+class Gsm8k(DatasetEnv):
+    """GSM8K: grade-school word problems with a number as answer; use `reward: number` or `math`."""
+
+    training = testing = GSM8K
+
+
+@dataclass(frozen=True)
+class Math(DatasetEnv):
+    """Competition mathematics: trains on DeepScaleR, evaluates on MATH-500, or on your files; use `reward: math`."""
+
+    training = DEEPSCALER
+    testing = MATH500
+
+    prompt: str = "{question}\n\nPut your final answer within \\boxed{}."
+
+    @classmethod
+    def readable(cls) -> list[str]:
+        return [source.name for source in (DEEPSCALER, MATH500, AIME2024, GSM8K)]
+
+
+@dataclass(frozen=True)
+class Aime(Math):
+    """Like `math`, evaluated on AIME 2024."""
+
+    training = DEEPSCALER
+    testing = AIME2024
+
+
+@dataclass(frozen=True)
+class HotpotQa(DatasetEnv):
+    """HotpotQA: multi-hop questions; use `reward: qa`. `{context}` in the prompt is the ten articles, for teams that do
+    not search."""
+
+    training = testing = HOTPOTQA
+    placeholders = ("context",)
+
+    prompt: str = "{question}\n\nAnswer in a few words."
+
+    def fields(self, meta: Mapping[str, Any]) -> dict[str, str]:
+        articles = (f"{title}\n{article(sentences)}" for title, sentences in meta["context"])
+        return {"context": "\n\n".join(articles)}
+
+
+@dataclass(frozen=True)
+class Anli(DatasetEnv):
+    """ANLI, natural language inference: a premise and a hypothesis; use `reward: nli`."""
+
+    training = testing = ANLI
+    placeholders = ("premise", "hypothesis")
+
+    prompt: str = (
+        "{question}\n\nDoes the hypothesis follow from the premise, contradict it, or neither? "
+        "Answer with one word: entailment, contradiction or neutral."
+    )

@@ -1,4 +1,4 @@
-"""Endless tasks with known answers, from reasoning-gym."""
+"""Procedurally generated tasks from reasoning-gym."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from coterie.rewards.reasoning_gym import SCORER, NativeGrader
 from coterie.types import Split, Task
 
 Entry = dict[str, Any]  # question, answer, metadata
-OURS = ("seed", "size")  # parameters of every dataset that are options of the environment
-COMPOSITE = "composite"  # is made of objects, which no config can write
-DRAWS = 20  # entries drawn for each test task that is wanted, before we settle for fewer
+OWN_OPTIONS = ("seed", "size")  # dataset parameters that are options of the environment
+COMPOSITE = "composite"  # takes Python objects, which a config cannot express
+DRAWS = 20  # entries drawn per test task before fewer are accepted
 
 
 @dataclass(frozen=True)
 class ReasoningGym(TaskEnv):
-    """Any reasoning-gym dataset by name and parameters. No test task is a training task.
+    """Any reasoning-gym dataset by name and parameters. Test tasks do not occur in training.
 
-    Its reward may be `native`: the dataset's own scorer, which often gives part of the credit.
+    `reward: native` uses the dataset's own scorer, which often gives partial credit.
     """
 
     dataset: str
@@ -38,17 +38,17 @@ class ReasoningGym(TaskEnv):
     size: Count = 1000
     test_size: Count = 200
     seed: int = 0
-    prompt: str = "{question}"  # may use what the metadata has too: {expression}
+    prompt: str = "{question}"  # may also use metadata fields, such as {expression}
 
     def __post_init__(self) -> None:
         _check_name("dataset", self.dataset, [name for name in DATASETS if name != COMPOSITE])
-        names = [f.name for f in fields(DATASETS[self.dataset][1]) if f.name not in OURS]
+        names = [f.name for f in fields(DATASETS[self.dataset][1]) if f.name not in OWN_OPTIONS]
         for name in self.params:
             _check_name("params", name, names)
         try:
             entry = next(self._entries("train", 1))
-        except (AssertionError, TypeError) as error:  # how reasoning-gym refuses a value
-            raise ValueError(f"params: {self.dataset} says: {error}") from None
+        except (AssertionError, TypeError) as error:  # how reasoning-gym rejects a value
+            raise ValueError(f"params: {self.dataset} rejects them: {error}") from None
         check(self.prompt, ["question", *entry["metadata"]], "prompt")
 
     def tasks(self, split: Split) -> list[Task]:
@@ -66,7 +66,7 @@ class ReasoningGym(TaskEnv):
         return NativeGrader(SCORER, options, deadline)
 
     def _held_out(self, seen: set[str]) -> list[Task]:
-        """New tasks in the order they are drawn; fewer than asked for where the dataset is a small world."""
+        """Draw tasks that are not in `seen`; fewer than `test_size` if the dataset has too few distinct tasks."""
         found: dict[str, Task] = {}
         for number, entry in enumerate(self._entries("test", self.test_size * DRAWS)):
             task = self._task("test", number, entry)
@@ -75,7 +75,7 @@ class ReasoningGym(TaskEnv):
             if len(found) == self.test_size:
                 break
         if not found:
-            raise ValueError(f"size: {self.dataset} with {self.size} tasks has no other for the test; lower it")
+            raise ValueError(f"size: {self.size} training tasks leave {self.dataset} no other for the test; lower it")
         return list(found.values())
 
     def _entries(self, split: Split, count: int) -> Iterator[Entry]:
@@ -88,14 +88,14 @@ class ReasoningGym(TaskEnv):
 
 
 def _entries(name: str, params: Mapping[str, Any], seed: str, count: int) -> Iterator[Entry]:
-    # Entry i of a dataset is drawn with seed + i: neighbouring seeds would share almost all tasks.
+    # Entry i is drawn with seed + i, so neighbouring seeds would share almost all tasks; hash the seed.
     dataset = reasoning_gym.create_dataset(name, seed=random.Random(seed).getrandbits(31), size=count, **params)
     return (dataset[index] for index in range(count))
 
 
 @lru_cache(maxsize=4)
 def _training(name: str, params: str, seed: int, count: int) -> tuple[Entry, ...]:
-    """Drawn once for both splits: a thousand tasks of countdown take half a minute."""
+    """Cached, because both splits need it: a thousand countdown tasks take half a minute."""
     return tuple(_entries(name, json.loads(params), f"{seed}/train", count))
 
 

@@ -1,4 +1,4 @@
-"""A user's own questions and answers, from a file."""
+"""A user's own questions and answers, from a jsonl, JSON or Parquet file."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from coterie.types import Split, Task
 
 @dataclass(frozen=True)
 class Rows(TaskEnv):
-    """Tasks from a jsonl, JSON or Parquet file; fields that are neither question nor answer become `task.meta`.
+    """Tasks from a file; fields other than question and answer become `task.meta`.
 
-    A file that `coterie data prepare` has written says itself what is what.
+    Files written by `coterie data prepare` need no field names.
     """
 
     train: Path
     test: Path | None = None
-    question: str = "question"  # the field's name
+    question: str = "question"  # the name of the field
     answer: str = "answer"
     limit: Count | None = None  # only the first rows of each file
 
     def tasks(self, split: Split) -> list[Task]:
         path = self.train if split == "train" else self.test
         if path is None:
-            raise ValueError("test: held-out tasks are asked for, but no file is named")
+            raise ValueError("test: evaluation needs held-out tasks; name a file")
         if is_prepared(path):
             return [Task(row.id, row.question, row.answer, row.meta) for row in islice(read_prepared(path), self.limit)]
         return [self._task(path, number, raw) for number, raw in islice(read(path), self.limit)]

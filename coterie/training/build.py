@@ -28,7 +28,7 @@ from coterie.engines.hf import HfEngine
 from coterie.engines.native.engine import NativeEngine
 from coterie.engines.router import ClearableEngine, Router
 from coterie.engines.vllm import VllmEngine
-from coterie.envs.base import graded
+from coterie.envs.base import attach_reward
 from coterie.errors import ModelError
 from coterie.learners.critics import Critic, Critics
 from coterie.learners.distributed import Processes, process_group
@@ -63,7 +63,7 @@ def build(config: Config, folder: Path, console: bool = True, training: bool = T
     workflow = config.workflow.instance
     check_conflicts(config, training)
     must_be_installed(config)
-    env = graded(config.env.instance, config.reward.name, config.reward.options, config.rollout.score_deadline)
+    env = attach_reward(config.env.instance, config.reward.name, config.reward.options, config.rollout.score_deadline)
     must_be_protected(config, env)
     tasks = TaskStream(tasks_of(env, "train", config), config.tasks_per_step, config.seed)
     unseen = tasks_of(env, "test", config)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
-from coterie.envs.test_bench import Bench, Tried
+from coterie.envs.code import CodeResult, CodeWorld
 from coterie.prompts import check, fill
 from coterie.rewards.code.grader import code_in
 from coterie.types import Metrics, Outcome, Task, Team, Turn
@@ -50,23 +50,23 @@ class DeepCoder:
         return ("generator", "test_runner", "refiner")
 
     async def run(self, task: Task, team: Team, world: Any) -> Outcome:
-        if not isinstance(world, Bench):
+        if not isinstance(world, CodeWorld):
             raise ValueError("deepcoder needs an environment with tests to run: mbpp, humaneval or deepcoder")
         tries = [await tested(await team.generator.say(fill(self.prompt, {"question": task.prompt})), world)]
         gains: list[float] = []
         best = tries[0]
-        while best.tried.shown.fraction < 1 and len(gains) < self.max_refinement_iterations:
+        while best.result.visible.fraction < 1 and len(gains) < self.max_refinement_iterations:
             shown = self._shown(task, best)
             analysis = await team.test_runner.say(fill(self.analyze, shown))
             refined = await team.refiner.say(fill(self.refine, shown | {"analysis": analysis.text}))
             tries.append(await tested(refined, world))
-            analysis.reward = tries[-1].tried.worth - best.tried.worth
+            analysis.reward = tries[-1].result.score - best.result.score
             gains.append(analysis.reward)
-            best = max(best, tries[-1], key=lambda each: each.tried.shown.fraction)
+            best = max(best, tries[-1], key=lambda each: each.result.visible.fraction)
         return Outcome(best.turn.text, metrics(tries, best, gains))
 
     def _shown(self, task: Task, program: Program) -> dict[str, str]:
-        text, shown = program.turn.text, program.tried.shown
+        text, shown = program.turn.text, program.result.visible
         failures = str(replace(shown, failures=shown.failures[: self.failures]))
         return {"question": task.prompt, "program": (code_in(text) or text).strip(), "failures": failures}
 
@@ -75,17 +75,17 @@ class Program(NamedTuple):
     """A turn with a program, and what came of it."""
 
     turn: Turn
-    tried: Tried
+    result: CodeResult
 
     @property
     def right(self) -> bool:
-        return self.tried.worth == 1
+        return self.result.score == 1
 
 
-async def tested(turn: Turn, bench: Bench) -> Program:
-    tried = await bench.test(turn.text)
-    turn.reward = tried.worth
-    return Program(turn, tried)
+async def tested(turn: Turn, world: CodeWorld) -> Program:
+    result = await world.test(turn.text)
+    turn.reward = result.score
+    return Program(turn, result)
 
 
 def metrics(tries: list[Program], best: Program, gains: list[float]) -> Metrics:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from coterie.envs.worlds.world import Earned, Seen, Staged, seen_by
+from coterie.envs.worlds.world import Observation, Reward, WorldDriver, observation_of
 from coterie.prompts import chat_messages, check, fill
 from coterie.types import Message, Outcome, Task, Team, Turn
 
@@ -35,7 +35,7 @@ class MultiTurn:
             raise ValueError(f"max_steps: at least 1, not {self.max_steps}")
 
     async def run(self, task: Task, team: Team, world: Any) -> Outcome:
-        stage, talks = Staged(world, self.roles), Talks(self, task, team)
+        stage, talks = WorldDriver(world, self.roles), Talks(self, task, team)
         seen, done, steps, total = await stage.reset(), False, 0, 0.0
         while not done and steps < self.max_steps:
             said = await (self._at_once if self.together else self._in_turn)(stage, talks, seen)
@@ -44,11 +44,11 @@ class MultiTurn:
             steps += 1
         return Outcome(talks.last, {"steps": steps, "finished": float(done)}, reward=total)
 
-    async def _at_once(self, stage: Staged, talks: Talks, seen: Seen) -> dict[str, str]:
+    async def _at_once(self, stage: WorldDriver, talks: Talks, seen: Observation) -> dict[str, str]:
         roles = stage.speaking
         return dict(zip(roles, await asyncio.gather(*(talks.say(role, seen) for role in roles)), strict=True))
 
-    async def _in_turn(self, stage: Staged, talks: Talks, seen: Seen) -> dict[str, str]:
+    async def _in_turn(self, stage: WorldDriver, talks: Talks, seen: Observation) -> dict[str, str]:
         said: dict[str, str] = {}
         for role in stage.speaking:
             if said:
@@ -67,8 +67,8 @@ class Talks:
         self.latest: dict[str, Turn] = {}
         self.last = ""
 
-    async def say(self, role: str, seen: Seen) -> str:
-        observation = seen_by(role, seen)
+    async def say(self, role: str, seen: Observation) -> str:
+        observation = observation_of(role, seen)
         if role in self.talks:
             self.talks[role].append(Message(role="user", content=observation))
         else:
@@ -79,7 +79,7 @@ class Talks:
         self.last = turn.text
         return turn.text
 
-    def reward(self, earned: Earned) -> float:
+    def reward(self, earned: Reward) -> float:
         """Give roles what is theirs; what is the team's is returned."""
         if not isinstance(earned, Mapping):
             return earned

@@ -15,7 +15,7 @@ from coterie.algorithms.cory import Cory
 from coterie.config import ConfigError
 from coterie.config.conflicts import check_conflicts
 from coterie.credit.aggregate import Aggregate
-from coterie.envs.base import TaskEnv, graded
+from coterie.envs.base import TaskEnv, attach_reward
 from coterie.training.log import read_episodes
 from coterie.training.loop import Run
 from coterie.types import Episode, Task
@@ -42,7 +42,7 @@ def scored(answer: Any, *roles: str, reward: str = "number") -> Episode:
         turns.append(turn(role, round=count.setdefault(role, 0)))
         count[role] += 1
     played = Episode("t/0", TASK, 0, turns, answer=answer)
-    asyncio.run(graded(Questions(), reward, {}, 1.0).score(played))
+    asyncio.run(attach_reward(Questions(), reward, {}, 1.0).score(played))
     return played
 
 
@@ -72,7 +72,7 @@ def test_of_several_turns_the_last_one_answers_or_each_does() -> None:
     assert [t.reward for t in last.turns] == [None, None, 1.0] and last.reward == 1.0
     each = scored({"a": ["4", "5"], "b": ["4", "4"]}, "a", "b", "a", "b")
     assert [t.reward for t in each.turns] == [1.0, 1.0, 0.0, 1.0] and each.reward == 0.5
-    with pytest.raises(ValueError, match="gives 1 answers of a, which spoke 2 times"):
+    with pytest.raises(ValueError, match="returned 1 answers of a, which took 2 turns"):
         scored({"a": ["4"]}, "a", "a")
 
 

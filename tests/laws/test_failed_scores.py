@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from coterie.envs.base import TaskEnv, graded
+from coterie.envs.base import TaskEnv, attach_reward
 from coterie.rewards import GraderTimeout
 from coterie.rollout import scoring
 from coterie.rollout.agent import Player
@@ -93,7 +93,7 @@ def own(folder: Path, code: str, deadline: float = 30.0) -> Env:
         "    with note.open('a') as log: log.write('called\\n')\n"
         "    return note.read_text() == 'called\\n'\n" + code
     )
-    return graded(Questions(), f"{folder}/mine.py:grade", {}, deadline)
+    return attach_reward(Questions(), f"{folder}/mine.py:grade", {}, deadline)
 
 
 def calls(folder: Path, truth: str) -> int:

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from coterie.engines.native.engine import NativeEngine
-from coterie.envs.base import TaskEnv, graded
+from coterie.envs.base import TaskEnv, attach_reward
 from coterie.games.naming import Naming, OneByOne
 from coterie.learners.batch import make_batches
 from coterie.models.base import Base
@@ -362,7 +362,7 @@ class Questions(TaskEnv):
 
 def test_graders_that_hang_are_cut_and_those_behind_them_are_answered(collector: Collector, tmp_path: Path) -> None:
     (tmp_path / "grade.py").write_text("def grade(answer, truth):\n    while truth == 'hang': pass\n    return 1.0\n")
-    env = graded(Questions(), f"{tmp_path}/grade.py:grade", {}, deadline=2.0)
+    env = attach_reward(Questions(), f"{tmp_path}/grade.py:grade", {}, deadline=2.0)
     # More hang than there are processes to grade in, so that the good ones have to wait for them.
     tasks = [Task(f"task {i}", "Go.", "hang" if i < 4 else "fine") for i in range(8)]
     patient = replace(collector, workflow=OneByOne(("left",)), env=env, score_deadline=None)
@@ -393,7 +393,7 @@ def test_grading_never_keeps_sampling_waiting(collector: Collector, tmp_path: Pa
         f"import os, time\ndef grade(answer, truth):\n    while not os.path.exists({str(note)!r}): time.sleep(0.01)\n"
     )
     (tmp_path / "grade.py").write_text(code + "    return 1.0\n")
-    env = graded(Questions(), f"{tmp_path}/grade.py:grade", {}, deadline=HANG)
+    env = attach_reward(Questions(), f"{tmp_path}/grade.py:grade", {}, deadline=HANG)
     workflow = SaysGo(("left",), note=note)
     narrow = replace(collector, workflow=workflow, env=env, concurrency=1, score_deadline=None)
     episodes = narrow.collect(TASKS, 1, {"left": PLAYERS["left"]}, seed=1)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from coterie.envs.test_bench import Bench
+from coterie.envs.code import CodeWorld
 from coterie.rewards import make_grader
 from coterie.rewards.code.grader import Verdict, code, code_in, run_tests
 from coterie.rewards.code.judge import same_output, same_value
@@ -382,7 +382,7 @@ def test_of_tests_that_were_never_come_to_a_team_sees_none_passed() -> None:
         ("def f(): return [1]", (1, 1)),
         ("def f(): return [2]", (0, 1)),
     ):
-        shown = asyncio.run(Bench(loop).test(f"```python\n{program}\n```")).shown
+        shown = asyncio.run(CodeWorld(loop).test(f"```python\n{program}\n```")).visible
         assert (shown.passed, shown.total) == seen
 
 

@@ -26,13 +26,9 @@ from coterie.data.prepare import SPLITS, Found, dealt, found_in, said_by, sort_o
 from coterie.data.preview import statistics
 from coterie.data.row import Raw, Row
 from coterie.data.sources import SOURCES
-from coterie.envs.anli import Anli
-from coterie.envs.base import TaskEnv, graded
+from coterie.envs.base import TaskEnv, attach_reward
 from coterie.envs.code import DeepCoder, HumanEval, Mbpp
-from coterie.envs.dataset_env import Known
-from coterie.envs.gsm8k import Gsm8k
-from coterie.envs.hotpotqa import HotpotQa
-from coterie.envs.math import Aime, Math
+from coterie.envs.dataset_env import Aime, Anli, DatasetEnv, Gsm8k, HotpotQa, Math
 from coterie.envs.rows import Rows
 from coterie.envs.swe.env import Swe
 from coterie.rewards.code.test_formats import read_tests
@@ -406,7 +402,7 @@ def test_without_a_file_rows_come_from_the_hub(tmp_path: Path) -> None:
         prepared = {split: list(read_prepared(tmp_path / f"data/gsm8k/{split}.parquet")) for split in SPLITS}
         assert [row.answer for row in prepared["train"]] == ["1", "2", "3", "6", "7"]
         assert [row.answer for row in prepared["test"]] == ["10", "11"]
-        ids = "from coterie.envs.gsm8k import Gsm8k; print(*(task.id for task in Gsm8k().tasks('train')))"
+        ids = "from coterie.envs.dataset_env import Gsm8k; print(*(task.id for task in Gsm8k().tasks('train')))"
         asked = with_hub(address, tmp_path, "-c", ids)
         assert asked.stdout.split() == [row.id for row in prepared["train"]], asked.stderr
         assert len(downloaded) == 3  # the second time they came from the cache
@@ -492,7 +488,7 @@ def test_any_text_comes_back_from_a_prepared_file(tmp_path: Path) -> None:
 
 # --- real data ---
 
-REAL: list[tuple[str, str, Callable[..., Known], tuple[int, int], int]] = [
+REAL: list[tuple[str, str, Callable[..., DatasetEnv], tuple[int, int], int]] = [
     ("gsm8k", "gsm8k", Gsm8k, (7473, 200), 0),
     ("deepscaler", "deepscaler", Math, (6458, 1721), 270),  # 4 without an answer, 266 in both of its files
     ("aime2024", "aime24", Aime, (0, 30), 0),
@@ -534,7 +530,7 @@ def test_a_reward_of_the_source_fits_its_environment() -> None:
         (HotpotQa(), "hotpotqa"),
         (Mbpp(), "mbpp"),
     ):
-        assert isinstance(graded(env, SOURCES[source].reward, {}, 1.0), TaskEnv)
+        assert isinstance(attach_reward(env, SOURCES[source].reward, {}, 1.0), TaskEnv)
 
 
 @pytest.mark.parametrize(
@@ -542,7 +538,7 @@ def test_a_reward_of_the_source_fits_its_environment() -> None:
     [(Mbpp, "gsm8k", GOOD[0][1]), (Gsm8k, "mbpp", MBPP), (HotpotQa, "anli", GOOD[4][1]), (Math, "hotpotqa", HOTPOT)],
 )
 def test_a_prepared_file_of_another_data_set_is_refused_by_name(
-    env: type[Known], source: str, raw: Raw, tmp_path: Path
+    env: type[DatasetEnv], source: str, raw: Raw, tmp_path: Path
 ) -> None:
     row = SOURCES[source].parse(raw, "the/id")
     assert isinstance(row, Row)
@@ -553,7 +549,9 @@ def test_a_prepared_file_of_another_data_set_is_refused_by_name(
 
 
 @pytest.mark.parametrize(("env", "source", "raw"), [(HumanEval, "mbpp", MBPP), (Aime, "math500", GOOD[3][1])])
-def test_a_prepared_file_of_a_like_data_set_is_read(env: type[Known], source: str, raw: Raw, tmp_path: Path) -> None:
+def test_a_prepared_file_of_a_like_data_set_is_read(
+    env: type[DatasetEnv], source: str, raw: Raw, tmp_path: Path
+) -> None:
     row = SOURCES[source].parse(raw, "the/id")
     assert isinstance(row, Row)
     (tmp_path / "test.parquet").write_bytes(as_parquet(source, [row]))

@@ -25,7 +25,7 @@ from coterie.config import Config
 from coterie.config.conflicts import check_conflicts
 from coterie.config.registry import BUILTIN, find
 from coterie.config.schema import schema
-from coterie.envs.base import graded
+from coterie.envs.base import attach_reward
 from coterie.rewards import make_grader
 from coterie.rewards.reward_function import load
 from coterie.rollout.collector import Collector
@@ -59,7 +59,7 @@ def test_the_workflow_of_the_page_plays(tmp_path: Path) -> None:
 def test_the_environment_of_the_page_is_played_and_scored(tmp_path: Path) -> None:
     env = example("adding-an-environment.md", "Guessing", tmp_path)(size=3)
     assert isinstance(env, Env)
-    task = graded(env, "native", {}, 1.0).tasks("test")[0]
+    task = attach_reward(env, "native", {}, 1.0).tasks("test")[0]
     for said, worth in ((["0", f" {task.answer}\n"], 1.0), (["101", "none"], 0.0)):
         team = Scripted({"player": said})
         outcome = asyncio.run(MultiTurn(max_steps=2).run(task, team, env.open(task)))
@@ -181,7 +181,7 @@ def test_the_tool_of_the_page_is_called_and_its_mistakes_are_told(tmp_path: Path
 
 
 def test_the_data_set_of_the_page_holds_tasks_out(tmp_path: Path) -> None:
-    env = graded(example("adding-a-dataset.md", "doubles", tmp_path)(size=5), "number", {}, 10.0)
+    env = attach_reward(example("adding-a-dataset.md", "doubles", tmp_path)(size=5), "number", {}, 10.0)
     train, test = env.tasks("train"), env.tasks("test")
     assert len(train) == len(test) == 5 and not {task.prompt for task in train} & {task.prompt for task in test}
     right = Episode("e", test[1], 0, answer="It is 10.")

@@ -14,8 +14,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from coterie.envs.base import TaskEnv, graded
-from coterie.envs.gsm8k import Gsm8k
+from coterie.envs.base import TaskEnv, attach_reward
+from coterie.envs.dataset_env import Gsm8k
 from coterie.envs.reasoning_gym import ReasoningGym
 from coterie.envs.rows import Rows
 from coterie.rewards import GraderTimeout
@@ -60,7 +60,7 @@ def test_no_held_out_task_is_a_training_task() -> None:
 
 def test_a_world_that_training_exhausts_has_no_test() -> None:
     params = {"min_terms": 1, "max_terms": 1, "min_digits": 1, "max_digits": 1}
-    with pytest.raises(ValueError, match="chain_sum with 500 tasks has no other for the test"):
+    with pytest.raises(ValueError, match="500 training tasks leave chain_sum no other for the test"):
         ReasoningGym("chain_sum", params, size=500, test_size=5).tasks("test")
 
 
@@ -86,8 +86,8 @@ def test_task_ids_are_unique_and_tasks_carry_their_metadata() -> None:
         (lambda: ReasoningGym("chain_sums"), r"dataset: unknown chain_sums; did you mean chain_sum\?"),
         (lambda: ReasoningGym("chain_sum", {"max_term": 2}), r"params.max_term: unknown; did you mean max_terms\?"),
         (lambda: ReasoningGym("chain_sum", {"size": 2}), r"params.size: unknown"),
-        (lambda: ReasoningGym("chain_sum", {"max_terms": 0}), r"params: chain_sum says: max_terms must be"),
-        (lambda: ReasoningGym("chain_sum", {"max_terms": "two"}), r"params: chain_sum says: "),
+        (lambda: ReasoningGym("chain_sum", {"max_terms": 0}), r"params: chain_sum rejects them: max_terms must be"),
+        (lambda: ReasoningGym("chain_sum", {"max_terms": "two"}), r"params: chain_sum rejects them: "),
         (lambda: ReasoningGym("chain_sum", prompt="{expresion}"), r"prompt: unknown field {expresion}"),
     ],
 )
@@ -97,7 +97,7 @@ def test_a_mistake_in_a_dataset_is_told_when_it_is_made(build: Callable[[], Env]
 
 
 def test_the_native_reward_is_the_datasets_own_scorer() -> None:
-    env = graded(ReasoningGym("prime_factorization", size=20, prompt="Split: {question}"), "native", {}, 30.0)
+    env = attach_reward(ReasoningGym("prime_factorization", size=20, prompt="Split: {question}"), "native", {}, 30.0)
     task = next(task for task in env.tasks("train") if len(task.meta["factors"]) > 1)
     right = score(env, task, task.answer)
     assert (right.reward, right.metrics) == (1.0, {"right": 1.0, "grader_timeouts": 0.0})
@@ -107,7 +107,7 @@ def test_the_native_reward_is_the_datasets_own_scorer() -> None:
 
 
 def test_another_reward_compares_with_the_answer() -> None:
-    env = graded(ReasoningGym("chain_sum", size=2), "number", {}, 1.0)
+    env = attach_reward(ReasoningGym("chain_sum", size=2), "number", {}, 1.0)
     task = env.tasks("train")[0]
     assert score(env, task, f"It is {task.answer}.").metrics["right"] == 1.0
     assert score(env, task, "?").metrics["right"] == 0.0
@@ -118,7 +118,7 @@ def test_an_answer_that_hangs_its_grader_fails_the_episode_also_where_a_workflow
 ) -> None:
     (tmp_path / "slow.py").write_text("def slow(answer, truth):\n    while answer == 'hang': pass\n    return 1.0\n")
     file = jsonl(tmp_path / "rows.jsonl", [{"question": "q", "answer": "a"}])
-    env = graded(Rows(file), f"{tmp_path}/slow.py:slow", {}, 0.3)
+    env = attach_reward(Rows(file), f"{tmp_path}/slow.py:slow", {}, 0.3)
     team = Scripted({"optimizer": ["hang", "fine"], "evaluator": ["Verdict: incorrect", "Verdict: correct"]})
     collector = Collector(Refine(), env, None, {}, 1, 60.0, None)  # type: ignore[arg-type]
     task = env.tasks("train")[0]
@@ -148,20 +148,20 @@ def test_a_reward_that_would_do_nothing_is_an_error() -> None:
 
     env = ScoresItself()
     assert isinstance(env, Env)
-    assert graded(env, "native", {}, 1.0) is env
+    assert attach_reward(env, "native", {}, 1.0) is env
     with pytest.raises(ValueError, match="reward exact: no effect, because ScoresItself scores itself"):
-        graded(env, "exact", {}, 1.0)
+        attach_reward(env, "exact", {}, 1.0)
     with pytest.raises(ValueError, match="reward native: Rows has none of its own"):
-        graded(Rows(Path("x.jsonl")), "native", {}, 1.0)
+        attach_reward(Rows(Path("x.jsonl")), "native", {}, 1.0)
     with pytest.raises(ValueError, match="did you mean exact"):
-        graded(Rows(Path("x.jsonl")), "exakt", {}, 1.0)
+        attach_reward(Rows(Path("x.jsonl")), "exakt", {}, 1.0)
 
 
 @pytest.mark.parametrize("write", [jsonl, parquet])
 def test_a_users_rows_become_tasks(tmp_path: Path, write: Callable[[Path, list[Any]], str]) -> None:
     rows = [{"problem": "1 + 1", "result": 2, "level": "easy"}, {"problem": "2 + 2", "result": 4, "level": "hard"}]
     file = write(tmp_path / "sums.jsonl", rows)
-    env = graded(Rows(file, test=file, question="problem", answer="result", limit=1), "number", {}, 1.0)
+    env = attach_reward(Rows(file, test=file, question="problem", answer="result", limit=1), "number", {}, 1.0)
     assert env.tasks("train") == [Task("sums/1", "1 + 1", 2, {"level": "easy"})]
     assert env.tasks("test") == env.tasks("train")
     assert score(env, env.tasks("train")[0], "two, I mean 2").reward == 1.0
@@ -191,7 +191,7 @@ def test_a_missing_or_foreign_file_is_told_by_name(tmp_path: Path) -> None:
     (tmp_path / "sums.csv").write_text("a,b")
     with pytest.raises(ValueError, match=r"sums.csv: a .jsonl, .json or .parquet file is needed"):
         Rows(tmp_path / "sums.csv").tasks("train")
-    with pytest.raises(ValueError, match=r"^test: held-out tasks are asked for"):
+    with pytest.raises(ValueError, match=r"^test: evaluation needs held-out tasks"):
         Rows(Path("nowhere.jsonl")).tasks("test")
 
 
@@ -223,7 +223,7 @@ def test_every_gsm8k_solution_is_worth_its_answer() -> None:
     folder = Path(os.environ.get("COTERIE_DATA", "")) / "gsm8k"
     if not (folder / "train.jsonl").is_file():
         pytest.skip("COTERIE_DATA names no folder with gsm8k")
-    env = graded(Gsm8k(folder / "train.jsonl", folder / "test_200.jsonl"), "number", {}, 1.0)
+    env = attach_reward(Gsm8k(folder / "train.jsonl", folder / "test_200.jsonl"), "number", {}, 1.0)
     assert isinstance(env, TaskEnv)
     train, test = env.tasks("train"), env.tasks("test")
     assert (len(train), len(test)) == (7473, 200)

@@ -15,7 +15,7 @@ from coterie.config import ConfigError, dump, load
 from coterie.config.conflicts import check_conflicts
 from coterie.data.files import read
 from coterie.data.sources import SOURCES
-from coterie.envs.base import TaskEnv, graded
+from coterie.envs.base import TaskEnv, attach_reward
 from coterie.envs.reasoning_gym import ReasoningGym
 from coterie.rewards import GraderTimeout, make_grader
 from coterie.rewards.answer_extraction import final, last_number
@@ -188,7 +188,7 @@ def recipe(folder: Path, reward: Any) -> Path:
 
 def test_a_composed_reward_adds_weighted_parts(tmp_path: Path) -> None:
     config = load(recipe(tmp_path, COMPOSED))
-    env = graded(config.env.instance, config.reward.name, config.reward.options, 20.0)
+    env = attach_reward(config.env.instance, config.reward.name, config.reward.options, 20.0)
     assert isinstance(env, TaskEnv)
     worth = {
         text: asyncio.run(env.grade(text, 2)) for text in ("<think> 2", "2", "<think> 3", "3", "one two 3 4 5 6 2")
@@ -240,7 +240,7 @@ def test_a_users_function_may_be_a_part(tmp_path: Path) -> None:
     ],
 )
 def test_a_grader_says_whether_it_executes_what_a_model_wrote(reward: str, dataset: str, needed: bool) -> None:
-    env = graded(ReasoningGym(dataset, size=2, test_size=1), reward, {}, 3.0)
+    env = attach_reward(ReasoningGym(dataset, size=2, test_size=1), reward, {}, 3.0)
     assert isinstance(env, TaskEnv)
     assert env.grade.needs_sandbox is needed
 
@@ -252,7 +252,7 @@ def test_a_composed_reward_needs_what_its_parts_need() -> None:
 
 
 def test_countdown_is_scored_by_its_own_scorer_wherever_the_answer_stands() -> None:
-    env = graded(ReasoningGym("countdown", size=2, test_size=1), "native", {}, 30.0)
+    env = attach_reward(ReasoningGym("countdown", size=2, test_size=1), "native", {}, 30.0)
     assert isinstance(env, TaskEnv)
     task = env.tasks("train")[0]
 

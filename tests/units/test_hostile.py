@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from coterie.envs.base import graded
+from coterie.envs.base import attach_reward
 from coterie.envs.code import Mbpp
 from coterie.envs.reasoning_gym import ReasoningGym
 from coterie.envs.rows import Rows
@@ -116,7 +116,7 @@ def rows(folder: Path, row: dict[str, Any]) -> Path:
 
 
 def question(folder: Path, reward: str, **options: Any) -> Env:
-    return graded(Rows(rows(folder, {"question": "?", "answer": "5"})), reward, options, 60.0)
+    return attach_reward(Rows(rows(folder, {"question": "?", "answer": "5"})), reward, options, 60.0)
 
 
 def composed(folder: Path) -> Env:
@@ -126,7 +126,9 @@ def composed(folder: Path) -> Env:
 
 def programs(folder: Path) -> Env:
     row = {"text": "Add.", "code": "", "test_list": ["assert add(1, 2) == 3"]}
-    return graded(Mbpp(rows(folder, row | {"code": "x = 1"})), "code", {"test_seconds": 1.0, "seconds": 3.0}, 3.0)
+    return attach_reward(
+        Mbpp(rows(folder, row | {"code": "x = 1"})), "code", {"test_seconds": 1.0, "seconds": 3.0}, 3.0
+    )
 
 
 def project(folder: Path) -> Env:
@@ -138,13 +140,13 @@ def project(folder: Path) -> Env:
 ENVS: dict[str, Callable[[Path], Env]] = {
     "math": lambda folder: question(folder, "math", seconds=60.0),
     "qa": lambda folder: question(folder, "qa"),
-    "nli": lambda folder: graded(Rows(rows(folder, {"question": "?", "answer": "neutral"})), "nli", {}, 3.0),
-    "choice": lambda folder: graded(Rows(rows(folder, {"question": "?", "answer": "B"})), "choice", {}, 3.0),
+    "nli": lambda folder: attach_reward(Rows(rows(folder, {"question": "?", "answer": "neutral"})), "nli", {}, 3.0),
+    "choice": lambda folder: attach_reward(Rows(rows(folder, {"question": "?", "answer": "B"})), "choice", {}, 3.0),
     "format": lambda folder: question(folder, "format", pattern="^<think>", sections=()),
     "length": lambda folder: question(folder, "length", most=10),
     "compose": composed,
     "code": programs,
-    "native": lambda folder: graded(ReasoningGym("chain_sum", size=2, test_size=1), "native", {}, 3.0),
+    "native": lambda folder: attach_reward(ReasoningGym("chain_sum", size=2, test_size=1), "native", {}, 3.0),
     "swe": project,
 }
 

@@ -110,7 +110,7 @@ LINEAR: list[tuple[str, Callable[[str], Any], Callable[[int], str]]] = [
     ("a fence without an end", code_in, lambda n: "```" + "a" * n),
     ("fences", code_in, lambda n: "```py\n" * (n // 6)),
     ("spaces before a fence", code_in, lambda n: (" " * 1000 + "\n") * (n // 1000)),
-    ("empty lines before a function", TESTS.whole, lambda n: "\n" * n),
+    ("empty lines before a function", TESTS.complete, lambda n: "\n" * n),
     ("a header without an end", refused, lambda n: "--- " + "a" * n),
     ("headers", refused, lambda n: "--- a\n" * (n // 6)),
     ("headers of one file", refused, lambda n: "--- a\n+++ a\n" * (n // 12)),

@@ -16,10 +16,9 @@ from typing import Any
 
 import pytest
 
-from coterie.envs.base import graded
+from coterie.envs.base import attach_reward
 from coterie.envs.code import Mbpp
-from coterie.envs.gsm8k import Gsm8k
-from coterie.envs.hotpotqa import HotpotQa
+from coterie.envs.dataset_env import Gsm8k, HotpotQa
 from coterie.envs.swe.env import Swe as Projects
 from coterie.rollout.collector import Collector
 from coterie.statistics import mean
@@ -85,7 +84,7 @@ def program(body: str) -> str:
 def deepcoder(folder: Path) -> Case:
     half, right = (program(f"def add(a, b):\n    return a {sign} b") for sign in "*+")
     tests = ["assert add(1, 2) == 3", "assert add(2, 2) == 4"]
-    env = graded(Mbpp(train=file(folder, {"text": "Add.", "code": right, "test_list": tests})), "code", {}, 10)
+    env = attach_reward(Mbpp(train=file(folder, {"text": "Add.", "code": right, "test_list": tests})), "code", {}, 10)
     replies = {
         "generator": lambda read: half,
         "test_runner": lambda read: "Use + instead of *." if "add(1, 2) == 3" in read else "All is well.",
@@ -96,7 +95,7 @@ def deepcoder(folder: Path) -> Case:
 
 
 def math_tool(folder: Path) -> Case:
-    env = graded(Gsm8k(train=file(folder, {"question": "20 + 22?", "answer": "#### 42"})), "number", {}, 20)
+    env = attach_reward(Gsm8k(train=file(folder, {"question": "20 + 22?", "answer": "#### 42"})), "number", {}, 20)
     replies = {
         "analyzer": lambda read: "Add both numbers.",
         "executor": lambda read: program(f"print(20 {'+' if 'Add' in read else '-'} 22)"),
@@ -133,7 +132,7 @@ CORPUS = [
 def articles(folder: Path) -> Env:
     facts = [["Peru", 0], ["Lima", 0]]
     row = {"question": "Which city rules the country of Machu Picchu?", "answer": "Lima", "supporting_facts": facts}
-    return graded(HotpotQa(train=file(folder, row | {"context": []})), "qa", {}, 20)
+    return attach_reward(HotpotQa(train=file(folder, row | {"context": []})), "qa", {}, 20)
 
 
 def answer(read: str) -> str:

@@ -17,7 +17,7 @@ import pytest
 import reasoning_gym
 from reasoning_gym.factory import DATASETS
 
-from coterie.envs.base import TaskEnv, graded
+from coterie.envs.base import TaskEnv, attach_reward
 from coterie.envs.reasoning_gym import ReasoningGym
 from coterie.rewards import reasoning_gym as native
 from coterie.rewards.reasoning_gym_grammars import EVALUATING, LOOSE, is_in_grammar
@@ -34,7 +34,7 @@ def scored(env: TaskEnv, answers: list[tuple[str, Task]]) -> list[float]:
 
 
 def made(dataset: str, **params: Any) -> TaskEnv:
-    env = graded(ReasoningGym(dataset, params, size=ENTRIES, test_size=1), "native", {}, 60.0)
+    env = attach_reward(ReasoningGym(dataset, params, size=ENTRIES, test_size=1), "native", {}, 60.0)
     assert isinstance(env, TaskEnv)
     return env
 

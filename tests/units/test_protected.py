@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from coterie.cli.app import app
 from coterie.config import load
 from coterie.config.sandbox_check import executes_programs
-from coterie.envs.base import graded
+from coterie.envs.base import attach_reward
 from coterie.rewards.grader_pool import GraderFailed, Worker
 from coterie.sandbox import Sandbox, SandboxMissing, SandboxReduced, bubblewrap, shared
 from coterie.sandbox import sandbox as pool
@@ -153,7 +153,7 @@ def test_a_team_without_programs_is_never_asked(
 @pytest.mark.parametrize("name", ["demo", "search", "sums"])
 def test_recipes_without_programs_ask_for_no_sandbox(name: str) -> None:
     config = load(ROOT / "recipes" / f"{name}.yaml")
-    env = graded(config.env.instance, config.reward.name, config.reward.options, 1.0)
+    env = attach_reward(config.env.instance, config.reward.name, config.reward.options, 1.0)
     assert executes_programs(config, env) == []
 
 
@@ -233,16 +233,16 @@ def test_a_reward_of_ones_own_may_run_programs_only_as_the_config_says(
     (tmp_path / "own.py").write_text(OWN_REWARD)
     worker = Worker()
 
-    def graded() -> Any:
+    def attach_reward() -> Any:
         return worker.call(f"{tmp_path / 'own.py'}:ran", ("", ""), {}, 60.0)
 
     with pytest.raises(GraderFailed, match="programs cannot be run safely"):
-        graded()
+        attach_reward()
     pool.allow_unsafe(True)
-    assert graded() == 1.0
+    assert attach_reward() == 1.0
     pool.allow_unsafe(False)
     with pytest.raises(GraderFailed, match="programs cannot be run safely"):
-        graded()
+        attach_reward()
     worker.kill()
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from coterie import reward
 from coterie.config.interfaces import misfit
-from coterie.envs.base import graded
+from coterie.envs.base import attach_reward
 from coterie.envs.rows import Rows
 from coterie.rewards import Grader, GraderFailed, GraderTimeout, batching, make_grader
 from coterie.rewards.reward_function import RewardSignature, reward_signature
@@ -147,7 +147,7 @@ def test_parts_of_a_sum_are_given_the_task_too(own: Path) -> None:
 
 def test_an_environment_gives_its_task_to_the_reward_also_where_a_workflow_asks(own: Path, tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"question": "the prompt", "answer": "4", "within": 0.25, "id": "t1"}\n')
-    env = graded(Rows(tmp_path / "rows.jsonl"), f"{own}:waits", {}, 20.0)
+    env = attach_reward(Rows(tmp_path / "rows.jsonl"), f"{own}:waits", {}, 20.0)
     episode = Episode("e", env.tasks("train")[0], 0, answer="?")
     asyncio.run(env.score(episode))
     assert episode.reward == len("the prompt")

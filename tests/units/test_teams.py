@@ -20,10 +20,9 @@ import pytest
 from coterie.config import ConfigError, load
 from coterie.data.files import as_parquet
 from coterie.data.r2egym import R2EGYM
-from coterie.envs.base import graded
+from coterie.envs.base import attach_reward
 from coterie.envs.code import Mbpp
-from coterie.envs.gsm8k import Gsm8k
-from coterie.envs.hotpotqa import HotpotQa
+from coterie.envs.dataset_env import Gsm8k, HotpotQa
 from coterie.envs.swe.edits import EditError, diff_of, edited
 from coterie.envs.swe.env import Swe as Projects
 from coterie.rollout.collector import Collector
@@ -83,7 +82,7 @@ SLOW = "```python\nwhile True: pass\n```"
 @pytest.fixture
 def code(tmp_path: Path) -> Env:
     row = {"text": "Add.", "code": RIGHT, "test_list": ["assert add(1, 2) == 3", "assert add(2, 2) == 4"]}
-    return graded(Mbpp(train=rows(tmp_path / "code.jsonl", row)), "code", {}, 10)
+    return attach_reward(Mbpp(train=rows(tmp_path / "code.jsonl", row)), "code", {}, 10)
 
 
 def test_a_program_that_is_right_at_once_needs_nobody_else(code: Env) -> None:
@@ -109,7 +108,7 @@ def test_half_of_the_tests_is_for_the_grader_alone(tmp_path: Path) -> None:
     tests = [f"assert add({n}, {n}) == {2 * n}" for n in (2, 0, 1, 3)]
     env = Mbpp(train=rows(tmp_path / "code.jsonl", {"text": "Add.", "code": RIGHT, "test_list": tests}))
     lines = {"generator": [WRONG], "test_runner": ["Use *."], "refiner": [HALF]}
-    episode, team = play(DeepCoder(), graded(env, "code", {}, 10), lines)
+    episode, team = play(DeepCoder(), attach_reward(env, "code", {}, 10), lines)
     asked = team.test_runner.heard[0][0]["content"].partition("0 of 2 tests passed")[2]
     assert [test in asked for test in tests] == [True, True, False, False]
     # The refinement passes all that was shown, so nobody goes on; it is worth what it is by all tests.
@@ -161,7 +160,7 @@ def test_a_program_that_takes_the_memory_is_told_of_it(code: Env) -> None:
 def test_deepcoder_says_which_environments_have_tests(tmp_path: Path) -> None:
     questions = Gsm8k(train=rows(tmp_path / "q.jsonl", {"question": "1 + 1?", "answer": "#### 2"}))
     with pytest.raises(ValueError, match="mbpp, humaneval or deepcoder"):
-        play(DeepCoder(), graded(questions, "number", {}, 10), {"generator": ["x"]})
+        play(DeepCoder(), attach_reward(questions, "number", {}, 10), {"generator": ["x"]})
 
 
 # --- Math tool
@@ -170,7 +169,7 @@ def test_deepcoder_says_which_environments_have_tests(tmp_path: Path) -> None:
 @pytest.fixture
 def sums(tmp_path: Path) -> Env:
     row = {"question": "20 + 22?", "answer": "#### 42"}
-    return graded(Gsm8k(train=rows(tmp_path / "sums.jsonl", row)), "math", {}, 20)
+    return attach_reward(Gsm8k(train=rows(tmp_path / "sums.jsonl", row)), "math", {}, 20)
 
 
 def script(text: str) -> str:
@@ -254,7 +253,7 @@ def articles(tmp_path: Path) -> Env:
         "supporting_facts": [["Peru", 0], ["Lima", 0]],
         "context": [],
     }
-    return graded(HotpotQa(train=rows(tmp_path / "hotpot.jsonl", row)), "qa", {}, 20)
+    return attach_reward(HotpotQa(train=rows(tmp_path / "hotpot.jsonl", row)), "qa", {}, 20)
 
 
 def test_queries_are_refined_from_what_was_found_and_earn_the_share_of_what_was_missing(

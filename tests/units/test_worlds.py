@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from coterie.config import ConfigError
-from coterie.envs.worlds.aec import Aec, AecWorld
 from coterie.envs.worlds.nim import Nim
+from coterie.envs.worlds.pettingzoo import Aec, AecWorld
 from coterie.envs.worlds.treasure_hunt import Hunt
 from coterie.models.chat import Chat
 from coterie.rollout.agent import Player

@@ -1,4 +1,4 @@
-"""Nim, a game for two: take stones in turn; who takes the last one wins."""
+"""Nim, a two-player zero-sum game: players take stones in turn, and whoever takes the last one wins."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RULES = (
 
 
 class Heap:
-    """One game. A move that is no move loses it."""
+    """One game. An invalid move loses it."""
 
     def __init__(self, stones: int, most: int, players: tuple[str, str]) -> None:
         self.stones, self.most, self.players = stones, most, players
@@ -27,8 +27,8 @@ class Heap:
     def reset(self) -> str:
         return f"{self.stones} stones are left. How many do you take?"
 
-    def step(self, said: Mapping[str, str]) -> tuple[str, dict[str, float], bool]:
-        ((player, text),) = said.items()
+    def step(self, actions: Mapping[str, str]) -> tuple[str, dict[str, float], bool]:
+        ((player, text),) = actions.items()
         (other,) = (name for name in self.players if name != player)
         taken = last_number(text)
         if taken is None or taken not in range(1, min(self.most, self.stones) + 1):
@@ -42,11 +42,11 @@ class Heap:
 
 @dataclass(frozen=True)
 class Nim(WorldEnv):
-    """A game for two roles of `workflow: multi_turn`: the winner earns 1, the loser -1, who breaks a rule alone -1."""
+    """Nim for two roles of `workflow: multi_turn`: the winner gets 1, the loser -1; an invalid move -1, the other 0."""
 
     players: tuple[str, str] = ("first", "second")
-    stones: int = 7  # at most, at the start
-    most: int = 3  # to take at once
+    stones: int = 7  # in the heap at the start, at most
+    most: int = 3  # stones per move
     size: Count = 100
     test_size: Count = 20
 

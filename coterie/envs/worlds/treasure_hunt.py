@@ -1,4 +1,4 @@
-"""A treasure hunt for two who help each other: one sees the map, the other walks."""
+"""A cooperative game with asymmetric information: the guide sees the board, the walker moves."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from coterie.envs.worlds.world import Seen, WorldEnv
+from coterie.envs.worlds.world import Observation, WorldEnv
 from coterie.limits import Count
 from coterie.types import Split, Task
 
@@ -21,40 +21,40 @@ Place = tuple[int, int]  # column, row
 
 
 class Board:
-    """One hunt. Each step the guide speaks, then the walker, who hears only the guide."""
+    """One game. In each step the guide speaks, then the walker, who sees only the guide's message."""
 
     def __init__(self, size: int, walker: Place, treasure: Place, guide: str, walks: str) -> None:
         self.size, self.walker, self.treasure = size, walker, treasure
         self.guide, self.walks = guide, walks
-        self.first = self.distance
+        self.initial_distance = self.distance
 
     @property
     def distance(self) -> int:
         return abs(self.walker[0] - self.treasure[0]) + abs(self.walker[1] - self.treasure[1])
 
-    def reset(self) -> Seen:
+    def reset(self) -> Observation:
         places = {self.walker: "W", self.treasure: "T"}
         rows = (" ".join(places.get((x, y), ".") for x in range(self.size)) for y in range(self.size))
         shown = "The board, north is up; W is the walker, T the treasure:\n" + "\n".join(rows)
         return {self.guide: shown, self.walks: ""}
 
-    def transition(self, role: str, text: str) -> Seen:
+    def transition(self, role: str, text: str) -> Observation:
         return {self.walks: f"The guide says: {text}\nWhere do you go?"}
 
-    def step(self, said: Mapping[str, str]) -> tuple[Seen, float, bool]:
-        """The team earns 1 for the whole way, each field nearer a part of it, each field farther that part less."""
+    def step(self, actions: Mapping[str, str]) -> tuple[Observation, float, bool]:
+        """Reward: the change in distance to the treasure, over the distance at the start; 1 in total."""
         before = self.distance
-        found = WAY.search(said[self.walks])
+        found = WAY.search(actions[self.walks])
         if found:
             across, down = WAYS[found[0].lower()]
             x, y = self.walker[0] + across, self.walker[1] + down
             self.walker = (min(max(x, 0), self.size - 1), min(max(y, 0), self.size - 1))
-        return self.reset(), (before - self.distance) / self.first, self.distance == 0
+        return self.reset(), (before - self.distance) / self.initial_distance, self.distance == 0
 
 
 @dataclass(frozen=True)
 class Hunt(WorldEnv):
-    """A game for a team of two in `workflow: multi_turn`. The team earns the share of the way to the treasure."""
+    """A treasure hunt for a team of two in `workflow: multi_turn`; the team shares one reward."""
 
     roles: tuple[str, str] = ("guide", "walker")
     board: int = 3
@@ -63,7 +63,7 @@ class Hunt(WorldEnv):
 
     def __post_init__(self) -> None:
         if self.board < 2:
-            raise ValueError(f"board: at least 2 fields wide, not {self.board}")
+            raise ValueError(f"board: at least 2, not {self.board}")
 
     def tasks(self, split: Split) -> list[Task]:
         draw = random.Random(f"hunt/{split}")

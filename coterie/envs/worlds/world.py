@@ -1,4 +1,4 @@
-"""Worlds that a team acts on over several turns, and environments made of them."""
+"""Multi-agent, multi-turn worlds: the interface that `workflow: multi_turn` drives, in the manner of Gym."""
 
 from __future__ import annotations
 
@@ -8,71 +8,71 @@ from typing import Any, Protocol
 
 from coterie.types import Episode, Split, Task
 
-Seen = str | Mapping[str, str]  # what everyone sees, or what each role does
-Earned = float | Mapping[str, float]  # the team's reward for a step, or each role's own
+Observation = str | Mapping[str, str]  # the same for all roles, or one per role
+Reward = float | Mapping[str, float]  # of a step: the team's, or one per role
 
 
-class Stage(Protocol):
-    """A world for several roles: those whose turn it is speak, then time moves on. Every method may be async.
+class MultiAgentWorld(Protocol):
+    """A world for several roles. Every method may be async.
 
-    It may also have
-      transition(role, text) -> Seen     after a role spoke: what those see who speak later in the same step
-      speaking: Sequence[str]            whose turn it is; everyone's, in the workflow's order, if it does not say
-      close()                            called when the episode is over, however it ended
+    Optional members:
+      transition(role, text) -> Observation   after a role spoke: the observation of roles later in the same step
+      speaking: Sequence[str]                 whose turn it is; by default all roles, in the workflow's order
+      close()                                 called when the episode is over, however it ended
     """
 
-    def reset(self) -> Seen:
-        """What is seen at first."""
+    def reset(self) -> Observation:
+        """The first observation."""
 
-    def step(self, said: Mapping[str, str]) -> tuple[Seen, Earned, bool]:
-        """What is seen after the roles said this, what it earned, and whether that was the end."""
+    def step(self, actions: Mapping[str, str]) -> tuple[Observation, Reward, bool]:
+        """Observation, reward and done, after each role said `actions[role]`."""
 
 
-class Staged:
-    """Any world, driven in one way: a `Stage`, or a plain `World` with observe, act and done."""
+class WorldDriver:
+    """Drives any world in one way: a `MultiAgentWorld`, or a plain `World` with observe, act and done."""
 
     def __init__(self, world: Any, roles: Sequence[str]) -> None:
         if world is None:
-            raise ValueError("this environment has no world to act on: its open(task) gives None")
-        self.world = world if hasattr(world, "step") else _Plain(world)  # a user's own object has one or the other
+            raise ValueError("this environment has no world to act on: its open(task) returns None")
+        self.world = world if hasattr(world, "step") else _SingleAgent(world)
         self.roles = roles
 
     @property
     def speaking(self) -> Sequence[str]:
         return getattr(self.world, "speaking", self.roles)
 
-    async def reset(self) -> Seen:
+    async def reset(self) -> Observation:
         return await awaited(self.world.reset())
 
-    async def transition(self, role: str, text: str, seen: Seen) -> Seen:
-        """What is seen within a step, after one of its roles spoke: the same as before, if the world says nothing."""
+    async def transition(self, role: str, text: str, seen: Observation) -> Observation:
+        """The observation within a step, after one of its roles spoke; unchanged if the world has no `transition`."""
         if not hasattr(self.world, "transition"):
             return seen
         return await awaited(self.world.transition(role, text))
 
-    async def step(self, said: Mapping[str, str]) -> tuple[Seen, Earned, bool]:
-        seen, earned, done = await awaited(self.world.step(said))
-        return seen, earned, done
+    async def step(self, actions: Mapping[str, str]) -> tuple[Observation, Reward, bool]:
+        seen, reward, done = await awaited(self.world.step(actions))
+        return seen, reward, done
 
 
-class _Plain:
-    """A world that is told one text after the other. What `act` returns, if anything, is a reward."""
+class _SingleAgent:
+    """Adapts a `World`, which takes one text at a time. What `act` returns, if anything, is a reward."""
 
     def __init__(self, world: Any) -> None:
         self.world = world
 
-    async def reset(self) -> Seen:
+    async def reset(self) -> Observation:
         return await awaited(self.world.observe())
 
-    async def step(self, said: Mapping[str, str]) -> tuple[Seen, Earned, bool]:
-        earned = 0.0
-        for text in said.values():
-            earned += await awaited(self.world.act(text)) or 0.0
-        return await awaited(self.world.observe()), earned, self.world.done
+    async def step(self, actions: Mapping[str, str]) -> tuple[Observation, Reward, bool]:
+        reward = 0.0
+        for text in actions.values():
+            reward += await awaited(self.world.act(text)) or 0.0
+        return await awaited(self.world.observe()), reward, self.world.done
 
 
 class WorldEnv:
-    """Tasks whose worlds tell, while they are acted on, what it is worth; `reward: native`."""
+    """Environments whose worlds give the rewards, step by step; `reward: native`."""
 
     def tasks(self, split: Split) -> Sequence[Task]:
         raise NotImplementedError
@@ -81,13 +81,13 @@ class WorldEnv:
         raise NotImplementedError
 
     async def score(self, episode: Episode) -> None:
-        """Nothing to add: the workflow has written down what the world gave."""
+        """Nothing to do: the workflow has recorded the world's rewards."""
 
 
 async def awaited(value: Any) -> Any:
-    """What a function gave that may be async."""
+    """Await the result of a function that may be async."""
     return await value if inspect.isawaitable(value) else value
 
 
-def seen_by(role: str, seen: Seen) -> str:
+def observation_of(role: str, seen: Observation) -> str:
     return seen if isinstance(seen, str) else seen[role]
