@@ -51,7 +51,7 @@ def _disturb(made: TorchLearner) -> None:
 
 def random_batch(made: TorchLearner, seed: int = 0, count: int = 6) -> Batch:
     """Random conversations with credit, sampled by a policy that is a little off the learner's."""
-    batch = make_batches(random_episodes(seed, count), judged=False)["policy"]
+    batch = make_batches(random_episodes(seed, count), require_advantages=False)["policy"]
     draw = torch.Generator().manual_seed(seed)
 
     def near(column: Tensor, by: float) -> Tensor:

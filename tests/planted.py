@@ -28,7 +28,7 @@ class Recites:
         tokenizer = self.run.collector.chats[policy].tokenizer
         text = self.says(policy, str(tokenizer.decode(list(prompt_ids))), seed)
         ids = (*tokenizer.encode(text, add_special_tokens=False), tokenizer.convert_tokens_to_ids("<|im_end|>"))
-        (batch,) = make_batches([episode([turn("x", prompt_ids, ids, policy)])], judged=False).values()
+        (batch,) = make_batches([episode([turn("x", prompt_ids, ids, policy)])], require_advantages=False).values()
         logprobs = self.run.learners[policy].logprobs(batch)[batch.mask].tolist()
         return Sample(ids, tuple(logprobs), "end", 0)
 

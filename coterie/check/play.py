@@ -60,7 +60,7 @@ def dry_run(run: Run, tasks: int, repeats: int) -> DryRun:
 def compare(run: Run, played: Sequence[Episode]) -> dict[str, Gap]:
     """The learner's log-probs of what was sampled beside the sampler's own, for each policy."""
     gaps = {}
-    for policy, batch in make_batches(played, judged=False).items():
+    for policy, batch in make_batches(played, require_advantages=False).items():
         off = (run.learners[policy].logprobs(batch) - batch.logprobs)[batch.mask].abs()
         gaps[policy] = Gap(float(off.mean()), float(off.max()))
     return gaps

@@ -14,7 +14,7 @@ def chances(learner: TorchLearner, prompts: Sequence[str], letters: Sequence[str
     turns = {(prompt, letter): _said(learner, prompt, letter) for prompt in prompts for letter in letters}
     # An episode each: in one, a turn that goes on from another would share its row.
     played = [Episode("", Task("", "", None), 0, [turn]) for turn in turns.values()]
-    batch = make_batches(played, judged=False)[learner.policy]
+    batch = make_batches(played, require_advantages=False)[learner.policy]
     hand_back(played, batch, learner.logprobs(batch), "old_logprobs")
     return {prompt: sum(_chance(turns[prompt, letter]) for letter in letters) for prompt in prompts}
 

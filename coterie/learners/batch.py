@@ -1,4 +1,4 @@
-"""Episodes → one packed batch per policy."""
+"""Episodes → one padding-free batch per policy, and numbers computed on a batch → back to the turns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from coterie.types import Batch, Episode, Turn
 
-_JUDGED = ("advantages", "returns", "values", "ref_logprobs")
+_PER_TOKEN = ("advantages", "returns", "values", "ref_logprobs")
 
 
 def join(turns: Sequence[Turn]) -> list[list[Turn]]:
@@ -32,30 +32,30 @@ def join(turns: Sequence[Turn]) -> list[list[Turn]]:
     return rows
 
 
-def make_batches(episodes: Sequence[Episode], judged: bool = True) -> dict[str, Batch]:
-    """A batch per policy, of all turns that carry an advantage (or, not `judged`, of all turns)."""
+def make_batches(episodes: Sequence[Episode], require_advantages: bool = True) -> dict[str, Batch]:
+    """A batch per policy of the turns that have advantages, or of all turns sampled in these episodes."""
     roles = tuple(dict.fromkeys(turn.role for episode in episodes for turn in episode.turns))
     rows: dict[str, list[tuple[int, list[Turn]]]] = {}
-    number: dict[int, int] = {}  # id(turn) → its number over the whole step
+    number: dict[int, int] = {}  # id(turn) → its index over the whole step
     for e, episode in enumerate(episodes):
-        turns = [t for t in _said(episode) if not (judged and t.advantages is None)]
+        turns = [t for t in _sampled_turns(episode) if not (require_advantages and t.advantages is None)]
         for turn in turns:
             number[id(turn)] = len(number)
         for row in join(turns):
             rows.setdefault(row[0].policy, []).append((e, row))
-    return {policy: _pack(some, number, roles) for policy, some in sorted(rows.items())}
+    return {policy: _pack(own_rows, number, roles) for policy, own_rows in sorted(rows.items())}
 
 
-def _said(episode: Episode) -> list[Turn]:
-    """The turns that were sampled in this very episode."""
+def _sampled_turns(episode: Episode) -> list[Turn]:
+    """The turns that were sampled in this episode and can be trained on."""
     return [turn for turn in episode.turns if turn.response_ids and not turn.given]
 
 
 def hand_back(episodes: Sequence[Episode], batch: Batch, numbers: Tensor, field: str) -> None:
-    """Write numbers [T], computed on a batch of `make_batches(episodes, judged=False)`, to the turns they are of."""
-    turns = [turn for episode in episodes for turn in _said(episode)]
-    which, sizes = torch.unique_consecutive(batch.turn[batch.mask], return_counts=True)
-    for turn, part in zip(which.tolist(), numbers[batch.mask].split(sizes.tolist()), strict=True):
+    """Write numbers [T] to `field` of the turns; the batch is of `make_batches(episodes, require_advantages=False)`."""
+    turns = [turn for episode in episodes for turn in _sampled_turns(episode)]
+    indices, sizes = torch.unique_consecutive(batch.turn[batch.mask], return_counts=True)
+    for turn, part in zip(indices.tolist(), numbers[batch.mask].split(sizes.tolist()), strict=True):
         setattr(turns[turn], field, part)
 
 
@@ -69,7 +69,7 @@ def _pack(rows: list[tuple[int, list[Turn]]], number: dict[int, int], roles: tup
     for r, (episode, turns) in enumerate(rows):
         tokens = torch.tensor(turns[-1].prompt_ids + turns[-1].response_ids)
         length = len(tokens)
-        row = {name: torch.zeros(length) for name in ("logprobs", "old_logprobs", "words", *_JUDGED)}
+        row = {name: torch.zeros(length) for name in ("logprobs", "old_logprobs", "words", *_PER_TOKEN)}
         mask, temperature = torch.zeros(length, dtype=torch.bool), torch.ones(length)
         turn_at, role_at = torch.zeros(length, dtype=torch.long), torch.zeros(length, dtype=torch.long)
         for turn in turns:
@@ -79,9 +79,9 @@ def _pack(rows: list[tuple[int, list[Turn]]], number: dict[int, int], roles: tup
             row["logprobs"][own] = torch.tensor(turn.logprobs)
             row["old_logprobs"][own] = row["logprobs"][own] if turn.old_logprobs is None else turn.old_logprobs
             row["words"][own] = len(turn.text.split())
-            for name in _JUDGED:
-                if (given := getattr(turn, name)) is not None:
-                    row[name][own] = given
+            for name in _PER_TOKEN:
+                if (column := getattr(turn, name)) is not None:
+                    row[name][own] = column
         add(tokens=tokens, positions=torch.arange(length), row=torch.full((length,), r), mask=mask, **row)
         add(temperature=temperature, turn=turn_at, role=role_at, episode=torch.full((length,), episode))
     return Batch(**{name: torch.cat(parts) for name, parts in columns.items()}, roles=roles)

@@ -1,4 +1,7 @@
-"""Critics with a model of their own: each says, for some roles, what is to be expected before every token."""
+"""Critics with a model of their own: each predicts token values for the turns of some roles.
+
+A critic reads the role's own prompt, or the joint context (a centralized critic, as in MAPPO).
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,9 @@ from coterie.types import Batch, Episode, Loss, Metrics, Turn
 
 
 def joint_context(episode: Episode, turn: Turn) -> str:
-    """The task, every message that had been said, and who is to speak."""
-    said = [f"{episode.turns[i].role}: {episode.turns[i].text}" for i in turn.seen]
-    return "\n\n".join([episode.task.prompt, *said, f"{turn.role}:"])
+    """The task, every message so far, and the role that acts next."""
+    messages = [f"{episode.turns[i].role}: {episode.turns[i].text}" for i in turn.seen]
+    return "\n\n".join([episode.task.prompt, *messages, f"{turn.role}:"])
 
 
 @dataclass
@@ -29,51 +32,51 @@ class Critic:
 
     learner: TorchLearner
     roles: frozenset[str]
-    learning: frozenset[str]  # the policies that learn; turns of others are environment
+    trained_policies: frozenset[str]  # turns of other policies are environment and get no values
     sees: Literal["own", "joint"]
-    cut: int = 0  # contexts that were too long for its model
+    truncated: int = 0  # contexts that were too long for its model
 
-    def judged(self, episode: Episode) -> list[Turn]:
-        """The turns whose worth this critic says."""
-        return [turn for turn in episode.turns if turn.role in self.roles and self._counts(turn)]
+    def valued_turns(self, episode: Episode) -> list[Turn]:
+        """The turns that this critic predicts values for."""
+        return [turn for turn in episode.turns if turn.role in self.roles and self._is_trained(turn)]
 
-    def _counts(self, turn: Turn) -> bool:
-        return bool(turn.response_ids) and not turn.given and turn.policy in self.learning
+    def _is_trained(self, turn: Turn) -> bool:
+        return bool(turn.response_ids) and not turn.given and turn.policy in self.trained_policies
 
     def critic_view(self, episode: Episode) -> Episode:
-        """The episode as this critic reads it: the turns of its roles, after the context that it sees."""
+        """The episode as this critic reads it: the turns of its roles, each after the context that the critic sees."""
         turns = [
             replace(turn, policy=self.learner.policy, prompt_ids=self.context(episode, turn))
-            for turn in self.judged(episode)
+            for turn in self.valued_turns(episode)
         ]
         return replace(episode, turns=turns)
 
     def context(self, episode: Episode, turn: Turn) -> tuple[int, ...]:
-        """What it reads before a turn; of a context that is too long for its model, the end."""
+        """The prompt that the critic reads before a turn, truncated on the left to its model's context."""
         ids = turn.prompt_ids
         if self.sees == "joint":
             ids = self.learner.base.chat.prompt([{"role": "user", "content": joint_context(episode, turn)}])
-        context, answer = self.learner.base.context, len(turn.response_ids)
-        room = context - answer
+        context, response = self.learner.base.context, len(turn.response_ids)
+        room = context - response
         if room < 1:
             raise ModelError(
-                f"{self.learner.policy}: its model reads {context} tokens, and {turn.role} said {answer}: give "
-                "the critic a model with a longer context, or the role fewer max_tokens"
+                f"{self.learner.policy}: its model's context is {context} tokens, and a reply of {turn.role} has "
+                f"{response}: use a critic model with a longer context, or a lower max_tokens for the role"
             )
-        self.cut += len(ids) > room
+        self.truncated += len(ids) > room
         return ids[max(0, len(ids) - room) :]
 
     def batch(self, views: Sequence[Episode]) -> Batch | None:
-        return make_batches(views, judged=False).get(self.learner.policy)
+        return make_batches(views, require_advantages=False).get(self.learner.policy)
 
 
 class Critics:
-    """All critics of a run. A role is judged by one of them."""
+    """All critics of a run; each role has one."""
 
     def __init__(
         self, critics: Mapping[str, Critic], loss: Loss, weights: Callable[[Batch], Tensor], fits: int
     ) -> None:
-        """`weights` says what each token counts, as for the policies."""
+        """`weights`: the loss weight of each token, as for the policies. `fits`: optimizer steps per step."""
         self.critics, self.loss, self.weights, self.fits = critics, loss, weights, fits
 
     def read(self, episodes: Sequence[Episode]) -> None:
@@ -86,20 +89,22 @@ class Critics:
             assert values is not None
             hand_back(views, batch, values, "values")
             for episode, view in zip(episodes, views, strict=True):
-                for turn, seen in zip(critic.judged(episode), view.turns, strict=True):
-                    turn.values = seen.values
+                for turn, viewed in zip(critic.valued_turns(episode), view.turns, strict=True):
+                    turn.values = viewed.values
 
     def fit(self, episodes: Sequence[Episode], step: int) -> Metrics:
         metrics: Metrics = {}
         for name, critic in self.critics.items():
-            critic.cut = 0
+            critic.truncated = 0
             batch = critic.batch([critic.critic_view(episode) for episode in episodes])
             if batch is None:
                 continue
             critic.learner.schedule_lr(step)
             weights = self.weights(batch)
             fits = [critic.learner.fit(batch, weights, self.loss) for _ in range(self.fits)]
-            metrics |= {f"critic/{name}/{key}": value for key, value in (fits[-1] | {"cut": critic.cut}).items()}
+            metrics |= {
+                f"critic/{name}/{key}": value for key, value in (fits[-1] | {"truncated": critic.truncated}).items()
+            }
         return metrics
 
     def save(self, folder: Path) -> None:

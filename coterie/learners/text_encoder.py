@@ -1,4 +1,4 @@
-"""Texts → vectors that never learn, out of a model that is there anyway."""
+"""Frozen text encoder: mean hidden states of a model that is already loaded."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from coterie.models.base import Base
 
 
 class HiddenStates:
-    """The mean hidden state of a model as it came, without adapters: nothing to download, nothing to train."""
+    """Encodes texts as the mean hidden state of a base model without adapters: no download, no training."""
 
     def __init__(self, base: Base, budget: int) -> None:
-        self.base, self.budget = base, budget  # tokens in one forward
+        self.base, self.budget = base, budget  # tokens per forward pass
 
     @torch.no_grad()
     def encode(self, texts: Sequence[str]) -> Tensor:
-        """An empty text is the zero vector; of one that is too long for the model its end counts."""
+        """[N, D]. An empty text is the zero vector; a text longer than the context is truncated on the left."""
         rows = [self.base.tokenizer.encode(text, add_special_tokens=False)[-self.base.context :] for text in texts]
         out = torch.zeros(len(rows), self.base.hidden_size)
-        for part in _within(rows, self.budget):
+        for part in _pack(rows, self.budget):
             out[part] = self._means([rows[i] for i in part])
         return out
 
@@ -36,8 +36,8 @@ class HiddenStates:
         return torch.stack([states.mean(dim=0) for states in hidden.split(lengths)])
 
 
-def _within(rows: Sequence[Sequence[int]], budget: int) -> Iterator[list[int]]:
-    """Which rows go together: as many as the budget holds, or one that is longer; empty ones are left out."""
+def _pack(rows: Sequence[Sequence[int]], budget: int) -> Iterator[list[int]]:
+    """Row indices per forward pass: as many as the budget holds, or a single longer one; empty rows are skipped."""
     part: list[int] = []
     used = 0
     for i, row in enumerate(rows):

@@ -190,7 +190,7 @@ def read_policies(run: Run, played: list[Episode]) -> None:
     algorithm = run.algorithm
     on_trunk = algorithm.needs_values and run.critic is None
     if algorithm.kl > 0 or algorithm.needs_old_logprobs or algorithm.needs_entropy or on_trunk:
-        for policy, batch in make_batches(played, judged=False).items():
+        for policy, batch in make_batches(played, require_advantages=False).items():
             learner = run.learners[policy]
             if learner.frozen:
                 continue  # its turns belong to the environment

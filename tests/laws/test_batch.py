@@ -28,7 +28,7 @@ def rows_of(batch: Batch) -> list[tuple[list[int], list[int]]]:
 def test_a_turn_continued_by_another_turn_is_one_row() -> None:
     first, second = turn(prompt=(10, 11), response=(12,)), turn(prompt=(10, 11, 12, 13), response=(14, 15))
     other = turn(prompt=(20,), response=(21,))
-    batch = make_batches([episode([first, other, second])], judged=False)["policy"]
+    batch = make_batches([episode([first, other, second])], require_advantages=False)["policy"]
     assert rows_of(batch) == [([10, 11, 12, 13, 14, 15], [0, 0, 1, 0, 1, 1]), ([20, 21], [0, 1])]
     assert batch.positions.tolist() == [0, 1, 2, 3, 4, 5, 0, 1]
 
@@ -53,13 +53,13 @@ def test_what_does_not_continue_a_turn_is_a_row_of_its_own(other: Turn) -> None:
 
 def test_turns_of_two_episodes_never_share_a_row() -> None:
     one, two = turn(prompt=(1,), response=(2,)), turn(prompt=(1, 2, 3), response=(4,))
-    assert make_batches([episode([one]), episode([two])], judged=False)["policy"].rows == 2
+    assert make_batches([episode([one]), episode([two])], require_advantages=False)["policy"].rows == 2
 
 
 def test_two_branches_of_one_conversation_are_two_rows_and_no_token_is_trained_twice() -> None:
     trunk = turn(prompt=(1,), response=(2,))
     branches = [turn(prompt=(1, 2, 3), response=(4,)), turn(prompt=(1, 2, 5), response=(6,))]
-    batch = make_batches([episode([trunk, *branches])], judged=False)["policy"]
+    batch = make_batches([episode([trunk, *branches])], require_advantages=False)["policy"]
     assert rows_of(batch) == [([1, 2, 3, 4], [0, 1, 0, 1]), ([1, 2, 5, 6], [0, 0, 0, 1])]
 
 
@@ -99,7 +99,7 @@ def _check_turn(batch: Batch, where: Tensor, spoken: Turn, policy: str, episodes
 @pytest.mark.parametrize("seed", SEEDS)
 def test_hand_back_is_the_inverse_of_make_batches(seed: int) -> None:
     episodes = random_episodes(seed, policies=POLICIES)
-    for batch in make_batches(episodes, judged=False).values():
+    for batch in make_batches(episodes, require_advantages=False).values():
         hand_back(episodes, batch, batch.logprobs.double() * 2, "values")
         hand_back(episodes, batch, batch.tokens, "returns")
     for spoken in spoken_turns(episodes):
@@ -120,12 +120,12 @@ def test_turns_that_nobody_judged_are_not_trained_on() -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_taking_rows_keeps_them_whole_and_numbers_them_anew(seed: int) -> None:
-    batch = make_batches(random_episodes(seed), judged=False)["policy"]
+    batch = make_batches(random_episodes(seed), require_advantages=False)["policy"]
     some = batch.take(range(1, batch.rows, 2))
     assert rows_of(some) == rows_of(batch)[1::2]
     assert some.row.unique().tolist() == list(range(some.rows))
 
 
 def test_greedy_turns_are_scored_at_temperature_one() -> None:
-    batch = make_batches([episode([turn(temperature=0.0)])], judged=False)["policy"]
+    batch = make_batches([episode([turn(temperature=0.0)])], require_advantages=False)["policy"]
     assert batch.temperature.tolist() == [1.0, 1.0, 1.0]

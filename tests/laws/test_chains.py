@@ -189,7 +189,7 @@ def test_turns_of_one_token_make_action_level_token_level(kind: type[Ppo], seed:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_what_stands_first_in_a_turn_is_found_for_each_of_its_tokens(seed: int) -> None:
-    batch = make_batches(random_episodes(seed), judged=False)["policy"]
+    batch = make_batches(random_episodes(seed), require_advantages=False)["policy"]
     turns = batch.turn[batch.mask]
     x = torch.randn(len(turns), generator=torch.Generator().manual_seed(seed), requires_grad=True)
     expected = [x.tolist()[turns.tolist().index(t)] for t in turns.tolist()]
@@ -217,7 +217,7 @@ def test_the_value_of_a_turn_is_learned_at_its_first_token_and_every_turn_has_on
 
 
 def test_the_level_decides_how_tokens_are_added_up_unless_that_is_given() -> None:
-    batch = make_batches(random_episodes(1), judged=False)["policy"]
+    batch = make_batches(random_episodes(1), require_advantages=False)["policy"]
     for level, other in (("token", "turn"), ("turn", "token")):
         by_default, given = Ppo(level=level), Ppo(level=level, reduce=other)  # type: ignore[arg-type]
         assert torch.equal(by_default.loss_weights(batch), Algorithm(reduce=level).loss_weights(batch))  # type: ignore[arg-type]
@@ -225,7 +225,7 @@ def test_the_level_decides_how_tokens_are_added_up_unless_that_is_given() -> Non
 
 
 def test_the_ratio_of_a_turn_is_one_number_however_it_is_normalised() -> None:
-    batch = make_batches(random_episodes(2), judged=False)["policy"]
+    batch = make_batches(random_episodes(2), require_advantages=False)["policy"]
     scores, part = scored(batch, 0)
     part.advantages, part.words = torch.ones(len(part)), torch.full((len(part),), 3.0)
     moved = scores.logprobs - part.old_logprobs

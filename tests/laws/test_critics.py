@@ -177,7 +177,7 @@ def test_of_a_context_that_is_too_long_a_critic_reads_the_end_and_says_so(model_
     read = [turn.prompt_ids for turn in team.critic_view(episodes[0]).turns]
     assert read == [ids[1:] if n == max(lengths) else ids for ids, n in zip(whole, lengths, strict=True)]
     assign_credit(run, episodes, otherwise)
-    assert critics(run).fit(episodes, 0)["critic/team/cut"] > 0
+    assert critics(run).fit(episodes, 0)["critic/team/truncated"] > 0
 
 
 def test_a_critic_of_one_role_s_own_context_reads_what_the_role_read(model_folder: Folder, tmp_path: Path) -> None:
@@ -273,7 +273,7 @@ def test_a_critic_on_the_policies_base_changes_nothing_that_is_said_or_scored(
 
     def said(run: Run) -> tuple[list[Any], Tensor]:
         episodes, _ = collect_episodes(run, run.tasks.next(), 2)
-        batch = make_batches(episodes, judged=False)["left"]
+        batch = make_batches(episodes, require_advantages=False)["left"]
         return [(t.response_ids, t.logprobs) for e in episodes for t in e.turns], run.learners["left"].logprobs(batch)
 
     (tokens, scores), (same_tokens, same_scores) = said(alone), said(judged)
@@ -352,7 +352,7 @@ def test_a_critic_whose_context_an_answer_fills_is_refused_by_name(model_folder:
     judges = Critic(made, frozenset({"left"}), frozenset({"policy"}), "own")
     episode = Episode("0", Task("0", "", ""), 0, [said])
     made.base.context = 13
-    assert judges.context(episode, said) == (7,) and judges.cut == 1
+    assert judges.context(episode, said) == (7,) and judges.truncated == 1
     made.base.context = 12
-    with pytest.raises(ModelError, match=r"^critic team: its model reads 12 tokens, and left said 12"):
+    with pytest.raises(ModelError, match=r"^critic team: its model.s context is 12 tokens, and a reply of left has 12"):
         judges.context(episode, said)

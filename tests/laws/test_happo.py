@@ -209,7 +209,7 @@ def test_two_policies_make_happo_another_algorithm_than_mappo(model_folder: Fold
 def test_two_roles_on_one_policy_are_one_update_over_both(model_folder: Folder) -> None:
     """The gradient of the union is the sum of the roles' own, each token weighing what it weighs in the union."""
     made = learner(model_folder("llama"), head=True)
-    batch = make_batches(random_episodes(3), judged=False)["policy"]
+    batch = make_batches(random_episodes(3), require_advantages=False)["policy"]
     draw = torch.Generator().manual_seed(0)
     batch.advantages, batch.returns = torch.randn(2, len(batch), generator=draw)
     algorithm = Ppo(epochs=2)

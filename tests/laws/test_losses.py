@@ -221,7 +221,7 @@ def declared_mean(loss: list[float], turn: list[int], episode: list[int], reduce
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("reduce", get_args(Reduce))
 def test_token_weights_make_the_declared_mean(seed: int, reduce: Reduce) -> None:
-    batch = make_batches(random_episodes(seed), judged=False)["policy"]
+    batch = make_batches(random_episodes(seed), require_advantages=False)["policy"]
     turn, episode = batch.turn[batch.mask], batch.episode[batch.mask]
     loss = torch.randn(len(turn), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     expected = declared_mean(loss.tolist(), turn.tolist(), episode.tolist(), reduce)
@@ -231,7 +231,7 @@ def test_token_weights_make_the_declared_mean(seed: int, reduce: Reduce) -> None
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("normalize", get_args(Normalize))
 def test_the_ratio_of_a_turn_is_made_of_its_tokens_in_the_declared_way(seed: int, normalize: Normalize) -> None:
-    batch = make_batches(random_episodes(seed), judged=False)["policy"]
+    batch = make_batches(random_episodes(seed), require_advantages=False)["policy"]
     turn = batch.turn[batch.mask].tolist()
     draw = random.Random(seed)
     words = {number: float(draw.randrange(5)) for number in turn}  # a turn may have none
@@ -259,14 +259,14 @@ def test_token_weights_by_hand() -> None:
 
 
 def test_tokens_that_were_not_sampled_weigh_nothing() -> None:
-    batch = make_batches(random_episodes(3), judged=False)["policy"]
+    batch = make_batches(random_episodes(3), require_advantages=False)["policy"]
     for reduce in get_args(Reduce):
         weights = Algorithm(reduce=reduce).loss_weights(batch)
         assert bool((weights[batch.mask] > 0).all()) and not bool(weights[~batch.mask].any())
 
 
 def test_an_algorithm_s_loss_is_the_sum_of_its_declared_parts() -> None:
-    batch = make_batches(random_episodes(2), judged=False)["policy"]
+    batch = make_batches(random_episodes(2), require_advantages=False)["policy"]
     part = batch.each(lambda column: column[batch.mask].double())
     new, entropy, values, part.advantages, part.ref_logprobs, part.returns, part.values = columns(7, 7, len(part))
     scores = Scores(new, entropy, values)

@@ -20,7 +20,7 @@ from coterie.algorithms.vdn import Vdn
 from coterie.config import ConfigError
 from coterie.learners.critics import joint_context
 from coterie.learners.mixer import Mixer, in_rounds, team_rewards
-from coterie.learners.replay_buffer import Buffer, Rounds
+from coterie.learners.replay_buffer import JointTurns, ReplayBuffer
 from coterie.learners.text_encoder import HiddenStates
 from coterie.models.base import Base
 from coterie.rl.mixers import Additive, Decomposition, Monotonic, Utility, monotonic, standardised_by, td_target, track
@@ -170,7 +170,7 @@ def test_utilities_are_standardised_by_those_of_the_role_that_are_known() -> Non
         assert standard[:, role].tolist() == pytest.approx(expected)
 
 
-# Rounds and the buffer
+# JointTurns and the buffer
 
 
 def ragged(seed: int, count: int = 12) -> list[Episode]:
@@ -203,32 +203,32 @@ def test_the_state_of_a_round_is_what_was_known_when_it_began() -> None:
     left, right = replace(turn("left"), text="a"), replace(turn("right"), text="b", seen=(0,))
     later = replace(turn("left", round=1), text="c", seen=(0, 1))
     mixer = Mixer(Letters(), ROLES, Vdn(), 0)
-    rounds = mixer._rounds([played := episode([left, right, later])])
+    rounds = mixer._joint_turns([played := episode([left, right, later])])
     assert torch.equal(rounds.state, mixer._vectors([joint_context(played, left), joint_context(played, later)]))
     assert rounds.present.tolist() == [[True, True, False], [True, False, False]]
     assert rounds.done.tolist() == [False, True] and not rounds.actions[~rounds.present].any()
 
 
-def numbered(start: int, count: int) -> Rounds:
+def numbered(start: int, count: int) -> JointTurns:
     """An episode whose rounds are numbered by their rewards."""
     order = torch.arange(start, start + count, dtype=torch.float64)
     vectors = order[:, None].float().expand(count, 2)
     done = torch.arange(count) == count - 1
-    return Rounds(vectors, vectors[:, None], torch.ones(count, 1, dtype=torch.bool), order, order, done)
+    return JointTurns(vectors, vectors[:, None], torch.ones(count, 1, dtype=torch.bool), order, order, done)
 
 
 @pytest.mark.parametrize("capacity", [1, 3, 7, 100])
 def test_the_buffer_keeps_the_latest_rounds_and_knows_their_successors(capacity: int) -> None:
-    buffer, start = Buffer(capacity, 1, 2), 0
+    buffer, start = ReplayBuffer(capacity, 1, 2), 0
     for length in [3, 1, 4, 2, 5, 1, 3]:
         buffer.add(numbered(start, length))
         start += length
-        assert buffer.kept.reward.tolist() == list(range(max(0, start - capacity), start))
-    now, later = buffer.draw(200, torch.Generator().manual_seed(0))
+        assert buffer.entries.reward.tolist() == list(range(max(0, start - capacity), start))
+    now, later = buffer.sample(200, torch.Generator().manual_seed(0))
     going_on = ~now.done
     assert torch.equal(later.reward[going_on], now.reward[going_on] + 1)
     assert len(set(now.reward.tolist())) == min(capacity, start)
-    again, _ = buffer.draw(200, torch.Generator().manual_seed(0))
+    again, _ = buffer.sample(200, torch.Generator().manual_seed(0))
     assert torch.equal(now.reward, again.reward)
 
 
@@ -254,7 +254,7 @@ def slow_loss(mixer: Mixer, online: Decomposition, slow: Decomposition, episodes
     wanted, values = [], []
     for played in episodes:
         said = list(in_rounds(played))
-        rewards, rounds = team_rewards(played, said), mixer._rounds([played])
+        rewards, rounds = team_rewards(played, said), mixer._joint_turns([played])
         columns = [
             (rounds.state[k].tolist(), rounds.actions[k].tolist(), rounds.present[k].tolist()) for k in range(len(said))
         ]
@@ -295,7 +295,7 @@ def test_roles_that_are_missing_from_rounds_are_counted() -> None:
 def test_a_step_without_episodes_teaches_nothing() -> None:
     mixer = Mixer(Letters(), ROLES, Vdn(warmup=0), 0)
     mixer.read([])
-    assert mixer.fit([], 0) == {} and mixer.lessons == 0
+    assert mixer.fit([], 0) == {} and mixer.fitted_steps == 0
 
 
 def test_in_the_warm_up_roles_earn_the_team_s_reward_and_then_their_utilities() -> None:
@@ -436,10 +436,10 @@ def test_twice_two_steps_with_a_mixer_are_four_steps(name: str, model_folder: Fo
     again = resumed(tree, tmp_path / "halves")
     assert_same_run(again, straight)
     one, other = again.critic, straight.critic
-    assert isinstance(one, Mixer) and isinstance(other, Mixer) and one.lessons == other.lessons == 4
+    assert isinstance(one, Mixer) and isinstance(other, Mixer) and one.fitted_steps == other.fitted_steps == 4
     for mine, theirs in ((one.online, other.online), (one.target, other.target)):
         torch.testing.assert_close(mine.state_dict(), theirs.state_dict(), rtol=0, atol=0)
-    torch.testing.assert_close(vars(one.buffer.kept), vars(other.buffer.kept), rtol=0, atol=0)
+    torch.testing.assert_close(vars(one.buffer.entries), vars(other.buffer.entries), rtol=0, atol=0)
     torch.testing.assert_close(one.optimizer.state_dict(), other.optimizer.state_dict(), rtol=0, atol=0)
     assert torch.equal(one.generator.get_state(), other.generator.get_state()) and len(one.buffer) == 20
 

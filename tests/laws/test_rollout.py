@@ -187,7 +187,7 @@ def test_a_turn_that_is_drawn_from_a_part_of_what_could_be_said_is_not_learned_f
     for options, learned in ((how, False), ({"temperature": 0.5, "max_tokens": 2}, True)):
         (played,) = replace(collector, workflow=Narrow(options)).collect(TASKS[:1], 1, PLAYERS, seed=1)
         assert played.error is None and [not turn.given for turn in played.turns] == [learned]
-        assert bool(make_batches([played], judged=False)) == learned
+        assert bool(make_batches([played], require_advantages=False)) == learned
 
 
 def ample(collector: Collector) -> float:

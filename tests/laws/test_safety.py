@@ -38,7 +38,7 @@ def test_the_sampler_s_rounding_never_reaches_the_weights(model_folder: Folder) 
 
 @pytest.mark.parametrize("epochs", [1, 2])
 def test_tokens_weigh_as_much_as_the_learner_believes_in_them_up_to_a_limit(epochs: int) -> None:
-    batch = make_batches(random_episodes(4), judged=False)["policy"]
+    batch = make_batches(random_episodes(4), require_advantages=False)["policy"]
     part = batch.each(lambda column: column[batch.mask].double())
     draw = torch.Generator().manual_seed(0)
     new, part.old_logprobs, part.advantages = (
@@ -76,7 +76,7 @@ class Drifts:
 
 
 def test_a_policy_that_has_moved_too_far_stops_and_the_others_go_on() -> None:
-    batch = make_batches(random_episodes(1), judged=False)["policy"]
+    batch = make_batches(random_episodes(1), require_advantages=False)["policy"]
     learners = {"far": Drifts(0.2), "near": Drifts(0.01)}
     metrics = Algorithm(epochs=6, stop_kl=0.3).update(learners, {"far": batch, "near": batch}, random.Random(0), step=0)
     # 0, 0.2, 0.4: the third fit saw that it had gone too far

@@ -45,7 +45,7 @@ def moved(before: dict[str, Tensor], after: dict[str, Tensor]) -> float:
 
 def said(run: Run, policy: str, step: int = 1) -> Batch:
     """What a policy said in one step, as a batch."""
-    return make_batches(read_episodes(run.folder / "episodes" / f"{step:06d}.jsonl"), judged=False)[policy]
+    return make_batches(read_episodes(run.folder / "episodes" / f"{step:06d}.jsonl"), require_advantages=False)[policy]
 
 
 def changed(tree: dict[str, Any], policy: str, **fields: Any) -> dict[str, Any]:

@@ -360,7 +360,7 @@ def test_nobody_is_trained_on_what_a_tool_returned(template: str | None) -> None
         [Task("t", "Which is warmer?", None)], 1, {"solver": Player("policy", Sampling())}, 0
     )
     assert (episode.error, episode.answer) == (None, "Oslo.")
-    batch = make_batches([episode], judged=False)["policy"]
+    batch = make_batches([episode], require_advantages=False)["policy"]
 
     assert batch.rows == 1  # the conversation is one row, on the very ids that were sampled
     read, learned = (tokenizer.decode(batch.tokens[where].tolist()) for where in (~batch.mask, batch.mask))
