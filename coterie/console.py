@@ -152,7 +152,7 @@ class LivePanel(Display):
 
 def plain_line(step: int, steps: int, metrics: Metrics) -> str:
     """A step in one line: `step  12/40  reward 0.412  reasoner 0.40 actor 0.42  812 tok/s  rollout 3.1s`."""
-    gaps, kls = of_policies("gap", metrics).values(), of_policies("kl", metrics).values()
+    gaps, kls = of_policies("logprob_gap", metrics).values(), of_policies("kl", metrics).values()
     parts = [
         f"step {step:>{len(str(steps)) + 1}}/{steps}",
         *spelled(metrics, "reward"),
@@ -184,7 +184,7 @@ def reward_table(rewards: Mapping[str, Sequence[float]]) -> Table:
 
 def policy_table(metrics: Metrics) -> Table:
     """What the last update did to each policy."""
-    columns = {name: of_policies(name, metrics) for name in ("loss", "kl", "gap", "entropy", "grad_norm")}
+    columns = {name: of_policies(name, metrics) for name in ("loss", "kl", "logprob_gap", "entropy", "grad_norm")}
     grid = Table.grid(padding=(0, 2))
     grid.add_row(*[Text(word, "dim") for word in ("policy", *columns)])
     for policy in dict.fromkeys(policy for column in columns.values() for policy in column):

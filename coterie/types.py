@@ -83,14 +83,15 @@ class Turn:
     text: str
     stop: Stop
     seen: tuple[int, ...] = ()  # the turns of its episode that had been said when this one was asked for
-    # Said in another episode, by nobody, left aside by the workflow, or drawn as nobody learns: nothing to learn from.
-    given: bool = False
-    repeated: bool = False  # said in another episode: its origin
+    # False: replayed from another episode, written by nobody, excluded by the workflow, or sampled with a truncated
+    # distribution (top_p, top_k, greedy): no gradient comes from it.
+    trainable: bool = True
+    replayed: bool = False  # said in another episode: its origin
     # Why nobody learns from it at this step; then its reward moves no baseline either. "round": of one that rests.
     dropped: Literal["stale", "round"] | None = None
 
     reward: float | None = None  # this turn's own, on top of the team's
-    earned: float | None = None  # what credit makes of all rewards: this turn's part
+    credit: float | None = None  # what credit makes of all rewards: this turn's part
     utility: float | None = None  # what a mixer says this message is worth to the team, standardised
     old_logprobs: Tensor | None = None  # [L], the learner's own before any update of the step
     ref_logprobs: Tensor | None = None  # [L], of the reference policy
@@ -225,7 +226,7 @@ class Engine(Protocol):
 
     async def sample(self, policy: str, prompt_ids: Sequence[int], seed: int, sampling: Sampling) -> Sample: ...
 
-    def load(self, policy: str, version: int) -> None:
+    def weights_changed(self, policy: str, version: int) -> None:
         """From now on `policy` speaks with weights of this version."""
 
 

@@ -65,13 +65,13 @@ credit: own
 opponents: {share: 0.5, every: 10, keep: 8}
 ```
 
-## alarm
+## collapse
 
-Detects collapse, prints it once and logs `alarm/collapse`: a role nearly always gives the same reply, a policy's entropy is
+Detects collapse, prints it once and logs `collapse`: a role nearly always gives the same reply, a policy's entropy is
 near zero, or rewards do not change at all, for so many consecutive steps.
 
 ```yaml
-alarm: {steps: 10, same: 0.99, entropy: 0.01}
+collapse: {steps: 10, same: 0.99, entropy: 0.01}
 ```
 
 ## rotate
@@ -102,7 +102,7 @@ that are not named are those of the algorithm; such a role is compared with no o
 algorithm:
   name: grpo
   roles:
-    actor: {baseline: others, scale: none, drop_cut: true}
+    actor: {baseline: others, scale: none, drop_truncated: true}
 ```
 """
 
@@ -130,7 +130,7 @@ Where they differ:
 
 - GRPO takes the mean over all tokens, like DAPO and verl. DeepSeekMath and TRL take the mean over answers
   of token means, which is `reduce: turn`. A group of one gets 0; in verl it gets its reward.
-- REINFORCE++ whitens over all roles together; `peers: [batch, role]` whitens each role by itself.
+- REINFORCE++ whitens over all roles together; `group_by: [batch, role]` whitens each role by itself.
 - k3 is not capped; verl caps it at 10. Log-ratios are clamped to ±20 in both.
 - RAE's running average is updated once a step with the mean of the step, not game by game, so the order of games does not
   matter. A role's first step is its own baseline.

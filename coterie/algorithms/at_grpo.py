@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from coterie.algorithms.grpo import Grpo
 from coterie.limits import CountFromTwo
-from coterie.rl.groups import Peer, Sample
+from coterie.rl.groups import GroupBy, Sample
 from coterie.types import Episode, Fork, Turn
 
 
@@ -18,7 +18,7 @@ class AtGrpo(Grpo):
     For conversations, where prompts differ from the second turn on; one episode per task is enough.
     Costs 1 + K·(siblings − 1) episodes for one of K turns, the later ones in part. (AT-GRPO, arXiv 2510.11062)"""
 
-    peers: tuple[Peer, ...] = ("task", "role", "turn", "prompt")
+    group_by: tuple[GroupBy, ...] = ("task", "role", "turn", "prompt")
     siblings: CountFromTwo = 4  # turns that are sampled from each state, the played one among them
 
     forked: ClassVar[bool] = True
@@ -32,7 +32,7 @@ class AtGrpo(Grpo):
 
     def _siblings(self, episode: Episode, learning: Collection[str]) -> Iterator[Fork]:
         for k, turn in enumerate(episode.turns):
-            if turn.given or turn.policy not in learning:
+            if not turn.trainable or turn.policy not in learning:
                 continue
             before = {(said.role, said.round): said for said in episode.turns[:k]}
             for draw in range(1, self.siblings):
@@ -51,6 +51,6 @@ class AtGrpo(Grpo):
 
 def _is_sibling(turn: Turn, fork: Episode, origin: Episode) -> bool:
     """Whether this is the turn of the fork that stands where its origin's stood: right after all that is repeated."""
-    place = sum(said.repeated for said in fork.turns)
+    place = sum(said.replayed for said in fork.turns)
     first = origin.turns[place] if place < len(origin.turns) else None
     return first is not None and (first.role, first.round) == (turn.role, turn.round)

@@ -11,10 +11,10 @@ from coterie.limits import Count, Positive
 @dataclass(frozen=True, kw_only=True)
 class Dapo(Grpo):
     """GRPO with a higher upper clip, which leaves out groups that all earned the same and turns that were cut off.
-    For long reasoning, where entropy falls early; where turns always fill `max_tokens`, say `drop_cut: false`.
+    For long reasoning, where entropy falls early; where turns always fill `max_tokens`, say `drop_truncated: false`.
     Costs a forward for its several optimiser steps; `dropped/…` counts what was left out. (DAPO, arXiv 2503.14476)"""
 
     clip_high: Positive | None = 0.28
     minibatches: Count = 4
     drop_constant: bool = True
-    drop_cut: bool = True
+    drop_truncated: bool = True

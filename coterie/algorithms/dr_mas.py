@@ -17,5 +17,8 @@ class DrMas(Grpo):
 
     def problems(self, config: Any) -> Iterator[tuple[str, str]]:
         yield from super().problems(config)
-        if "role" not in self.peers:
-            yield "algorithm.peers", "lacks role, so roles would be compared with each other; Dr. MAS never does that"
+        if "role" not in self.group_by:
+            yield (
+                "algorithm.group_by",
+                "lacks role, so roles would be compared with each other; Dr. MAS never does that",
+            )

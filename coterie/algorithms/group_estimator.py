@@ -52,16 +52,18 @@ def group_advantages(groups: Groups, baseline: Baseline, scale: Scale, decay: fl
     return scaled(difference, rewards, index) if scale == "deviation" else difference
 
 
-def write_advantages(groups: Groups, advantages: Sequence[Tensor], drop_constant: bool, drop_cut: bool) -> Metrics:
+def write_advantages(
+    groups: Groups, advantages: Sequence[Tensor], drop_constant: bool, drop_truncated: bool
+) -> Metrics:
     """Write `turn.advantages` from one tensor per sample, [1] or one number per token; count groups and dropped turns.
 
-    `drop_constant` leaves out groups of equal rewards, `drop_cut` leaves out truncated turns.
+    `drop_constant` leaves out groups of equal rewards, `drop_truncated` leaves out truncated turns.
     """
     constant = is_constant(groups.rewards, groups.index)
-    dropped = Counter(constant=0, cut=0)
+    dropped = Counter(constant=0, truncated=0)
     for sample, advantage, is_flat in zip(groups.samples, advantages, constant.tolist(), strict=True):
         for turn in sample.turns:
-            reasons = {"constant": is_flat and drop_constant, "cut": turn.stop == "length" and drop_cut}
+            reasons = {"constant": is_flat and drop_constant, "truncated": turn.stop == "length" and drop_truncated}
             dropped.update(reasons)
             size = len(turn.response_ids)
             turn.advantages = None if any(reasons.values()) else advantage.float().expand(size).clone()

@@ -15,29 +15,29 @@ from torch import Tensor
 from coterie.algorithms.base import Algorithm, Chain
 from coterie.algorithms.group_estimator import Baseline, Groups, Scale, group_advantages, write_advantages
 from coterie.limits import Count, Positive, Share
-from coterie.rl.confidence import Gain, gain_factor
+from coterie.rl.confidence import ConfidenceWeight, confidence_weights
 from coterie.rl.credit import returns_to_go
-from coterie.rl.groups import Peer, Sample, group_key
+from coterie.rl.groups import GroupBy, Sample, group_key
 from coterie.rl.losses import Reduce
 from coterie.types import Batch, Episode, Metrics, Turn
 
-EMPTY = "is empty; peers: [task, role] compares turns of one role on one task"
+EMPTY = "is empty; group_by: [task, role] compares turns of one role on one task"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RoleSettings:
     """Options that differ for one role; null means as for all. Its turns are then grouped apart from other roles'."""
 
-    peers: tuple[Peer, ...] | None = None
+    group_by: tuple[GroupBy, ...] | None = None
     baseline: Baseline | None = None
     decay: Share | None = None
     scale: Scale | None = None
     reduce: Reduce | None = None
     reduce_length: Count | None = None
     drop_constant: bool | None = None
-    drop_cut: bool | None = None
-    gain: Gain | None = None
-    gain_alpha: Positive | None = None
+    drop_truncated: bool | None = None
+    confidence_weight: ConfidenceWeight | None = None
+    confidence_alpha: Positive | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,11 +51,13 @@ class Grpo(Algorithm):
     scale: Scale = "deviation"  # divide by the standard deviation of the group's rewards, or not
     gamma_turn: Share = 1.0  # discount from a turn to the next one of any role
     drop_constant: bool = False  # leave out groups whose rewards are all equal (DAPO)
-    drop_cut: bool = False  # leave out truncated turns; their rewards still count in their group's baseline
-    peers: tuple[Peer, ...] = ("task", "role")  # turns that agree in these form a group
+    drop_truncated: bool = False  # leave out truncated turns; their rewards still count in their group's baseline
+    group_by: tuple[GroupBy, ...] = ("task", "role")  # turns that agree in these form a group
     chain: Chain = "role"  # whose later rewards a turn's return includes: its own role's, or the whole team's
-    gain: Gain = "none"  # weight advantages by the message's confidence, alone or relative to the other roles
-    gain_alpha: Positive = 0.25
+    confidence_weight: ConfidenceWeight = (
+        "none"  # weight advantages by the message's confidence, alone or relative to the other roles
+    )
+    confidence_alpha: Positive = 0.25
     roles: dict[str, RoleSettings] = field(default_factory=dict)  # options that differ for some roles
 
     forked: ClassVar[bool] = False  # True if group members come from forks: then one episode per task is enough
@@ -70,17 +72,17 @@ class Grpo(Algorithm):
     def samples(self, episodes: Sequence[Episode]) -> list[Sample]:
         """Every turn to train on, with its group key and its return."""
         return [
-            Sample(group_key(episode, turn, self.for_role(turn.role).peers), episode, (turn,), reward)
+            Sample(group_key(episode, turn, self.for_role(turn.role).group_by), episode, (turn,), reward)
             for episode in episodes
             for turn, reward in zip(episode.turns, self.turn_returns(episode), strict=True)
-            if not turn.given and turn.dropped is None
+            if turn.trainable and turn.dropped is None
         ]
 
     def turn_returns(self, episode: Episode) -> list[float]:
         """Discounted credit to go of each turn, less the turn's own KL penalty."""
         turns = episode.turns
-        assert all(turn.earned is not None for turn in turns), "credit.assign comes before compute_advantages"
-        returns = self.returns_to_go(turns, [turn.earned or 0.0 for turn in turns])
+        assert all(turn.credit is not None for turn in turns), "credit.assign comes before compute_advantages"
+        returns = self.returns_to_go(turns, [turn.credit or 0.0 for turn in turns])
         return [togo - self.turn_kl_penalty(turn) for togo, turn in zip(returns, turns, strict=True)]
 
     def returns_to_go(self, turns: Sequence[Turn], rewards: Sequence[float]) -> list[float]:
@@ -94,11 +96,11 @@ class Grpo(Algorithm):
         """Write the advantages of these samples by this algorithm's options."""
         groups = Groups.of(samples)
         advantages = self.sample_advantages(groups, memory)
-        if self.gain != "none" and samples:
+        if self.confidence_weight != "none" and samples:
             signs = torch.stack([own.mean().sign() for own in advantages])
-            factors = gain_factor(signs, samples, groups.index, self.gain, self.gain_alpha)
+            factors = confidence_weights(signs, samples, groups.index, self.confidence_weight, self.confidence_alpha)
             advantages = [own * factor for own, factor in zip(advantages, factors, strict=True)]
-        return write_advantages(groups, advantages, self.drop_constant, self.drop_cut)
+        return write_advantages(groups, advantages, self.drop_constant, self.drop_truncated)
 
     def sample_advantages(self, groups: Groups, memory: dict[str, Any]) -> Sequence[Tensor]:
         """One tensor per sample: [1], the same advantage for all its tokens, or one per token."""
@@ -110,7 +112,7 @@ class Grpo(Algorithm):
             return self
         own = vars(self.roles[role])
         made = replace(self, roles={}, **{name: value for name, value in own.items() if value is not None})
-        return made if "role" in made.peers else replace(made, peers=(*made.peers, "role"))
+        return made if "role" in made.group_by else replace(made, group_by=(*made.group_by, "role"))
 
     def loss_weights(self, batch: Batch) -> Tensor:
         """A role with its own `reduce` gets the weights its tokens would have if all were reduced that way."""
@@ -122,7 +124,7 @@ class Grpo(Algorithm):
 
     @property
     def needs_entropy(self) -> bool:
-        own = self.gain in ("confidence", "relative")
+        own = self.confidence_weight in ("confidence", "relative")
         return own or any(self.for_role(role).needs_entropy for role in self.roles)
 
     def problems(self, config: Any) -> Iterator[tuple[str, str]]:
@@ -135,28 +137,35 @@ class Grpo(Algorithm):
             if role not in config.roles:
                 yield key, f"there is no such role; the roles are {', '.join(config.roles)}"
                 continue
-            if self.roles[role].peers == ():
-                yield f"{key}.peers", EMPTY
+            if self.roles[role].group_by == ():
+                yield f"{key}.group_by", EMPTY
             yield from self.for_role(role)._group_problems(config, key)
             yield from ((f"{key}{option}", message) for option, message in self._unused_by_role(role))
 
     def _group_problems(self, config: Any, key: str) -> Iterator[tuple[str, str]]:
         """What is wrong with the group options, of all roles or of the role whose `key` this is."""
-        if self.peers == ():
-            yield f"{key}.peers", EMPTY
+        if self.group_by == ():
+            yield f"{key}.group_by", EMPTY
         compares = self.baseline in ("mean", "others") or self.scale == "deviation"
         lone_episode = compares and config.episodes_per_task < 2 and not self.forked
-        if lone_episode and {"task", "prompt"} & {*self.peers}:
+        if lone_episode and {"task", "prompt"} & {*self.group_by}:
             yield "episodes_per_task", "is 1, so every group has one member and no advantage; 4 or 8 is usual"
-        elif lone_episode and config.tasks_per_step < 2 and "role" in self.peers:
+        elif lone_episode and config.tasks_per_step < 2 and "role" in self.group_by:
             yield "tasks_per_step", "is 1, and episodes_per_task too, so a role's turn has no other to be compared with"
-        if "prompt" in self.peers and self.baseline == "ema":
-            yield f"{key}.baseline", "ema needs groups that recur, and prompts do not; take prompt out of peers"
-        if self.gain == "none" and self.gain_alpha != type(self).gain_alpha:
-            yield f"{key}.gain_alpha", "has no effect while gain is none"
+        if "prompt" in self.group_by and self.baseline == "ema":
+            yield f"{key}.baseline", "ema needs groups that recur, and prompts do not; take prompt out of group_by"
+        if self.confidence_weight == "none" and self.confidence_alpha != type(self).confidence_alpha:
+            yield f"{key}.confidence_alpha", "has no effect while confidence_weight is none"
         models = {policy.model for policy in config.policies.values()}
-        if self.gain in ("confidence", "relative") and len(models) > 1 and not {"role", "policy"} & {*self.peers}:
-            yield f"{key}.gain", "compares entropies, which needs one vocabulary per group; add role or policy to peers"
+        if (
+            self.confidence_weight in ("confidence", "relative")
+            and len(models) > 1
+            and not {"role", "policy"} & {*self.group_by}
+        ):
+            yield (
+                f"{key}.confidence_weight",
+                "compares entropies, which needs one vocabulary per group; add role or policy to group_by",
+            )
 
     def _unused_by_role(self, role: str) -> Iterator[tuple[str, str]]:
         """Options of a role that have no effect."""

@@ -25,7 +25,7 @@ class Magrpo(Algorithm):
     scale: Scale = "none"  # divide by the standard deviation of the siblings' returns, or not
     gamma_turn: Share = 1.0  # discount from a round to the next
     drop_constant: bool = False  # leave out groups whose returns are all equal (DAPO)
-    drop_cut: bool = False  # leave out truncated turns; their rewards still count in their group's baseline
+    drop_truncated: bool = False  # leave out truncated turns; their rewards still count in their group's baseline
     branches: CountFromTwo = 2  # actions that follow each one; also the least that a task begins with
 
     chain: ClassVar[Chain] = "team"
@@ -41,7 +41,7 @@ class Magrpo(Algorithm):
     def compute_advantages(self, episodes: list[Episode], memory: dict[str, Any]) -> Metrics:
         groups = Groups.of(self.samples(episodes))
         advantages = group_advantages(groups, self.baseline, self.scale, self.decay, memory)
-        return write_advantages(groups, advantages[:, None].unbind(), self.drop_constant, self.drop_cut)
+        return write_advantages(groups, advantages[:, None].unbind(), self.drop_constant, self.drop_truncated)
 
     def samples(self, episodes: Sequence[Episode]) -> list[Sample]:
         """Every joint action: the group is its parent's children, the reward its return in the tree."""
@@ -57,14 +57,14 @@ class Magrpo(Algorithm):
 
     def _reward(self, turn: Turn) -> float:
         """A turn's credit, less its KL penalty."""
-        assert turn.earned is not None, "credit.assign comes before compute_advantages"
-        return turn.earned - float(self.token_kl_penalty(turn).sum())
+        assert turn.credit is not None, "credit.assign comes before compute_advantages"
+        return turn.credit - float(self.token_kl_penalty(turn).sum())
 
     def forks(self, episodes: list[Episode], learning: Collection[str]) -> list[Fork]:
         """Siblings that joint actions still lack; called again, as the new rounds lack siblings too."""
         made = {(episode.origin, episode.fork) for episode in episodes}
         later = [(e, *joint) for e in episodes if e.error is None for joint in list(said(e).items())[1:]]
-        trained = [(e, level) for e, level, turns in later if any(t.policy in learning and not t.given for t in turns)]
+        trained = [(e, level) for e, level, turns in later if any(t.policy in learning and t.trainable for t in turns)]
         lacking = [*((e, level, self.branches - 1) for e, level in trained), *self._first_rounds(episodes)]
         return [
             Fork(episode, _purpose(level), _before(episode, level), draw)

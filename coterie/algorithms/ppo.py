@@ -87,8 +87,8 @@ class Ppo(Algorithm):
                 others.append(torch.full_like(values[-1], other))
                 rewards.append(-penalty.sum(0, keepdim=True) if self.level == "turn" else -penalty)
             if rewards:
-                assert turn.earned is not None, "credit.assign comes before compute_advantages"
-                rewards[-1][-1] += turn.earned
+                assert turn.credit is not None, "credit.assign comes before compute_advantages"
+                rewards[-1][-1] += turn.credit
         if not valued:
             return
         sizes = [len(column) for column in values]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from coterie.algorithms.group_estimator import Baseline, Scale
 from coterie.algorithms.grpo import Grpo
-from coterie.rl.groups import Peer
+from coterie.rl.groups import GroupBy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,6 +15,6 @@ class Rae(Grpo):
     For self-play in games that favour a seat: what the first player wins by being first teaches it nothing.
     Costs one episode per task at the least, and no critic. (SPIRAL, arXiv 2506.24119)"""
 
-    peers: tuple[Peer, ...] = ("role", "opponents")
+    group_by: tuple[GroupBy, ...] = ("role", "opponents")
     baseline: Baseline = "ema"
     scale: Scale = "none"

@@ -12,7 +12,7 @@ from torch import Tensor
 from coterie.algorithms.group_estimator import Groups, group_advantages
 from coterie.algorithms.grpo import Grpo
 from coterie.limits import NotNegative
-from coterie.rl.groups import Peer, Sample
+from coterie.rl.groups import GroupBy, Sample
 from coterie.types import Episode
 
 
@@ -22,7 +22,7 @@ class ReinforcePp(Grpo):
     For many tasks and few episodes of each, one is enough; easy tasks then look good and hard ones bad.
     Costs the reference's log-probs of every turn, and no critic. (REINFORCE++, arXiv 2501.03262)"""
 
-    peers: tuple[Peer, ...] = ("batch",)
+    group_by: tuple[GroupBy, ...] = ("batch",)
     kl: NotNegative = 0.01
     kl_in: Literal["loss", "reward"] = "reward"
 
@@ -39,8 +39,8 @@ class ReinforcePp(Grpo):
     def turn_returns(self, episode: Episode) -> list[float]:
         """KL penalties are rewards like any other: those of later turns are part of a turn's return."""
         turns = episode.turns
-        assert all(turn.earned is not None for turn in turns), "credit.assign comes before compute_advantages"
-        return self.returns_to_go(turns, [(turn.earned or 0.0) - self.turn_kl_penalty(turn) for turn in turns])
+        assert all(turn.credit is not None for turn in turns), "credit.assign comes before compute_advantages"
+        return self.returns_to_go(turns, [(turn.credit or 0.0) - self.turn_kl_penalty(turn) for turn in turns])
 
     def token_returns(self, sample: Sample) -> Tensor:
         """r − β·Σ_{i≥t} KL_i: [L]. The sample's reward is less the whole turn's KL, so earlier tokens' KL is added."""

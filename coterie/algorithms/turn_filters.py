@@ -21,7 +21,7 @@ def absent(episodes: Sequence[Episode], roles: Iterable[str]) -> Metrics:
 def drop_stale(episodes: Sequence[Episode], learners: Mapping[str, Learner]) -> Metrics:
     """Drop turns that were sampled with other weights than those that would learn from them, as by an engine that has
     missed an update; count them."""
-    said = [turn for episode in episodes for turn in episode.turns if turn.response_ids and not turn.given]
+    said = [turn for episode in episodes for turn in episode.turns if turn.response_ids and turn.trainable]
     learned = [turn for turn in said if not learners[turn.policy].frozen]
     stale = [turn for turn in learned if turn.version != learners[turn.policy].version]
     for turn in stale:

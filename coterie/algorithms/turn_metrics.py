@@ -12,7 +12,7 @@ from coterie.types import Episode, Learner, Metrics, Turn
 def turn_metrics(episodes: Sequence[Episode], learners: Mapping[str, Learner]) -> Metrics:
     """Of every policy that learns and has spoken, after credit was given."""
     by_policy: dict[str, list[Turn]] = {policy: [] for policy, learner in learners.items() if not learner.frozen}
-    for turn in (turn for episode in episodes for turn in episode.turns if not turn.given):
+    for turn in (turn for episode in episodes for turn in episode.turns if turn.trainable):
         if turn.policy in by_policy:
             by_policy[turn.policy].append(turn)
     found = {policy: _lengths(turns) | _advantages(turns) for policy, turns in by_policy.items()}

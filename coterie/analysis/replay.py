@@ -52,23 +52,25 @@ def replay(folder: Path, config: Config, rescore: bool) -> Iterator[Verdict]:
     if rescore:
         must_be_protected(config, env)
     # Of the whole run: of one step all episodes with one purpose may have failed.
-    purposes = {e.fork for path in numbered_paths(folder / "otherwise", ".jsonl") for e in read_episodes(path)}
+    purposes = {e.fork for path in numbered_paths(folder / "counterfactuals", ".jsonl") for e in read_episodes(path)}
     for path in _stored(folder):
         episodes = [episode for episode in read_episodes(path) if episode.error is None]
-        aside = folder / "otherwise" / path.name
-        otherwise = [episode for episode in read_episodes(aside) if episode.error is None] if aside.is_file() else []
+        aside = folder / "counterfactuals" / path.name
+        counterfactuals = (
+            [episode for episode in read_episodes(aside) if episode.error is None] if aside.is_file() else []
+        )
         before = [[_mean(turn.advantages) for turn in episode.turns] for episode in episodes]
         rewards = [episode.reward for episode in episodes]
         done = int(path.stem) - 1  # steps before this one, by which algorithms count
         _must_know(algorithm, done, [turn for episode in episodes for turn in episode.turns])
         if rescore:
-            score_again([*episodes, *otherwise], config, env)
+            score_again([*episodes, *counterfactuals], config, env)
         _must_have_played(credit, episodes, purposes)
         drop_other_rounds(episodes, algorithm, done)
-        _judge_again(episodes, otherwise, algorithm, credit, memory)
+        _judge_again(episodes, counterfactuals, algorithm, credit, memory)
         for episode, was, reward in zip(episodes, before, rewards, strict=True):
             for turn, advantage in zip(episode.turns, was, strict=True):
-                if not turn.given:
+                if turn.trainable:
                     yield Verdict(int(path.stem), episode, turn, reward, advantage, _mean(turn.advantages))
 
 
@@ -80,12 +82,16 @@ def _stored(folder: Path) -> list[Path]:
 
 
 def _judge_again(
-    episodes: list[Episode], otherwise: list[Episode], algorithm: Algorithm, credit: Credit, memory: dict[str, Any]
+    episodes: list[Episode],
+    counterfactuals: list[Episode],
+    algorithm: Algorithm,
+    credit: Credit,
+    memory: dict[str, Any],
 ) -> None:
     for episode in episodes:
         for turn in episode.turns:
-            turn.advantages = turn.returns = turn.earned = None
-    credit.assign(episodes, {episode.id: episode for episode in otherwise}, once=algorithm.chain == "team")
+            turn.advantages = turn.returns = turn.credit = None
+    credit.assign(episodes, {episode.id: episode for episode in counterfactuals}, once=algorithm.chain == "team")
     algorithm.compute_advantages(episodes, memory)
     take_back(episodes)
 
@@ -98,7 +104,7 @@ def _must_know(algorithm: Algorithm, step: int, turns: Sequence[Turn]) -> None:
         "ref_logprobs": algorithm.kl > 0 and algorithm.kl_in == "reward",
         "utility": algorithm.needs_utility(step),
     }
-    for turn in (turn for turn in turns if turn.response_ids and not turn.given):
+    for turn in (turn for turn in turns if turn.response_ids and turn.trainable):
         for name in (name for name, asked in needed.items() if asked and getattr(turn, name) is None):
             raise ConfigError(
                 f"algorithm: {type(algorithm).__name__} needs the {name} of {turn.role}'s turns, which this run did "

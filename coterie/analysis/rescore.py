@@ -23,7 +23,7 @@ class Silent:
     async def sample(self, policy: str, prompt_ids: Sequence[int], seed: int, sampling: Sampling) -> Sample:
         raise RuntimeError(f"{policy} is asked for a turn that was not said{HOW}")
 
-    def load(self, policy: str, version: int) -> None: ...
+    def weights_changed(self, policy: str, version: int) -> None: ...
 
 
 def score_again(episodes: Sequence[Episode], config: Config, env: Env) -> None:

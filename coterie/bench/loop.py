@@ -18,7 +18,7 @@ from coterie.learners.batch import make_batches
 from coterie.learners.learner import TorchLearner
 from coterie.rollout.agent import Player
 from coterie.rollout.collector import Collector
-from coterie.rollout.metrics import enough
+from coterie.rollout.metrics import drop_failed
 from coterie.types import Episode, Sampling, Split, Task
 from coterie.workflows.single import Single
 
@@ -72,12 +72,12 @@ class Loop:
 
     def step(self) -> int:
         """What `coterie train` does in a step, less the files it writes; says how many tokens were sampled."""
-        played = enough(self.collector.collect(self.tasks, SAMPLES, self.players, self.done), 0.0)
+        played = drop_failed(self.collector.collect(self.tasks, SAMPLES, self.players, self.done), 0.0)
         self.engine.clear()
         self.credit.assign(played, {}, once=False)
         self.algorithm.compute_advantages(played, {})
         self.learner.schedule_lr(self.done)
         self.algorithm.update({"policy": self.learner}, make_batches(played), self.rng, self.done)
-        self.engine.load("policy", self.learner.version)
+        self.engine.weights_changed("policy", self.learner.version)
         self.done += 1
         return sum(len(turn.response_ids) for episode in played for turn in episode.turns)

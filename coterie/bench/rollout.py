@@ -68,7 +68,10 @@ def shaped_rows(
         f"{ROUNDS * rows} ragged, {rows} at a time": lengths(ROUNDS * rows, most),
     }
     found = [bench.compare(name, limits, repeats) for name, limits in work.items()]
-    found[0].notes = {"gap": gap(bench.engine, "policy", bench.prompts[:rows], most), "greedy as generate's": same}
+    found[0].notes = {
+        "logprob_gap": gap(bench.engine, "policy", bench.prompts[:rows], most),
+        "greedy as generate's": same,
+    }
     if others:
         found += bench.others(work["fixed lengths"], repeats)
     return found

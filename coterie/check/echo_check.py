@@ -51,4 +51,4 @@ def verdicts(played: Sequence[Episode], read: Read) -> dict[str, list[bool | Non
 
 
 def _turns(played: Sequence[Episode]) -> Iterator[Turn]:
-    return (turn for episode in played for turn in episode.turns if not turn.given)
+    return (turn for episode in played for turn in episode.turns if turn.trainable)

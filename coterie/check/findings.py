@@ -126,7 +126,7 @@ def _empties(dry: DryRun) -> Found:
 def _groups(dry: DryRun) -> Found:
     count, alone = len(dry.group_sizes), sum(size == 1 for size in dry.group_sizes)
     if alone:
-        lone = "have one member, which gets no credit; see algorithm.peers"
+        lone = "have one member, which gets no credit; see algorithm.group_by"
         yield Finding("warning", f"{alone} of {count} groups {lone}")
     constant = int(dry.credit["groups/constant"]) - alone if count else 0
     if count / 2 < constant < count:  # where all are, no reward reaches anyone, and that is said already

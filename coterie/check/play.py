@@ -19,10 +19,10 @@ def dry_run(run: Run, tasks: int, repeats: int) -> DryRun:
     """Play the first tasks of the run as its first step would, and judge them."""
     chosen = TaskStream(run.tasks.tasks, tasks, run.config.seed).next()
     started = time.perf_counter()
-    episodes, otherwise = collect_episodes(run, chosen, repeats)
+    episodes, counterfactuals = collect_episodes(run, chosen, repeats)
     run.engine.clear()
     played = [episode for episode in episodes if episode.error is None]
-    metrics = assign_credit(run, played, otherwise) if played else {}
+    metrics = assign_credit(run, played, counterfactuals) if played else {}
     known = time.perf_counter()
     gaps = compare(run, played)
     compared = time.perf_counter()

@@ -68,7 +68,7 @@ def _turns(dry: DryRun, role: str, turns: Sequence[Turn]) -> Row:
         "turns": len(turns),
         "tokens": said / len(turns),
         "of all": f"{said / max(everyone, 1):.0%}",
-        "cut": f"{mean([turn.stop == 'length' for turn in turns]):.0%}",
+        "truncated": f"{mean([turn.stop == 'length' for turn in turns]):.0%}",
         "empty": f"{mean([not turn.text.strip() for turn in turns]):.0%}",
         "with credit": f"{mean([has_credit(turn) for turn in turns]):.0%}",
         **({"echo": f"{dry.echoes[role]:.0%}"} if role in dry.echoes else {}),

@@ -130,7 +130,7 @@ def unequal(reports: Mapping[str, Report], within: float = 0.1) -> Iterator[Text
 
 def by_role(metrics: Metrics) -> Table:
     """What each role earned, how much it said, and how often it was cut off."""
-    columns = {name: under(f"{name}/", metrics) for name in ("reward", "tokens", "cut")}
+    columns = {name: under(f"{name}/", metrics) for name in ("reward", "tokens", "truncated")}
     return table(
         "", [{"role": role} | {name: column[role] for name, column in columns.items()} for role in columns["tokens"]]
     )

@@ -15,8 +15,8 @@ from coterie.config.problems import ConfigError, Problems, Sources, did_you_mean
 from coterie.config.reader import Limits, Reader
 from coterie.config.registry import Kind, foreign_format
 from coterie.config.settings import (
-    Alarm,
     Checkpoints,
+    Collapse,
     CriticConfig,
     EngineConfig,
     Evaluation,
@@ -35,8 +35,25 @@ from coterie.types import Part, Sampling, Weighted
 from coterie.user_code import in_run
 
 __all__ = [
-    "PARTS", "Alarm", "Checkpoints", "Config", "ConfigError", "CriticConfig", "EngineConfig", "Evaluation", "Hidden",
-    "Learning", "Logging", "Lora", "Opponents", "Part", "Policy", "Role", "Rollout", "dump", "load",
+    "PARTS",
+    "Checkpoints",
+    "Collapse",
+    "Config",
+    "ConfigError",
+    "CriticConfig",
+    "EngineConfig",
+    "Evaluation",
+    "Hidden",
+    "Learning",
+    "Logging",
+    "Lora",
+    "Opponents",
+    "Part",
+    "Policy",
+    "Role",
+    "Rollout",
+    "dump",
+    "load",
 ]  # fmt: skip
 
 PARTS: tuple[Kind, ...] = ("workflow", "env", "reward", "algorithm", "credit", "encoder")
@@ -64,7 +81,7 @@ class Config:
     episodes_per_task: Amount = 8
     sampling: Annotated[Sampling, SAMPLING] = field(default_factory=Sampling)
     opponents: Opponents | None = None
-    alarm: Alarm | None = None
+    collapse: Collapse | None = None
     learning: Learning = field(default_factory=Learning)
     rollout: Rollout = field(default_factory=Rollout)
     engine: EngineConfig = field(default_factory=EngineConfig)

@@ -73,7 +73,7 @@ class Opponents:
 
 
 @dataclass(frozen=True)
-class Alarm:
+class Collapse:
     """When a run counts as collapsed: a sign that holds for so many steps on end."""
 
     steps: Count = 10

@@ -32,15 +32,15 @@ class Aggregate(Credit):
         """What each role's turns are worth before they are put together."""
         return rounds_of(episode)
 
-    def earn(self, episodes: Sequence[Episode], otherwise: Mapping[str, Episode], once: bool) -> Metrics:
+    def earn(self, episodes: Sequence[Episode], counterfactuals: Mapping[str, Episode], once: bool) -> Metrics:
         need_own(episodes, self._name)
         for episode in episodes:
             rounds = self.rounds(episode)
             for turn in episode.turns:
-                turn.earned = 0.0
+                turn.credit = 0.0
             for turn in self._paid(episode, once and self.mode != "own"):
                 worth = [aggregated(given, self.mode, turn.role, episode.turns[0].role) for given in rounds]
-                turn.earned = self._earned(worth, turn.round)
+                turn.credit = self._earned(worth, turn.round)
         return {}
 
     def _paid(self, episode: Episode, once: bool) -> list[Turn]:

@@ -38,17 +38,17 @@ class Credit:
         """What would have happened otherwise: episodes to play again for comparison."""
         return []
 
-    def assign(self, episodes: Sequence[Episode], otherwise: Mapping[str, Episode], once: bool) -> Metrics:
-        """Write `turn.earned` of every turn; what each role earned in an episode, on average, is a metric.
+    def assign(self, episodes: Sequence[Episode], counterfactuals: Mapping[str, Episode], once: bool) -> Metrics:
+        """Write `turn.credit` of every turn; what each role earned in an episode, on average, is a metric.
 
-        `otherwise` holds the forks that were played, by id. `once`: rewards flow back along the whole team's turns,
+        `counterfactuals`: the forks that were played, by id. `once`: rewards flow back along the whole team's turns,
         so what the team earned must stand at its last turn alone and not at every role's.
         """
-        counts = self.earn(episodes, otherwise, once)
+        counts = self.earn(episodes, counterfactuals, once)
         return counts | earned(episodes)
 
-    def earn(self, episodes: Sequence[Episode], otherwise: Mapping[str, Episode], once: bool) -> Metrics:
-        """The hook behind `assign`: write `turn.earned`, and count what is worth counting."""
+    def earn(self, episodes: Sequence[Episode], counterfactuals: Mapping[str, Episode], once: bool) -> Metrics:
+        """The hook behind `assign`: write `turn.credit`, and count what is worth counting."""
         raise NotImplementedError
 
     @property
@@ -96,8 +96,8 @@ def earned(episodes: Sequence[Episode]) -> Metrics:
     sums: dict[str, dict[int, float]] = {}
     for e, episode in enumerate(episodes):
         for turn in episode.turns:
-            if not turn.given:
-                assert turn.earned is not None, "every turn earns something, if only zero"
+            if turn.trainable:
+                assert turn.credit is not None, "every turn earns something, if only zero"
                 by_episode = sums.setdefault(turn.role, {})
-                by_episode[e] = by_episode.setdefault(e, 0.0) + turn.earned
-    return {f"earned/{role}": mean(list(some.values())) for role, some in sums.items()}
+                by_episode[e] = by_episode.setdefault(e, 0.0) + turn.credit
+    return {f"credit/{role}": mean(list(some.values())) for role, some in sums.items()}

@@ -49,19 +49,19 @@ class Difference(Credit):
         played = [episode for episode in episodes if episode.error is None]
         return [self._without(e, silent) for e in played for silent in self._silenced(roles_of(e))]
 
-    def earn(self, episodes: Sequence[Episode], otherwise: Mapping[str, Episode], once: bool) -> Metrics:
+    def earn(self, episodes: Sequence[Episode], counterfactuals: Mapping[str, Episode], once: bool) -> Metrics:
         missing = 0
         for episode in episodes:
-            differences = self._differences(episode, episodes, otherwise)
+            differences = self._differences(episode, episodes, counterfactuals)
             for turn in episode.turns:
-                turn.earned = own(turn)
+                turn.credit = own(turn)
             for turn in last_turns(episode.turns, once and self.by == "leave_one_out"):
-                turn.earned = own(turn) + differences[turn.role] if turn.role in differences else own(turn)
+                turn.credit = own(turn) + differences[turn.role] if turn.role in differences else own(turn)
                 missing += turn.role not in differences
         return {} if self.by == "leave_one_out" else {"difference/missing": float(missing)}
 
     def _differences(
-        self, episode: Episode, episodes: Sequence[Episode], otherwise: Mapping[str, Episode]
+        self, episode: Episode, episodes: Sequence[Episode], counterfactuals: Mapping[str, Episode]
     ) -> dict[str, float]:
         """By role; a role whose comparison is not there is left out."""
         roles = roles_of(episode)
@@ -70,7 +70,7 @@ class Difference(Credit):
             compared = {role: [e.reward for e in others if not is_dropped(e, role)] for role in roles}
             return {role: episode.reward - mean(some) if some else 0.0 for role, some in compared.items()}
         forks = {silent: self._without(episode, silent).id for silent in self._silenced(roles)}
-        rewards = {silent: otherwise[id].reward for silent, id in forks.items() if id in otherwise}
+        rewards = {silent: counterfactuals[id].reward for silent, id in forks.items() if id in counterfactuals}
         if self.by == "replay":
             return {role: episode.reward - rewards[(role,)] for role in roles if (role,) in rewards}
         if len(rewards) < len(forks):

@@ -51,14 +51,14 @@ class Maporl(Credit):
         for rule in rules if not self.penalty else ():
             yield f"credit.{rule}", "has no effect while credit.penalty is 0"
 
-    def earn(self, episodes: Sequence[Episode], otherwise: Mapping[str, Episode], once: bool) -> Metrics:
+    def earn(self, episodes: Sequence[Episode], counterfactuals: Mapping[str, Episode], once: bool) -> Metrics:
         need_own(episodes, self._name)
         penalised = []
         for episode in episodes:
             rounds = rounds_of(episode)
             for turn in episode.turns:
                 penalised.append(float(self._is_bad(turn.text)))
-                turn.earned = self._score(rounds, turn) + self._incentive(rounds, turn) - self.penalty * penalised[-1]
+                turn.credit = self._score(rounds, turn) + self._incentive(rounds, turn) - self.penalty * penalised[-1]
         return {"penalised": mean(penalised)} if self.penalty and penalised else {}
 
     def _score(self, rounds: Rounds, turn: Turn) -> float:

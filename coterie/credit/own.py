@@ -26,12 +26,12 @@ class Own(Credit):
             worth = f"{config.workflow.name} gives each turn all that it was worth"
             yield "algorithm.gamma_turn", f"must be 0: {worth}, and what came later would count once more"
 
-    def earn(self, episodes: Sequence[Episode], otherwise: Mapping[str, Episode], once: bool) -> Metrics:
+    def earn(self, episodes: Sequence[Episode], counterfactuals: Mapping[str, Episode], once: bool) -> Metrics:
         for episode in episodes:
             given = {turn.role for turn in episode.turns if turn.reward is not None}
             for turn in episode.turns:
-                turn.earned = own(turn)
+                turn.credit = own(turn)
             without = [turn for turn in episode.turns if turn.role not in given] if self.share_reward else []
             for turn in last_turns(without, once):
-                turn.earned = episode.reward
+                turn.credit = episode.reward
         return {}

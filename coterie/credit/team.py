@@ -23,10 +23,10 @@ class Team(Credit):
     def looks_ahead(self) -> bool:
         return self.turns == "all"
 
-    def earn(self, episodes: Sequence[Episode], otherwise: Mapping[str, Episode], once: bool) -> Metrics:
+    def earn(self, episodes: Sequence[Episode], counterfactuals: Mapping[str, Episode], once: bool) -> Metrics:
         for episode in episodes:
             for turn in episode.turns:
-                turn.earned = own(turn)
+                turn.credit = own(turn)
             for turn in episode.turns if self.turns == "all" else last_turns(episode.turns, once):
-                turn.earned = own(turn) + episode.reward
+                turn.credit = own(turn) + episode.reward
         return {}

@@ -39,7 +39,7 @@ class HfEngine:
         self.sampler = Sampler(base.vocab_size, base.device)
         self.versions = dict.fromkeys(policies, 0)
 
-    def load(self, policy: str, version: int) -> None:
+    def weights_changed(self, policy: str, version: int) -> None:
         self.versions[policy] = version
 
     def clear(self) -> None:

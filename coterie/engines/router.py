@@ -20,8 +20,8 @@ class Router:
     async def sample(self, policy: str, prompt_ids: Sequence[int], seed: int, sampling: Sampling) -> Sample:
         return await self.engines[policy].sample(policy, prompt_ids, seed, sampling)
 
-    def load(self, policy: str, version: int) -> None:
-        self.engines[policy].load(policy, version)
+    def weights_changed(self, policy: str, version: int) -> None:
+        self.engines[policy].weights_changed(policy, version)
 
     def clear(self) -> None:
         for engine in {id(engine): engine for engine in self.engines.values()}.values():

@@ -49,7 +49,7 @@ class VllmEngine:
         self.numbers = count()
         self.driver: asyncio.Task[None] | None = None
 
-    def load(self, policy: str, version: int) -> None:
+    def weights_changed(self, policy: str, version: int) -> None:
         """The weights moved; vLLM is told before it speaks again."""
         self.versions[policy] = version
         self.server.outdate(self.policies[policy])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from coterie.learners.batch import hand_back, make_batches
+from coterie.learners.batch import make_batches, scatter_to_turns
 from coterie.learners.learner import TorchLearner
 from coterie.types import Episode, Message, Task, Turn
 
@@ -15,7 +15,7 @@ def chances(learner: TorchLearner, prompts: Sequence[str], letters: Sequence[str
     # An episode each: in one, a turn that goes on from another would share its row.
     played = [Episode("", Task("", "", None), 0, [turn]) for turn in turns.values()]
     batch = make_batches(played, require_advantages=False)[learner.policy]
-    hand_back(played, batch, learner.logprobs(batch), "old_logprobs")
+    scatter_to_turns(played, batch, learner.logprobs(batch), "old_logprobs")
     return {prompt: sum(_chance(turns[prompt, letter]) for letter in letters) for prompt in prompts}
 
 

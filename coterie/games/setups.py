@@ -35,7 +35,7 @@ AT_ONCE = part("matrix", "AtOnce", order=list(TEAM))
 SELF_PLAY: Tree = {
     "credit": "own",
     "opponents": {"share": 0.1, "every": 5, "keep": 32},
-    "alarm": {},
+    "collapse": {},
     "learning": {"schedule": "cosine"},
 }
 GAMES: dict[str, Setup] = {
@@ -62,7 +62,7 @@ GAMES: dict[str, Setup] = {
         SELF_PLAY | {"steps": 320, "tasks_per_step": 6, "episodes_per_task": 48},
         {"entropy": 0.5, "entropy_halves": 96, "minibatches": 4},
         # Compared with turns that met the same deal and read the same, in chips: that is the least noise.
-        {"grpo": {"peers": ["task", "role", "prompt"], "scale": "none"}},
+        {"grpo": {"group_by": ["task", "role", "prompt"], "scale": "none"}},
         ("grpo",),
     ),
 }
@@ -70,7 +70,7 @@ GAMES: dict[str, Setup] = {
 # What an algorithm is told beside its name, the same in every game.
 SETTINGS: dict[str, Tree] = {
     "dr_grpo": {"reduce_length": 1},  # a turn is one token
-    "dapo": {"drop_cut": False},  # so every turn is cut, by the rules
+    "dapo": {"drop_truncated": False},  # so every turn is cut, by the rules
     "cory": {"swap": 1},  # a run is short, and both have to learn both seats
 }
 CHANGES: dict[str, Tree] = {

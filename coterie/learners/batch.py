@@ -48,10 +48,10 @@ def make_batches(episodes: Sequence[Episode], require_advantages: bool = True) -
 
 def _sampled_turns(episode: Episode) -> list[Turn]:
     """The turns that were sampled in this episode and can be trained on."""
-    return [turn for turn in episode.turns if turn.response_ids and not turn.given]
+    return [turn for turn in episode.turns if turn.response_ids and turn.trainable]
 
 
-def hand_back(episodes: Sequence[Episode], batch: Batch, numbers: Tensor, field: str) -> None:
+def scatter_to_turns(episodes: Sequence[Episode], batch: Batch, numbers: Tensor, field: str) -> None:
     """Write numbers [T] to `field` of the turns; the batch is of `make_batches(episodes, require_advantages=False)`."""
     turns = [turn for episode in episodes for turn in _sampled_turns(episode)]
     indices, sizes = torch.unique_consecutive(batch.turn[batch.mask], return_counts=True)

@@ -14,7 +14,7 @@ from urllib.parse import quote
 from torch import Tensor
 
 from coterie.errors import ModelError
-from coterie.learners.batch import hand_back, make_batches
+from coterie.learners.batch import make_batches, scatter_to_turns
 from coterie.learners.learner import TorchLearner
 from coterie.models.store import read_tensors, write_tensors
 from coterie.types import Batch, Episode, Loss, Metrics, Turn
@@ -41,7 +41,7 @@ class Critic:
         return [turn for turn in episode.turns if turn.role in self.roles and self._is_trained(turn)]
 
     def _is_trained(self, turn: Turn) -> bool:
-        return bool(turn.response_ids) and not turn.given and turn.policy in self.trained_policies
+        return bool(turn.response_ids) and turn.trainable and turn.policy in self.trained_policies
 
     def critic_view(self, episode: Episode) -> Episode:
         """The episode as this critic reads it: the turns of its roles, each after the context that the critic sees."""
@@ -87,7 +87,7 @@ class Critics:
                 continue
             values = critic.learner.scores(batch).values
             assert values is not None
-            hand_back(views, batch, values, "values")
+            scatter_to_turns(views, batch, values, "values")
             for episode, view in zip(episodes, views, strict=True):
                 for turn, viewed in zip(critic.valued_turns(episode), view.turns, strict=True):
                     turn.values = viewed.values

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from coterie.learners.learner import TorchLearner
 
 # kl_step: k1 from the policy before this step's updates, measured just before this one
-PER_TOKEN = ("entropy", "gap", "kl_step")
-PEAKS = ("gap_max", "ratio_max")
+PER_TOKEN = ("entropy", "logprob_gap", "kl_step")
+PEAKS = ("logprob_gap_max", "ratio_max")
 
 
 class FitMetrics:

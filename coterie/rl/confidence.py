@@ -16,7 +16,7 @@ from coterie.rl.advantages import FLAT, centred, group_mean
 from coterie.rl.groups import Sample
 from coterie.types import Episode, Turn
 
-Gain = Literal["none", "confidence", "relative", "nll"]
+ConfidenceWeight = Literal["none", "confidence", "relative", "nll"]
 
 
 def confidence(advantages: Tensor, entropy: Tensor, group: Tensor, alpha: float) -> Tensor:
@@ -68,17 +68,19 @@ def entropy_of_others(episode: Episode, turn: Turn) -> float | None:
     return sum(known) / len(known) if known else mean_entropy(turn)
 
 
-def gain_factor(sign: Tensor, samples: Sequence[Sample], group: Tensor, gain: Gain, alpha: float) -> Tensor:
+def confidence_weights(
+    sign: Tensor, samples: Sequence[Sample], group: Tensor, kind: ConfidenceWeight, alpha: float
+) -> Tensor:
     """What the advantages of each message are multiplied by; `sign` is that of their mean. A turn of which nobody knows
     how sure it was has a factor of 1 and moves no other."""
-    read = mean_logprob if gain == "nll" else mean_entropy
+    read = mean_logprob if kind == "nll" else mean_entropy
     known = [read(sample.turns[0]) for sample in samples]
     sure = torch.tensor([0.0 if number is None else number for number in known], dtype=torch.float64)
     alone = torch.tensor([number is None for number in known], dtype=torch.bool)
     group = torch.where(alone, -1 - torch.arange(len(group)), group)
-    if gain == "nll":
+    if kind == "nll":
         return nll_factor(sure, group, alpha)
-    if gain == "confidence":
+    if kind == "confidence":
         return confidence_factor(sign, sure, group, alpha)
     beside = [entropy_of_others(sample.episode, sample.turns[0]) for sample in samples]
     others = torch.tensor([0.0 if number is None else number for number in beside], dtype=torch.float64)

@@ -8,9 +8,9 @@ from typing import Literal
 
 from coterie.types import Episode, Turn
 
-Peer = Literal["batch", "task", "role", "policy", "opponents", "turn", "prompt"]
+GroupBy = Literal["batch", "task", "role", "policy", "opponents", "turn", "prompt"]
 Part = str | int | tuple[int, ...] | tuple[str, ...]
-Key = tuple[tuple[Peer, Part], ...]
+Key = tuple[tuple[GroupBy, Part], ...]
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,9 @@ class Sample:
     reward: float
 
 
-def group_key(episode: Episode, turn: Turn, peers: Sequence[Peer]) -> Key:
+def group_key(episode: Episode, turn: Turn, group_by: Sequence[GroupBy]) -> Key:
     """What this turn must have in common with the others of its group; `batch` groups all turns of a step."""
-    parts: dict[Peer, Part] = {
+    parts: dict[GroupBy, Part] = {
         "batch": 0,
         "task": episode.task.id,
         "role": turn.role,
@@ -34,7 +34,7 @@ def group_key(episode: Episode, turn: Turn, peers: Sequence[Peer]) -> Key:
         "turn": turn.round,
         "prompt": turn.prompt_ids,
     }
-    return tuple((peer, parts[peer]) for peer in peers)
+    return tuple((key, parts[key]) for key in group_by)
 
 
 def group_index(keys: Sequence[Hashable]) -> list[int]:

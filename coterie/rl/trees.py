@@ -39,7 +39,7 @@ def tree(episodes: Sequence[Episode]) -> list[Node]:
             (episode.id, level),
             _parent(episode, level, by_id),
             episode,
-            tuple(turn for turn in turns if not turn.given),
+            tuple(turn for turn in turns if turn.trainable),
         )
         for episode in episodes
         for level, turns in said(episode).items()
@@ -50,7 +50,7 @@ def said(episode: Episode) -> dict[int, list[Turn]]:
     """The turns that were sampled in this very episode, by the team's round."""
     rounds: dict[int, list[Turn]] = {}
     for turn, level in zip(episode.turns, levels(episode.turns), strict=True):
-        if not turn.repeated:
+        if not turn.replayed:
             rounds.setdefault(level, []).append(turn)
     return rounds
 

@@ -104,19 +104,21 @@ class RecordingAgent:
             temperature=sampling.temperature,
             text=self.chats[policy].text(sample.ids, sampling.stop),
             stop=sample.stop,
-            given=truncates(sampling) and not truncates(self.player.sampling),
+            trainable=not truncates(sampling) or truncates(self.player.sampling),
         )
 
     def _replay(self, prompt: tuple[int, ...], nth: int, fixed: Turn | str) -> Turn:
         if isinstance(fixed, str):
-            return Turn(self.role, self.player.policy_at(nth), 0, nth, prompt, (), (), 1.0, fixed, "end", given=True)
+            return Turn(
+                self.role, self.player.policy_at(nth), 0, nth, prompt, (), (), 1.0, fixed, "end", trainable=False
+            )
         if fixed.prompt_ids != prompt:
             raise ValueError(
                 f"turn {nth} of {self.role} got a different prompt when its episode was replayed: a workflow may "
                 "depend only on its task and on the replies"
             )
         # Only the sampled fields: reward and credit of the original episode do not apply here.
-        return Turn(**{name: getattr(fixed, name) for name in SAMPLED}, given=True, repeated=True)
+        return Turn(**{name: getattr(fixed, name) for name in SAMPLED}, trainable=False, replayed=True)
 
     def _prompt(self, messages: list[Message], chat: Chat) -> tuple[int, ...]:
         for earlier, turn in reversed(self.history):

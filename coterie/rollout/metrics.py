@@ -15,7 +15,7 @@ class TooManyFailures(UserError, RuntimeError):
     """More episodes of a step failed than rollout.max_failed allows."""
 
 
-def enough(episodes: list[Episode], max_failed: float) -> list[Episode]:
+def drop_failed(episodes: list[Episode], max_failed: float) -> list[Episode]:
     """The episodes without an error; TooManyFailures if the share of failed ones exceeds `max_failed`."""
     failed = [episode for episode in episodes if episode.error is not None]
     if failed and len(failed) > max_failed * len(episodes):
@@ -43,8 +43,8 @@ def rollout_metrics(episodes: Sequence[Episode]) -> Metrics:
         metrics[name] = mean([episode.metrics[name] for episode in played if name in episode.metrics])
     for role in dict.fromkeys(turn.role for episode in played for turn in episode.turns):
         pairs = [(episode, turn) for episode in played for turn in episode.turns if turn.role == role]
-        # The turn's own reward, else the team's. What credit assignment makes of both is `earned/…`.
+        # The turn's own reward, else the team's. What credit assignment makes of both is `credit/…`.
         metrics[f"reward/{role}"] = mean([e.reward if turn.reward is None else turn.reward for e, turn in pairs])
         metrics[f"tokens/{role}"] = mean([len(turn.response_ids) for _, turn in pairs])
-        metrics[f"cut/{role}"] = mean([turn.stop == "length" for _, turn in pairs])
+        metrics[f"truncated/{role}"] = mean([turn.stop == "length" for _, turn in pairs])
     return metrics

@@ -113,7 +113,7 @@ def _restore(run: Run, folder: Path) -> None:
     for policy, learner in run.learners.items():
         learner.load(policy_folder(folder, policy))
         learner.restore(state["learners"][policy])
-        run.engine.load(policy, learner.version)
+        run.engine.weights_changed(policy, learner.version)
     if run.critic is not None:
         run.critic.load(folder / CRITIC)
 

@@ -38,7 +38,7 @@ class StepLog:
         self.metrics: Metrics = {}
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self.played: Sequence[Episode] | None = None
-        self.otherwise: Sequence[Episode] = ()
+        self.counterfactuals: Sequence[Episode] = ()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -55,12 +55,12 @@ class StepLog:
                 raise ValueError(f"{name}: this metric was already logged in step {self.step}")
             self.metrics[name] = float(value)
 
-    def episodes(self, episodes: Sequence[Episode], otherwise: Sequence[Episode] = ()) -> None:
+    def episodes(self, episodes: Sequence[Episode], counterfactuals: Sequence[Episode] = ()) -> None:
         """Keep what was played, and what would have happened otherwise. It is written when the step ends, so that
         credit given later is in it too."""
         if self.played is not None:
             raise ValueError(f"episodes: those of step {self.step} were already logged")
-        self.played, self.otherwise = episodes, otherwise
+        self.played, self.counterfactuals = episodes, counterfactuals
 
 
 class RunLog:
@@ -98,7 +98,7 @@ class RunLog:
         self.display.recall(kept)
         for row in kept:
             self._remember(int(row["step"]), row)
-        for name in ("episodes", "otherwise"):
+        for name in ("episodes", "counterfactuals"):
             for path in numbered_paths(self.folder / name, ".jsonl"):
                 if int(path.stem) > done:
                     path.unlink()
@@ -143,7 +143,7 @@ class RunLog:
             self.evaluations[step] = metrics["eval/reward"]
 
     def _write_episodes(self, log: StepLog) -> None:
-        for name, played in (("episodes", log.played), ("otherwise", log.otherwise or None)):
+        for name, played in (("episodes", log.played), ("counterfactuals", log.counterfactuals or None)):
             if played is not None:
                 lines = "".join(episode_line(episode) + "\n" for episode in played)
                 write_atomic(self.folder / name / f"{log.step:06d}.jsonl", lines)

@@ -18,12 +18,12 @@ from coterie.credit.base import Credit
 from coterie.engines.router import Router
 from coterie.errors import UserError
 from coterie.evaluation.evaluate import evaluate
-from coterie.learners.batch import hand_back, make_batches
+from coterie.learners.batch import make_batches, scatter_to_turns
 from coterie.learners.distributed import SINGLE_PROCESS, Processes
 from coterie.learners.learner import TorchLearner
 from coterie.rollout.agent import Player
 from coterie.rollout.collector import Collector
-from coterie.rollout.metrics import enough, rollout_metrics
+from coterie.rollout.metrics import drop_failed, rollout_metrics
 from coterie.sandbox import unprotected
 from coterie.seeds import stable_hash
 from coterie.training import checkpoint, collapse, opponents
@@ -128,16 +128,16 @@ def training_step(run: Run, log: StepLog) -> None:
     algorithm = run.algorithm.at_step(run.step)
     started = time.perf_counter()
     with log.phase("rollout"):
-        episodes, otherwise = collect_episodes(run, run.tasks.next(), run.config.episodes_per_task)
+        episodes, counterfactuals = collect_episodes(run, run.tasks.next(), run.config.episodes_per_task)
         run.engine.clear()  # free the KV cache for the update; every step starts with an empty one
-    sampled = sum(len(turn.response_ids) for e in episodes for turn in e.turns if not turn.repeated)
+    sampled = sum(len(turn.response_ids) for e in episodes for turn in e.turns if not turn.replayed)
     rate = sampled / (time.perf_counter() - started)
     log.add(rollout_metrics(episodes) | {"sampled_tokens": sampled, "tokens_per_second": rate})
-    log.episodes(episodes, list(otherwise.values()))
-    played = enough(episodes, run.config.rollout.max_failed)
+    log.episodes(episodes, list(counterfactuals.values()))
+    played = drop_failed(episodes, run.config.rollout.max_failed)
     require_turns(run, played)
     with log.phase("credit"):
-        log.add(assign_credit(run, played, otherwise) | turn_metrics(played, run.learners))
+        log.add(assign_credit(run, played, counterfactuals) | turn_metrics(played, run.learners))
     with log.phase("update"):
         for learner in run.learners.values():
             learner.schedule_lr(run.step)
@@ -146,7 +146,7 @@ def training_step(run: Run, log: StepLog) -> None:
         if run.critic is not None:
             log.add(run.critic.fit(played, run.step))
         for policy, learner in run.learners.items():
-            run.engine.load(policy, learner.version)
+            run.engine.weights_changed(policy, learner.version)
         log.add(opponents.remember(run.config, run.step, run.memory, run.learners, run.engine))
     alarmed, news = collapse.watch(run.config, run.memory, played, log.metrics)
     log.add(alarmed)
@@ -169,17 +169,17 @@ def collect_episodes(run: Run, tasks: list[Task], repeats: int) -> tuple[list[Ep
     learning = run.algorithm.trained_policies(run.learners, run.step)
     while forks := run.algorithm.forks(episodes, learning):
         episodes += collector.fork(forks, players)
-    otherwise = collector.fork(run.credit.forks(episodes), players)
-    return episodes, {episode.id: episode for episode in enough(otherwise, run.config.rollout.max_failed)}
+    counterfactuals = collector.fork(run.credit.forks(episodes), players)
+    return episodes, {episode.id: episode for episode in drop_failed(counterfactuals, run.config.rollout.max_failed)}
 
 
-def assign_credit(run: Run, played: list[Episode], otherwise: dict[str, Episode]) -> Metrics:
+def assign_credit(run: Run, played: list[Episode], counterfactuals: dict[str, Episode]) -> Metrics:
     """Score the turns with the policies, then assign credit and compute advantages."""
     algorithm = run.algorithm
     read_policies(run, played)
     metrics = drop_stale(played, run.learners)
     drop_other_rounds(played, algorithm, run.step)
-    metrics |= run.credit.assign(played, otherwise, once=algorithm.chain == "team")
+    metrics |= run.credit.assign(played, counterfactuals, once=algorithm.chain == "team")
     metrics |= algorithm.compute_advantages(played, run.memory)
     take_back(played)
     return metrics | absent(played, run.config.roles)
@@ -195,15 +195,15 @@ def read_policies(run: Run, played: list[Episode]) -> None:
             if learner.frozen:
                 continue  # its turns belong to the environment
             if algorithm.kl > 0:
-                hand_back(played, batch, learner.logprobs(batch, reference=True), "ref_logprobs")
+                scatter_to_turns(played, batch, learner.logprobs(batch, reference=True), "ref_logprobs")
             if algorithm.needs_old_logprobs or algorithm.needs_entropy or on_trunk:
                 scores = learner.scores(batch)
                 if algorithm.needs_old_logprobs:
-                    hand_back(played, batch, scores.logprobs, "old_logprobs")
+                    scatter_to_turns(played, batch, scores.logprobs, "old_logprobs")
                 if algorithm.needs_entropy:
-                    hand_back(played, batch, scores.entropy, "entropy")
+                    scatter_to_turns(played, batch, scores.entropy, "entropy")
                 if on_trunk and scores.values is not None:
-                    hand_back(played, batch, scores.values, "values")
+                    scatter_to_turns(played, batch, scores.values, "values")
     if run.critic is not None:
         run.critic.read(played)
 

@@ -65,7 +65,7 @@ def remember(
         for policy in [policy for policy, it in config.policies.items() if not it.frozen]:
             name = slots(config, policy)[memory[KEPT] % pool.keep]
             _copy(learners[policy], learners[name])
-            engine.load(name, learners[name].version)
+            engine.weights_changed(name, learners[name].version)
         memory[KEPT] += 1
     return {"opponents": float(min(memory[KEPT], pool.keep))}
 

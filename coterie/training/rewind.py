@@ -10,7 +10,7 @@ from pathlib import Path
 from coterie.files import numbered_paths, read_rows, reporting_write_errors, write_atomic
 
 ASIDE = "aside"  # in a run's folder
-NUMBERED = {"checkpoints": "", "episodes": ".jsonl", "otherwise": ".jsonl"}  # what goes by a step's number
+NUMBERED = {"checkpoints": "", "episodes": ".jsonl", "counterfactuals": ".jsonl"}  # what goes by a step's number
 
 
 def set_aside(run: Path, done: int) -> Path | None:

@@ -59,7 +59,7 @@ class Search(Library):
     """Query optimizer → one retriever per query, at once → extractor. Queries are refined from what was found.
 
     When all is said: the optimizer earns the share of the still missing documents that its queries found; once none is
-    missing, 1 for DONE and 0 for searching on. Compare its turns by round (`peers: [task, role, turn]`): what can be
+    missing, 1 for DONE and 0 for searching on. Compare its turns by round (`group_by: [task, role, turn]`): what can be
     found differs from round to round. A retriever earns up to 1 for keeping what helps, or 1 for NOTHING where nothing
     does; the extractor earns the grade.
     """

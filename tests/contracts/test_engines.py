@@ -214,7 +214,7 @@ def test_load_changes_the_version_and_what_is_said(where: tuple[str, str], folde
     with torch.no_grad():
         for pair in pairs(base, "b").values():
             pair.up.mul_(-1)
-    engine.load("b", 3)
+    engine.weights_changed("b", 3)
     after = ask(engine, requests)
     assert [sample.version for sample in (*before, *after)] == [0, 0, 0, 3]
     assert after[0] == before[0] and after[1].ids != before[1].ids
@@ -243,7 +243,7 @@ def test_a_model_that_is_trained_whole_speaks_as_it_is_now(
             if "down_proj" in name or "q_proj" in name or "embed" in name:
                 parameter.mul_(-0.9)
     torch.autograd.graph.increment_version(list(base.model.parameters()))
-    engine.load("all", 1)
+    engine.weights_changed("all", 1)
     after = ask(engine, [("all", prompt, 4, Sampling(8))])[0]
     assert after.ids != before.ids and after.version == 1
     oracle = Oracle(base)
@@ -290,7 +290,7 @@ def test_a_router_sends_each_policy_to_the_engine_of_its_base(team_base: Callabl
     llama, gemma = (NativeEngine(team_base(kind), {kind: None}) for kind in ("llama", "gemma3"))
     router = Router({"llama": llama, "gemma3": gemma})
     prompt = random_ids(12, seed=6)
-    router.load("gemma3", 4)
+    router.weights_changed("gemma3", 4)
     samples = ask(router, [(kind, prompt, 1, Sampling(6)) for kind in ("llama", "gemma3")])
     assert samples == [
         ask(llama, [("llama", prompt, 1, Sampling(6))])[0],

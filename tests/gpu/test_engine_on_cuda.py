@@ -81,7 +81,7 @@ def test_weights_that_move_in_place_are_spoken_with(tmp_path: Path) -> None:
         for layer in base.layers.values():
             if "b" in layer.pairs:
                 layer.pairs["b"].up.mul_(-3)
-    engine.load("b", 1)
+    engine.weights_changed("b", 1)
     after = ask(engine, asked)
     assert before[0].ids != after[0].ids
     assert_same(after, ask(NativeEngine(base, POLICIES), asked))

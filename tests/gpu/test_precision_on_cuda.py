@@ -18,7 +18,7 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize(
-    ("precision", "dtype", "gap"),
+    ("precision", "dtype", "logprob_gap"),
     [("auto", torch.bfloat16, 0.05), ("bf16", torch.bfloat16, 0.05), ("fp32", torch.float32, 1e-4)],
 )
 def test_frozen_weights_and_products_are_as_precise_as_the_config_says(
@@ -34,4 +34,4 @@ def test_frozen_weights_and_products_are_as_precise_as_the_config_says(
     assert {p.dtype for p in learner.parameters().values()} == {torch.float32}
     assert learner.adapter is not None and all(pair.up.any() for pair in learner.adapter.pairs.values())
     first = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
-    assert first["doer/gap"] < gap
+    assert first["doer/logprob_gap"] < gap

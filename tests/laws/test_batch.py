@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from coterie.learners.batch import hand_back, join, make_batches
+from coterie.learners.batch import join, make_batches, scatter_to_turns
 from coterie.types import Batch, Episode, Turn
 from tests.episodes import episode, random_episodes, turn
 
@@ -100,8 +100,8 @@ def _check_turn(batch: Batch, where: Tensor, spoken: Turn, policy: str, episodes
 def test_hand_back_is_the_inverse_of_make_batches(seed: int) -> None:
     episodes = random_episodes(seed, policies=POLICIES)
     for batch in make_batches(episodes, require_advantages=False).values():
-        hand_back(episodes, batch, batch.logprobs.double() * 2, "values")
-        hand_back(episodes, batch, batch.tokens, "returns")
+        scatter_to_turns(episodes, batch, batch.logprobs.double() * 2, "values")
+        scatter_to_turns(episodes, batch, batch.tokens, "returns")
     for spoken in spoken_turns(episodes):
         assert spoken.values is not None and spoken.returns is not None
         torch.testing.assert_close(spoken.values, 2 * torch.tensor(spoken.logprobs).double())

@@ -64,16 +64,16 @@ def slow(turns: list[Turn], it: Ppo, penalty: float = 0.0, beside: Beside = noth
     for k, spoken in enumerate(turns):
         if spoken.values is None:  # environment: what it earns is what the step before it brought about
             if steps:
-                steps[-1] = (*steps[-1][:3], steps[-1][3] + spoken.earned, steps[-1][4])
+                steps[-1] = (*steps[-1][:3], steps[-1][3] + spoken.credit, steps[-1][4])
             continue
         size = len(spoken.response_ids)
         cost = [penalty * (spoken.logprobs[t] - float(spoken.ref_logprobs[t])) for t in range(size)]
         if it.level == "turn":
-            steps.append((k, 0, float(spoken.values[0]), spoken.earned - sum(cost), True))
+            steps.append((k, 0, float(spoken.values[0]), spoken.credit - sum(cost), True))
             continue
         for t in range(size):
             last = t == size - 1
-            steps.append((k, t, float(spoken.values[t]), (spoken.earned if last else 0.0) - cost[t], last))
+            steps.append((k, t, float(spoken.values[t]), (spoken.credit if last else 0.0) - cost[t], last))
     found: dict[tuple[int, int], float] = {}
     after, carried = 0.0, 0.0
     for k, t, value, reward, last in reversed(steps):
@@ -140,7 +140,7 @@ def test_a_discount_of_zero_between_turns_cuts_the_chain_there_and_nowhere_else(
     credited(Ppo(gamma_turn=0.0, whiten=None, level=level), [played])
     for spoken in (t for t in played.turns if t.values is not None):
         assert spoken.returns is not None
-        earned = spoken.earned + _of_environment_after(played, spoken)
+        earned = spoken.credit + _of_environment_after(played, spoken)
         assert spoken.returns.tolist() == pytest.approx([earned] * len(spoken.response_ids), abs=1e-5)
 
 
@@ -149,7 +149,7 @@ def _of_environment_after(played: Episode, spoken: Turn) -> float:
     for later in played.turns[[t is spoken for t in played.turns].index(True) + 1 :]:
         if later.values is not None:
             break
-        total += later.earned or 0.0
+        total += later.credit or 0.0
     return total
 
 

@@ -90,9 +90,9 @@ UP, DOWN = math.exp(0.25), math.exp(-0.25)
 
 def test_a_message_is_weighed_by_its_own_confidence_or_by_that_beyond_the_other_roles() -> None:
     episodes = sure_pair((1.0, 5.0), (2.0, 7.0))
-    credited(Grpo(scale="none", gain="confidence"), episodes)
+    credited(Grpo(scale="none", confidence_weight="confidence"), episodes)
     assert advantages_of(episodes, "a") == pytest.approx([0.5 * UP, -0.5 * UP])  # the loser was unsure: −z again
-    credited(Grpo(scale="none", gain="relative"), episodes)
+    credited(Grpo(scale="none", confidence_weight="relative"), episodes)
     # Beside the other role the first is 4 surer, the second 5.
     assert advantages_of(episodes, "a") == pytest.approx([0.5 * DOWN, -0.5 * DOWN])
     assert advantages_of(episodes, "b") == pytest.approx([0.5 * UP, -0.5 * UP])
@@ -100,14 +100,14 @@ def test_a_message_is_weighed_by_its_own_confidence_or_by_that_beyond_the_other_
 
 def test_the_nll_form_reads_the_sampler_s_log_probs() -> None:
     episodes = [episode([turn(logprobs=(-0.1,))], 1.0), episode([turn(logprobs=(-3.0,))], 0.0, repeat=1)]
-    credited(Grpo(scale="none", gain="nll"), episodes)
+    credited(Grpo(scale="none", confidence_weight="nll"), episodes)
     assert advantages_of(episodes, "solver") == pytest.approx([0.5 * UP, -0.5 * DOWN])
 
 
 def test_a_turn_that_nobody_read_keeps_its_advantage_and_moves_no_other() -> None:
     episodes = [*sure_pair((1.0, 5.0), (2.0, 7.0)), episode([turn("a")], 2.0, repeat=2)]
     known = [*sure_pair((1.0, 5.0), (2.0, 7.0)), episode([turn("a")], 2.0, repeat=2)]
-    credited(Grpo(gain="confidence"), episodes)
+    credited(Grpo(confidence_weight="confidence"), episodes)
     credited(Grpo(), known)
     plain, weighed = advantages_of(known, "a"), advantages_of(episodes, "a")
     assert weighed[2] == plain[2]
@@ -117,19 +117,21 @@ def test_a_turn_that_nobody_read_keeps_its_advantage_and_moves_no_other() -> Non
 def test_a_turn_without_words_is_no_trouble() -> None:
     said = [episode([turn(logprobs=(-0.1,))], 1.0), episode([turn(logprobs=(-3.0,))], 0.0, repeat=1)]
     silent = [episode([turn(response=())], 0.5, repeat=2)]
-    credited(Grpo(scale="none", gain="nll"), said + silent)
+    credited(Grpo(scale="none", confidence_weight="nll"), said + silent)
     assert advantages_of(said, "solver") == pytest.approx([0.5 * UP, -0.5 * DOWN])
 
 
 def test_entropies_are_read_only_where_a_gain_asks_for_them() -> None:
-    assert not Grpo().needs_entropy and not Grpo(gain="nll").needs_entropy
-    assert Grpo(gain="confidence").needs_entropy and Grpo(gain="relative").needs_entropy
-    assert Grpo(roles={"actor": RoleSettings(gain="confidence")}).needs_entropy
+    assert not Grpo().needs_entropy and not Grpo(confidence_weight="nll").needs_entropy
+    assert Grpo(confidence_weight="confidence").needs_entropy and Grpo(confidence_weight="relative").needs_entropy
+    assert Grpo(roles={"actor": RoleSettings(confidence_weight="confidence")}).needs_entropy
 
 
 @pytest.mark.parametrize("gain", ["confidence", "relative", "nll"])
 def test_a_team_trains_with_a_gain(gain: str, model_folder: Callable[[str], Path], tmp_path: Path) -> None:
-    tree = naming_config(model_folder("llama"), steps=1, algorithm={"name": "grpo", "gain": gain, "gain_alpha": 0.5})
+    tree = naming_config(
+        model_folder("llama"), steps=1, algorithm={"name": "grpo", "confidence_weight": gain, "confidence_alpha": 0.5}
+    )
     run = trained(tree, tmp_path / "gain")
     plain = trained(tree | {"algorithm": "grpo"}, tmp_path / "plain")
     assert run.learners["left"].version == 1

@@ -217,7 +217,7 @@ def test_cory_s_own_workflow_trains_on_the_sum_of_both_answers(model_folder: Fol
         for played in read_episodes(tmp_path / f"episodes/{step + 1:06d}.jsonl"):
             own = [t.reward or 0.0 for t in played.turns]
             assert played.reward == pytest.approx(sum(own) / 2)
-            assert [t.earned for t in played.turns] == pytest.approx([sum(own)] * 2)
+            assert [t.credit for t in played.turns] == pytest.approx([sum(own)] * 2)
             assert {t.role: t.policy for t in played.turns} == (
                 roles if step == 0 else dict(zip(roles, ("right", "left"), strict=True))
             )

@@ -53,8 +53,8 @@ def ragged(seed: int) -> Episode:
 
 def earned(credit: Credit, played: Episode, once: bool = False) -> list[float]:
     credit.assign([played], {}, once)
-    assert all(isinstance(t.earned, float) for t in played.turns)
-    return [t.earned for t in played.turns if t.earned is not None]
+    assert all(isinstance(t.credit, float) for t in played.turns)
+    return [t.credit for t in played.turns if t.credit is not None]
 
 
 def scores(played: Episode) -> dict[tuple[str, int], float]:
@@ -132,9 +132,9 @@ def test_a_reward_of_zero_is_a_reward() -> None:
 
 def test_what_each_role_earned_in_an_episode_is_a_metric() -> None:
     first, second = spoken(*TWO, reward=1.0), spoken(("a", None), reward=0.5)
-    second.turns[0].given = False
-    first.turns[0].given = True  # said elsewhere, so nothing was earned by it here
-    assert Team().assign([first, second], {}, once=False) == {"earned/a": (1.25 + 0.5) / 2, "earned/b": 3.0}
+    second.turns[0].trainable = True
+    first.turns[0].trainable = False  # said elsewhere, so nothing was earned by it here
+    assert Team().assign([first, second], {}, once=False) == {"credit/a": (1.25 + 0.5) / 2, "credit/b": 3.0}
 
 
 # Aggregation
@@ -316,7 +316,7 @@ def test_a_bad_reply_loses_the_penalty_once() -> None:
         said.text = text
     credit = Maporl(penalty=0.5, min_words=3, max_repeated=0.3, boxed=True, horizon="current")
     metrics = credit.assign([played], {}, once=False)
-    assert [t.earned for t in played.turns] == [0.5, 1.0, 0.5, 0.5]
+    assert [t.credit for t in played.turns] == [0.5, 1.0, 0.5, 0.5]
     assert metrics["penalised"] == 0.75
 
 
@@ -380,18 +380,18 @@ def test_leaving_one_out_is_the_reward_less_the_mean_of_the_task_s_others() -> N
     episodes = [spoken(("a", None), ("b", 0.5), reward=r, repeat=i) for i, r in enumerate([1.0, 0.0, 0.5])]
     episodes.append(spoken(("a", None), reward=1.0, task="another"))
     Difference(by="leave_one_out").assign(episodes, {}, once=False)
-    found = [[t.earned for t in e.turns] for e in episodes]
+    found = [[t.credit for t in e.turns] for e in episodes]
     assert found == [[0.75, 1.25], [-0.75, -0.25], [0.0, 0.5], [0.0]]
 
 
 def fake(played: Episode, credit: Difference, reward: dict[frozenset[str], float]) -> dict[str, Episode]:
     """The forks that credit asks for, as if played; by the roles that could still speak."""
     roles = {t.role for t in played.turns}
-    otherwise = {}
+    counterfactuals = {}
     for fork in credit.forks([played]):
         silent = {role for (role, _), said in fork.fixed_turns.items() if isinstance(said, str)}
-        otherwise[fork.id] = Episode(fork.id, played.task, 0, reward=reward[frozenset(roles - silent)])
-    return otherwise
+        counterfactuals[fork.id] = Episode(fork.id, played.task, 0, reward=reward[frozenset(roles - silent)])
+    return counterfactuals
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
@@ -403,16 +403,16 @@ def test_shapley_shares_are_the_mean_over_all_orders_and_sum_to_what_the_team_ad
     value = {some: draw.random() for some in coalitions}
     played = spoken(*[(role, None) for role in roles], reward=value[frozenset(roles)])
     credit = Difference(by="shapley")
-    otherwise = fake(played, credit, value)
-    assert len(otherwise) == 2**count - 1
-    credit.assign([played], otherwise, once=False)
+    counterfactuals = fake(played, credit, value)
+    assert len(counterfactuals) == 2**count - 1
+    credit.assign([played], counterfactuals, once=False)
     for t in played.turns:
         gains = []
         for order in itertools.permutations(roles):
             before = frozenset(order[: order.index(t.role)])
             gains.append(value[before | {t.role}] - value[before])
-        assert t.earned == pytest.approx(sum(gains) / len(gains))
-    total = sum(t.earned or 0.0 for t in played.turns)
+        assert t.credit == pytest.approx(sum(gains) / len(gains))
+    total = sum(t.credit or 0.0 for t in played.turns)
     assert total == pytest.approx(value[frozenset(roles)] - value[frozenset()])
 
 
@@ -428,13 +428,13 @@ def test_two_who_add_the_same_share_alike_and_one_who_adds_nothing_gets_nothing(
 def test_a_role_s_difference_stands_at_its_last_turn_and_a_failed_comparison_is_counted() -> None:
     played = spoken(("a", None), ("b", 0.5), ("a", None), reward=1.0)
     credit = Difference()
-    otherwise = fake(played, credit, {frozenset("b"): 0.25, frozenset("a"): 1.5})
-    metrics = credit.assign([played], otherwise, once=False)
-    assert [t.earned for t in played.turns] == [0.0, 0.0, 0.75]
+    counterfactuals = fake(played, credit, {frozenset("b"): 0.25, frozenset("a"): 1.5})
+    metrics = credit.assign([played], counterfactuals, once=False)
+    assert [t.credit for t in played.turns] == [0.0, 0.0, 0.75]
     assert metrics["difference/missing"] == 0
-    lost = {name: e for name, e in otherwise.items() if "'b'" not in name}
+    lost = {name: e for name, e in counterfactuals.items() if "'b'" not in name}
     metrics = credit.assign([played], lost, once=False)
-    assert [t.earned for t in played.turns] == [0.0, 0.5, 0.75] and metrics["difference/missing"] == 1
+    assert [t.credit for t in played.turns] == [0.0, 0.5, 0.75] and metrics["difference/missing"] == 1
     by_coalition = Difference(by="shapley")
     assert by_coalition.assign([played], {}, once=False)["difference/missing"] == 2
 
@@ -548,9 +548,9 @@ def test_a_debate_in_which_every_answer_is_graded_trains_on_own_rewards(
     trained(tree, tmp_path)
     episodes = read_episodes(tmp_path / "episodes" / "000001.jsonl")
     assert len({t.reward for e in episodes for t in e.turns}) > 4 and len(episodes[0].turns) == 4
-    before = [[t.earned for t in e.turns] for e in episodes]
+    before = [[t.credit for t in e.turns] for e in episodes]
     BY_NAME[credit].assign(episodes, {}, once=False)
-    assert [[t.earned for t in e.turns] for e in episodes] == before
+    assert [[t.credit for t in e.turns] for e in episodes] == before
     assert any(t.advantages is not None and bool(t.advantages.abs().max() > 0.1) for e in episodes for t in e.turns)
 
 

@@ -103,7 +103,7 @@ def test_every_kind_of_critic_learns_and_resumes_to_the_bit(kind: str, model_fol
     torch.testing.assert_close(states[0], states[1], rtol=0, atol=0)
     rows = logged(straight)[:2]
     assert rows[0]["value/mean"] == 0.0 != rows[1]["value/mean"]  # heads start at zero
-    assert all(row["left/gap_max"] < 1e-4 for row in rows)
+    assert all(row["left/logprob_gap_max"] < 1e-4 for row in rows)
 
 
 def test_values_of_a_role_come_from_its_own_critic(model_folder: Folder, tmp_path: Path) -> None:
@@ -139,8 +139,8 @@ def test_a_critic_learns_several_times_a_step_and_alone_while_it_warms_up(model_
 def test_a_critic_comes_to_foresee_what_the_team_earns(kind: str, model_folder: Folder, tmp_path: Path) -> None:
     tree = config(model_folder("llama"), kind, value_fits=40, value_lr=0.03, lam_turn=1.0)
     run = started(always_right(tree), tmp_path)
-    episodes, otherwise = collect_episodes(run, run.tasks.next(), 2)
-    assign_credit(run, episodes, otherwise)
+    episodes, counterfactuals = collect_episodes(run, run.tasks.next(), 2)
+    assign_credit(run, episodes, counterfactuals)
     critics(run).fit(episodes, 0)
     critics(run).read(episodes)
     values = torch.cat([t.values for e in episodes for t in e.turns if t.values is not None])
@@ -169,14 +169,14 @@ def test_a_central_critic_reads_what_all_have_said_and_who_is_to_speak(model_fol
 
 def test_of_a_context_that_is_too_long_a_critic_reads_the_end_and_says_so(model_folder: Folder, tmp_path: Path) -> None:
     run = started(config(model_folder("llama"), "central by default"), tmp_path)
-    episodes, otherwise = collect_episodes(run, run.tasks.next(), 2)
+    episodes, counterfactuals = collect_episodes(run, run.tasks.next(), 2)
     team = critics(run).critics["team"]
     whole = [turn.prompt_ids for turn in team.critic_view(episodes[0]).turns]
     lengths = [len(ids) + len(turn.response_ids) for ids, turn in zip(whole, episodes[0].turns, strict=True)]
     team.learner.base.context = max(lengths) - 1
     read = [turn.prompt_ids for turn in team.critic_view(episodes[0]).turns]
     assert read == [ids[1:] if n == max(lengths) else ids for ids, n in zip(whole, lengths, strict=True)]
-    assign_credit(run, episodes, otherwise)
+    assign_credit(run, episodes, counterfactuals)
     assert critics(run).fit(episodes, 0)["critic/team/truncated"] > 0
 
 
@@ -210,8 +210,8 @@ def test_frozen_policies_are_environment_to_a_critic_of_everyone(model_folder: F
     tree = config(model_folder("llama"), "central by default")
     tree["policies"] = tree["policies"] | {"right": tree["policies"]["right"] | {"frozen": True, "lr": 1e-4}}
     run = started(tree, tmp_path)
-    episodes, otherwise = collect_episodes(run, run.tasks.next(), 2)
-    assign_credit(run, episodes, otherwise)
+    episodes, counterfactuals = collect_episodes(run, run.tasks.next(), 2)
+    assign_credit(run, episodes, counterfactuals)
     for spoken in (t for e in episodes for t in e.turns):
         assert (spoken.values is None) == (spoken.advantages is None) == (spoken.role == "right")
     assert {t.role for e in episodes for t in critics(run).critics["team"].critic_view(e).turns} == {"left"}
@@ -222,7 +222,7 @@ def test_turns_that_were_given_and_empty_ones_are_judged_by_nobody(model_folder:
     run = started(config(model_folder("llama"), "shared"), tmp_path)
     episodes, _ = collect_episodes(run, run.tasks.next(), 2)
     given, empty = episodes[0].turns[0], episodes[1].turns[1]
-    given.given, empty.response_ids, empty.logprobs = True, (), ()
+    given.trainable, empty.response_ids, empty.logprobs = False, (), ()
     critics(run).read(episodes)
     unjudged = [t for e in episodes for t in e.turns if t.values is None]
     assert len(unjudged) == 2 and unjudged[0] is given and unjudged[1] is empty
@@ -283,8 +283,8 @@ def test_a_critic_on_the_policies_base_changes_nothing_that_is_said_or_scored(
 @pytest.mark.parametrize("kind", ["central", "whole models"])
 def test_fitting_a_critic_moves_no_policy_and_no_base(kind: str, model_folder: Folder, tmp_path: Path) -> None:
     run = started(always_right(config(model_folder("llama"), kind)), tmp_path)
-    episodes, otherwise = collect_episodes(run, run.tasks.next(), 2)
-    assign_credit(run, episodes, otherwise)
+    episodes, counterfactuals = collect_episodes(run, run.tasks.next(), 2)
+    assign_credit(run, episodes, counterfactuals)
     before = of_all(run)
     base = {name: p.detach().clone() for name, p in run.learners["left"].base.model.named_parameters()}
     critics(run).fit(episodes, 0)

@@ -74,7 +74,7 @@ def test_five_steps_on_real_weights_and_three_and_two_are_the_same(
     assert all(math.isfinite(value) for row in rows for value in row.values())
     policies = tree["policies"]
     # A step in which nothing could be learned trains nobody, and so measures no gap.
-    gaps = [row[f"{policy}/gap"] for row in rows for policy in policies if f"{policy}/gap" in row]
+    gaps = [row[f"{policy}/logprob_gap"] for row in rows for policy in policies if f"{policy}/logprob_gap" in row]
     assert gaps and max(gaps) < 1e-4
     trained(tree | {"steps": 3}, tmp_path / "halves")
     again = resumed(tree, tmp_path / "halves")

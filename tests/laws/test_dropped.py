@@ -68,7 +68,7 @@ def test_a_dropped_episode_is_no_baseline_of_the_difference_to_the_others() -> N
     episodes = played(1.0, 0.0, 100.0)
     episodes[2].turns[0].dropped = "stale"
     Difference(by="leave_one_out").assign(episodes, {}, once=False)
-    assert [e.turns[0].earned for e in episodes[:2]] == [1.0, -1.0]
+    assert [e.turns[0].credit for e in episodes[:2]] == [1.0, -1.0]
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -78,11 +78,11 @@ def test_the_running_average_of_rae_is_not_moved_by_turns_of_other_weights(
     """As of an engine that has missed an update."""
     tree = naming_config(model_folder("llama"), algorithm="rae")
     run = started(tree, tmp_path)
-    episodes, otherwise = loop.collect_episodes(run, run.tasks.next(), run.config.episodes_per_task)
+    episodes, counterfactuals = loop.collect_episodes(run, run.tasks.next(), run.config.episodes_per_task)
     said: list[Turn] = [t for e in episodes for t in e.turns if t.role == "left"]
     for one in said if late else ():
         one.version -= 1
-    metrics = loop.assign_credit(run, episodes, otherwise)
+    metrics = loop.assign_credit(run, episodes, counterfactuals)
     assert metrics["stale"] == (len(said) if late else 0)
     assert all((t.advantages is None) == (late and t.role == "left") for e in episodes for t in e.turns)
     roles = {dict(key)["role"] for key in run.memory[AVERAGES]}

@@ -125,7 +125,7 @@ def test_after_load_nothing_computed_with_the_old_weights_is_used(
     requests: list[Request] = [(policy, prompt, 1, Sampling(12)) for policy in policies]
     before = ask(engine, requests)
     move(pairs(base, "a"))
-    engine.load("a", version)
+    engine.weights_changed("a", version)
     prefilled.clear()
     after = ask(engine, requests)
     assert sum(prefilled) == len(prompt) - 1  # only the one that moved
@@ -143,7 +143,7 @@ def test_a_row_that_spoke_while_weights_were_loaded_begins_no_other(model_folder
         while not engine.seats.speaking:
             await asyncio.sleep(0)
         move(pairs(base, "a"))
-        engine.load("a", 1)
+        engine.weights_changed("a", 1)
         await speaking
         return await engine.sample("a", prompt, 2, Sampling(12))
 

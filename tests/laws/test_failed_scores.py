@@ -15,7 +15,7 @@ from coterie.rewards import GraderTimeout
 from coterie.rollout import scoring
 from coterie.rollout.agent import Player
 from coterie.rollout.collector import Collector
-from coterie.rollout.metrics import TooManyFailures, enough, rollout_metrics
+from coterie.rollout.metrics import TooManyFailures, drop_failed, rollout_metrics
 from coterie.types import Env, Episode, Outcome, Sample, Sampling, Split, Task, Team
 
 PLAYERS = {"solver": Player("policy", Sampling(max_tokens=2))}
@@ -31,7 +31,7 @@ class Counted:
         self.asked += 1
         return Sample((1,), (0.0,), "end", 0)
 
-    def load(self, policy: str, version: int) -> None: ...
+    def weights_changed(self, policy: str, version: int) -> None: ...
 
 
 class Words:
@@ -109,9 +109,9 @@ def test_a_grader_that_hangs_is_asked_twice_and_then_its_episode_fails(tmp_path:
     assert [e.error_kind for e in episodes] == [None, "GraderTimeout", None, None]
     assert calls(tmp_path, "hang") == 2
     assert engine.asked == 4  # nothing is sampled again
-    assert [e.reward for e in enough(episodes, 0.5)] == [1.0] * 3  # nobody learns from a zero
+    assert [e.reward for e in drop_failed(episodes, 0.5)] == [1.0] * 3  # nobody learns from a zero
     with pytest.raises(TooManyFailures, match=r"1 of 4 episodes failed \(1 GraderTimeout\)"):
-        enough(episodes, 0.2)
+        drop_failed(episodes, 0.2)
 
 
 def test_killed_graders_are_counted_also_where_the_episode_failed(tmp_path: Path) -> None:

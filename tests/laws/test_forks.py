@@ -98,7 +98,7 @@ def test_an_episode_of_which_every_turn_is_given_is_the_same_episode(collector: 
         assert sorted(words(again)) == sorted(words(origin))
         assert {t.logprobs for t in again.turns} == {t.logprobs for t in origin.turns}
         assert (again.answer, again.reward) == (origin.answer, origin.reward)
-        assert all(t.given for t in again.turns) and not any(t.given for t in origin.turns)
+        assert not any(t.trainable for t in again.turns) and all(t.trainable for t in origin.turns)
 
 
 def test_an_episode_of_which_nothing_is_given_says_the_same_again_and_with_another_draw_something_else(
@@ -120,7 +120,7 @@ def test_with_a_part_given_the_rest_is_said_with_the_same_noise(collector: Colle
             forks.append(Fork(origin, f"from {count}", given))
     for fork, again in zip(forks, collector.fork(forks, PLAYERS), strict=True):
         assert asked(again) == asked(fork.origin)
-        assert sum(t.given for t in again.turns) == len(fork.fixed_turns)
+        assert sum(not t.trainable for t in again.turns) == len(fork.fixed_turns)
 
 
 def test_a_fork_of_a_fork_with_draw_zero_meets_the_noise_of_that_fork(collector: Collector) -> None:
@@ -174,9 +174,9 @@ def test_a_workflow_that_reads_something_else_is_told_so(llama: Base) -> None:
 def test_what_a_turn_was_worth_stays_in_its_own_episode(collector: Collector) -> None:
     (origin,) = collector.collect(TASKS[:1], 1, PLAYERS, seed=1)
     for t in origin.turns:
-        t.reward, t.earned = 5.0, 5.0
+        t.reward, t.credit = 5.0, 5.0
     (again,) = collector.fork([Fork(origin, "again", whole(origin))], PLAYERS)
-    assert all(t.reward is None and t.earned is None for t in again.turns)
+    assert all(t.reward is None and t.credit is None for t in again.turns)
     assert all(t.reward == 5.0 for t in origin.turns)
 
 
@@ -189,20 +189,20 @@ def test_a_silenced_role_says_the_default_and_the_rest_depends_on_it_or_stays(co
     origins = played(collector)
     forks = credit.forks(origins)
     assert len(forks) == len(origins) * len(ROLES)
-    otherwise = collector.fork(forks, PLAYERS)
+    counterfactuals = collector.fork(forks, PLAYERS)
     by_id = {origin.id: origin for origin in origins}
-    for fork, episode in zip(forks, otherwise, strict=True):
+    for fork, episode in zip(forks, counterfactuals, strict=True):
         assert episode.error is None and episode.id == fork.id
         (silent,) = {role for (role, _), said in fork.fixed_turns.items() if isinstance(said, str)}
         origin = by_id[str(episode.origin)]
         assert [(t.role, t.round) for t in episode.turns] == [(t.role, t.round) for t in origin.turns]
         for now, then in zip(episode.turns, origin.turns, strict=True):
             if now.role == silent:
-                assert now.text == "Hm." and now.response_ids == () and now.given
+                assert now.text == "Hm." and now.response_ids == () and not now.trainable
             elif not any(origin.turns[i].role == silent for i in then.seen):
                 assert (now.prompt_ids, now.response_ids) == (then.prompt_ids, then.response_ids)
             else:
-                assert not now.given
+                assert now.trainable
 
 
 @pytest.mark.parametrize("by", ["replay", "shapley"])
@@ -214,11 +214,11 @@ def test_in_the_naming_game_credit_is_what_the_team_s_reward_would_lack(
     episodes = read_episodes(tmp_path / "episodes" / "000001.jsonl")
     assert len({e.reward for e in episodes}) > 1
     for left, right, reward in ((e.turns[0], e.turns[1], e.reward) for e in episodes):
-        assert left.earned is not None and right.earned is not None
+        assert left.credit is not None and right.credit is not None
         if by == "replay":
-            assert right.earned == pytest.approx(0.5 * ("a" in right.text))
+            assert right.credit == pytest.approx(0.5 * ("a" in right.text))
         else:
-            assert left.earned + right.earned == pytest.approx(reward)
+            assert left.credit + right.credit == pytest.approx(reward)
     metrics = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0])
     assert metrics["difference/missing"] == 0
-    assert metrics["earned/left"] == pytest.approx(sum(e.turns[0].earned or 0.0 for e in episodes) / len(episodes))
+    assert metrics["credit/left"] == pytest.approx(sum(e.turns[0].credit or 0.0 for e in episodes) / len(episodes))

@@ -72,7 +72,7 @@ def test_a_whole_model_that_moves_in_place_is_what_the_engine_says_and_what_is_s
         for seed, parameter in enumerate(base.model.parameters()):
             noise = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed))
             parameter.add_(0.1 * noise)
-    engine.load("plain", 1)
+    engine.weights_changed("plain", 1)
     after = ask(engine, [("plain", prompt, 0, Sampling(8, 0)) for prompt in prompts])
     assert [sample.ids for sample in after] != [sample.ids for sample in before]
     base.model.save_pretrained(tmp_path)

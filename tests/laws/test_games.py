@@ -268,7 +268,7 @@ def test_a_snapshot_is_what_the_policy_was_and_stays_so(model: Path, tmp_path: P
 
 
 def test_a_run_with_opponents_goes_on_to_the_bit(model: Path, tmp_path: Path) -> None:
-    tree = self_play(model, alarm={"steps": 2}, opponents=POOL | {"every": 1}, learning={})
+    tree = self_play(model, collapse={"steps": 2}, opponents=POOL | {"every": 1}, learning={})
     straight = trained(tree, tmp_path / "straight")
     trained(tree | {"steps": 3}, tmp_path / "halves")
     again = resumed(tree, tmp_path / "halves")
@@ -307,20 +307,20 @@ Steps = Sequence[tuple[list[Episode], dict[str, float]]]
 
 def alarmed(model: Path, tmp_path: Path, steps: Steps, policies: dict[str, Any] | None = None) -> list[Any]:
     """The metric and how much is told, step by step."""
-    tree, path = self_play(model, alarm={"steps": 2, "entropy": 0.1}), tmp_path / "config.yaml"
+    tree, path = self_play(model, collapse={"steps": 2, "entropy": 0.1}), tmp_path / "config.yaml"
     tree["policies"] |= policies or {}
     path.write_text(yaml.safe_dump(tree))
     config = load(path)
     memory = memory_of(config)
     found = [watch(config, memory, episodes, metrics) for episodes, metrics in steps]
-    return [(metrics["alarm/collapse"], len(news)) for metrics, news in found]
+    return [(metrics["collapse"], len(news)) for metrics, news in found]
 
 
 @pytest.mark.parametrize(
     ("episodes", "metrics", "word"),
     [
-        (said("h", "h"), [{"earned/first": 0.1}, {"earned/first": 0.2}] * 2, "same"),
-        (said("h", "t"), [{"player/entropy": 0.05, "earned/first": i / 10} for i in range(4)], "entropy"),
+        (said("h", "h"), [{"credit/first": 0.1}, {"credit/first": 0.2}] * 2, "same"),
+        (said("h", "t"), [{"player/entropy": 0.05, "credit/first": i / 10} for i in range(4)], "entropy"),
     ],
 )
 def test_a_sign_of_collapse_that_lasts_raises_the_alarm_and_is_told_once(
@@ -332,7 +332,7 @@ def test_a_sign_of_collapse_that_lasts_raises_the_alarm_and_is_told_once(
 
 def test_rewards_that_stand_still_raise_the_alarm_and_it_ends_when_they_move(model: Path, tmp_path: Path) -> None:
     rewards = [0.5, 0.5, 0.5, 0.25, 0.25]
-    steps = [(said("h", "t"), {"earned/first": r, "earned/second": -r}) for r in rewards]
+    steps = [(said("h", "t"), {"credit/first": r, "credit/second": -r}) for r in rewards]
     assert alarmed(model, tmp_path, steps) == [(0.0, 0), (0.0, 0), (1.0, 1), (0.0, 0), (0.0, 0)]
 
 
@@ -340,7 +340,7 @@ def test_rewards_that_stand_still_raise_the_alarm_and_it_ends_when_they_move(mod
 def test_who_does_not_learn_may_always_say_the_same(policy: str, model: Path, tmp_path: Path) -> None:
     frozen = {"policies": {"a frozen one": {"model": str(model), "frozen": True}}}
     episodes = said("h", "h")
-    steps = [(episodes, {"earned/first": i / 10}) for i in range(3)]
+    steps = [(episodes, {"credit/first": i / 10}) for i in range(3)]
     assert alarmed(model, tmp_path, steps, **frozen) == [(0.0, 0), (1.0, 1), (1.0, 0)]
     for played in episodes:
         played.turns[0].policy = policy
@@ -348,7 +348,7 @@ def test_who_does_not_learn_may_always_say_the_same(policy: str, model: Path, tm
 
 
 def test_one_turn_or_a_step_in_which_nobody_earned_is_no_sign_of_collapse(model: Path, tmp_path: Path) -> None:
-    lone: Steps = [(said("h"), {"earned/first": i / 10}) for i in range(3)]
+    lone: Steps = [(said("h"), {"credit/first": i / 10}) for i in range(3)]
     assert alarmed(model, tmp_path, lone) == [(0.0, 0)] * 3
     assert alarmed(model, tmp_path, [([], {})] * 3) == [(0.0, 0)] * 3
 
@@ -357,9 +357,9 @@ def test_a_run_whose_player_can_say_one_thing_only_raises_the_alarm(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     certain = tiny_player(tmp_path / "model", head=1000.0)
-    run = trained(self_play(certain, steps=4, alarm={"steps": 2}), tmp_path / "run")
+    run = trained(self_play(certain, steps=4, collapse={"steps": 2}), tmp_path / "run")
     rows = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()[:4]]
-    assert [row["alarm/collapse"] for row in rows] == [0.0, 1.0, 1.0, 1.0]
+    assert [row["collapse"] for row in rows] == [0.0, 1.0, 1.0, 1.0]
     assert capsys.readouterr().err.count("player's entropy has been below 0.01") == 1
 
 
@@ -368,4 +368,4 @@ def test_a_run_of_players_who_doubt_raises_no_alarm(model: Path, tmp_path: Path)
     run.config = Config(**{**vars(run.config), "steps": 3})
     train(run)
     rows = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()[:3]]
-    assert [row["alarm/collapse"] for row in rows] == [0.0] * 3
+    assert [row["collapse"] for row in rows] == [0.0] * 3

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from coterie.algorithms.grpo import Grpo
-from coterie.rl.groups import Peer, group_index, group_key
+from coterie.rl.groups import GroupBy, group_index, group_key
 from coterie.types import Episode, Turn
 from tests.episodes import credited, episode, random_episodes, turn
 
@@ -57,7 +57,7 @@ def test_a_task_and_a_role_of_the_same_name_are_two_things() -> None:
     assert group_key(played, spoken, ("task",)) != group_key(played, spoken, ("role",))
 
 
-KEYS: dict[tuple[Peer, ...], int] = {
+KEYS: dict[tuple[GroupBy, ...], int] = {
     ("batch",): 1,
     ("task",): 2,
     ("role",): 3,
@@ -71,7 +71,7 @@ KEYS: dict[tuple[Peer, ...], int] = {
 
 
 @pytest.mark.parametrize("peers", KEYS)
-def test_turns_are_compared_when_all_declared_peers_agree(peers: tuple[Peer, ...]) -> None:
+def test_turns_are_compared_when_all_declared_peers_agree(peers: tuple[GroupBy, ...]) -> None:
     episodes = [
         episode(
             [
@@ -84,18 +84,18 @@ def test_turns_are_compared_when_all_declared_peers_agree(peers: tuple[Peer, ...
         )
         for t in (1, 2, 1)
     ]
-    assert credited(Grpo(peers=peers), episodes)["groups"] == KEYS[peers]
+    assert credited(Grpo(group_by=peers), episodes)["groups"] == KEYS[peers]
 
 
 @pytest.mark.parametrize("peers", [("task", "role"), ("batch", "role"), ("task",), ("role", "turn")])
-def test_permuting_rows_episodes_or_roles_changes_no_advantage(peers: tuple[Peer, ...]) -> None:
+def test_permuting_rows_episodes_or_roles_changes_no_advantage(peers: tuple[GroupBy, ...]) -> None:
     straight, shuffled = random_episodes(4, count=12), random_episodes(4, count=12)
     order = random.Random(1)
     mixed = order.sample(shuffled, len(shuffled))
     for played in mixed:
         order.shuffle(played.turns)
-    credited(Grpo(peers=peers), straight)
-    credited(Grpo(peers=peers), mixed)
+    credited(Grpo(group_by=peers), straight)
+    credited(Grpo(group_by=peers), mixed)
     for one, other in zip(straight, shuffled, strict=True):
         by_round = {t.round: t.advantages for t in other.turns}
         for spoken in one.turns:
@@ -128,9 +128,9 @@ def test_constant_groups_are_left_out_where_asked_and_only_they() -> None:
 def test_turns_that_were_cut_are_left_out_where_asked_and_still_count_for_their_group() -> None:
     episodes = pair(1, 0, 0)
     episodes[0].turns[0].stop = "length"
-    assert credited(Grpo(scale="none"), episodes)["dropped/cut"] == 0
+    assert credited(Grpo(scale="none"), episodes)["dropped/truncated"] == 0
     whole = [advantage(e.turns[0]) for e in episodes]
-    assert credited(Grpo(scale="none", drop_cut=True), episodes)["dropped/cut"] == 1
+    assert credited(Grpo(scale="none", drop_truncated=True), episodes)["dropped/truncated"] == 1
     assert episodes[0].turns[0].advantages is None
     assert [advantage(e.turns[0]) for e in episodes[1:]] == whole[1:]
 
@@ -177,12 +177,19 @@ def test_the_report_counts_groups_that_teach_nothing_or_mix_prompts() -> None:
         "groups/constant": 2,  # the lone one, too
         "groups/mixed_prompts": 1,
         "dropped/constant": 0,
-        "dropped/cut": 0,
+        "dropped/truncated": 0,
     }
 
 
 def test_a_step_in_which_nothing_was_played_has_no_groups() -> None:
-    names = "groups", "groups/singleton", "groups/constant", "groups/mixed_prompts", "dropped/constant", "dropped/cut"
+    names = (
+        "groups",
+        "groups/singleton",
+        "groups/constant",
+        "groups/mixed_prompts",
+        "dropped/constant",
+        "dropped/truncated",
+    )
     assert credited(Grpo(), []) == dict.fromkeys(names, 0.0)
 
 

@@ -51,7 +51,7 @@ class Drifts:
     def fit(self, batch: Batch, weights: Tensor, loss: Loss, measure: Measure) -> Metrics:
         self.diary.append((self.policy, batch))
         self.version += 1
-        return {"loss": 0.0, "gap": 0.0, "gap_max": 0.0, "kl_step": 0.0}
+        return {"loss": 0.0, "logprob_gap": 0.0, "logprob_gap_max": 0.0, "kl_step": 0.0}
 
 
 def drift(policy: str, batch: Batch, by: float) -> Tensor:

@@ -105,8 +105,8 @@ def test_the_reported_entropy_and_gap_are_those_of_the_plain_forward(model_folde
     off = (plain.logprobs - batch.logprobs[batch.mask]).detach()
     metrics = made.fit(batch, Algorithm().loss_weights(batch), Algorithm().loss)
     assert metrics["entropy"] == pytest.approx(float(plain.entropy.detach().mean()), abs=1e-4)
-    assert metrics["gap"] == pytest.approx(float(off.abs().mean()), abs=1e-4)
-    assert metrics["gap_max"] == pytest.approx(float(off.abs().max()), abs=1e-4)
+    assert metrics["logprob_gap"] == pytest.approx(float(off.abs().mean()), abs=1e-4)
+    assert metrics["logprob_gap_max"] == pytest.approx(float(off.abs().max()), abs=1e-4)
     assert metrics["kl_step"] == pytest.approx(-float(off.mean()), abs=1e-4)
 
 

@@ -37,7 +37,7 @@ def test_in_bf16_frozen_weights_are_half_and_an_adapter_is_not(kind: str, tmp_pa
     assert learner.optimizer is not None
     kept = [state[name] for state in learner.optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
     assert {tensor.dtype for tensor in kept} == {torch.float32}
-    assert 0 < metrics[0]["doer/gap"] < 0.05
+    assert 0 < metrics[0]["doer/logprob_gap"] < 0.05
 
 
 def test_a_whole_model_is_kept_in_full_precision_and_computed_in_half(tmp_path: Path, model_folder: Folder) -> None:
@@ -47,7 +47,7 @@ def test_a_whole_model_is_kept_in_full_precision_and_computed_in_half(tmp_path: 
     assert {p.dtype for p in learner.parameters().values()} == {torch.float32} and learner.base.bf16
     exact, others = trained(tmp_path / "exact", model_folder("llama"), "fp32", policies=policies)
     assert not exact.learners["doer"].base.bf16
-    assert others[0]["doer/gap"] < 1e-5 < metrics[0]["doer/gap"] < 0.05
+    assert others[0]["doer/logprob_gap"] < 1e-5 < metrics[0]["doer/logprob_gap"] < 0.05
 
 
 def test_fp32_is_what_a_cpu_does_by_itself(tmp_path: Path, model_folder: Folder) -> None:

@@ -284,7 +284,7 @@ def test_after_load_one_who_was_read_with_the_old_weights_is_read_anew(
         with torch.no_grad():
             for pair in pairs(base, "a").values():
                 pair.up.mul_(-2)
-        engine.load("a", 1)
+        engine.weights_changed("a", 1)
         return (await asyncio.gather(*asking))[1]
 
     before = ask(NativeEngine(base, POLICIES), waiting)

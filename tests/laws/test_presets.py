@@ -119,8 +119,8 @@ def test_every_preset_is_its_definition(name: str, seed: int) -> None:
             assert spoken.advantages.tolist() == pytest.approx([expected] * len(spoken.response_ids), abs=1e-5)
     assert metrics["groups"] == len(set(keys)) and metrics["groups/singleton"] == sum(keys.count(k) == 1 for k in keys)
     assert (missing > 0) == (name == "dapo")
-    assert max(metrics["dropped/cut"], metrics["dropped/constant"]) <= missing
-    assert missing <= metrics["dropped/cut"] + metrics["dropped/constant"]
+    assert max(metrics["dropped/truncated"], metrics["dropped/constant"]) <= missing
+    assert missing <= metrics["dropped/truncated"] + metrics["dropped/constant"]
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -164,7 +164,7 @@ def test_a_gain_weighs_a_message_of_reinforce_pp_as_a_whole() -> None:
         credited(ReinforcePp(kl=0.1, **options), [episode([t], r, repeat=i) for i, (t, r) in enumerate(rewards)])
         return turns
 
-    for plain, gained, up in zip(played(), played(gain="nll"), (0.25, -0.25), strict=True):
+    for plain, gained, up in zip(played(), played(confidence_weight="nll"), (0.25, -0.25), strict=True):
         assert len(set(plain.advantages.tolist())) == len(plain.response_ids)
         torch.testing.assert_close(gained.advantages, plain.advantages * math.exp(up))
 
@@ -268,7 +268,7 @@ def test_a_policy_that_is_still_its_reference_loses_nothing_for_leaving_it(
 # Role by role
 
 
-ACTOR = {"actor": RoleSettings(baseline="others", scale="none", peers=("task", "turn"))}
+ACTOR = {"actor": RoleSettings(baseline="others", scale="none", group_by=("task", "turn"))}
 
 
 def two_roles() -> list[Episode]:
@@ -291,8 +291,8 @@ def test_a_role_with_settings_of_its_own_has_them_alone() -> None:
 
 def test_a_role_with_settings_of_its_own_is_compared_with_no_other() -> None:
     apart, together = two_roles(), two_roles()
-    credited(Grpo(peers=("batch",), roles={"actor": RoleSettings(scale="none")}), apart)
-    credited(Grpo(peers=("batch", "role"), scale="none"), together)
+    credited(Grpo(group_by=("batch",), roles={"actor": RoleSettings(scale="none")}), apart)
+    credited(Grpo(group_by=("batch", "role"), scale="none"), together)
     assert advantages(apart, "actor") == advantages(together, "actor")
 
 
@@ -300,8 +300,8 @@ def test_a_role_s_filters_and_their_counts_are_its_own() -> None:
     episodes = two_roles()
     for played in episodes:
         played.turns[0].stop = played.turns[1].stop = "length"
-    metrics = credited(Grpo(roles={"actor": RoleSettings(drop_cut=True)}), episodes)
-    assert metrics["dropped/cut"] == 6
+    metrics = credited(Grpo(roles={"actor": RoleSettings(drop_truncated=True)}), episodes)
+    assert metrics["dropped/truncated"] == 6
     assert all(e.turns[0].advantages is not None and e.turns[1].advantages is None for e in episodes)
 
 
@@ -334,8 +334,8 @@ def test_a_preset_is_one_word(name: str, tmp_path: Path) -> None:
 
 
 def test_settings_of_a_role_are_read_and_written(tmp_path: Path) -> None:
-    made = checked(tmp_path, name="grpo", roles={"left": {"baseline": "others", "peers": ["task", "role", "turn"]}})
-    assert made.for_role("left").baseline == "others" and made.for_role("left").peers == ("task", "role", "turn")
+    made = checked(tmp_path, name="grpo", roles={"left": {"baseline": "others", "group_by": ["task", "role", "turn"]}})
+    assert made.for_role("left").baseline == "others" and made.for_role("left").group_by == ("task", "role", "turn")
     assert made.for_role("right") is made
 
 
@@ -349,7 +349,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         r"algorithm.roles.left.basline: unknown key; .*mean baseline\?",
     ),
     "an unknown value": ({"roles": {"left": {"baseline": "median"}}}, "algorithm.roles.left.baseline: .*median"),
-    "no peers": ({"roles": {"left": {"peers": []}}}, r"algorithm.roles.left.peers"),
+    "no peers": ({"roles": {"left": {"group_by": []}}}, r"algorithm.roles.left.group_by"),
     "a length for nothing": ({"roles": {"left": {"reduce": "fixed"}}}, "algorithm.roles.left.reduce_length"),
     "a role's length for nothing": (
         {"roles": {"left": {"reduce_length": 4}}},
@@ -364,9 +364,12 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "seats that never change": ({"name": "cory", "swap": 4}, "algorithm.swap: is 4 in a run of steps=4"),
     "a stale option": ({"max_stale": 1}, "algorithm.max_stale: unknown key"),
     "a decay for nothing": ({"decay": 0.5}, "algorithm.decay: has no effect with baseline: mean"),
-    "a gain for nothing": ({"gain_alpha": 0.5}, "algorithm.gain_alpha: has no effect"),
-    "an average of what never comes again": ({"baseline": "ema", "peers": ["prompt"]}, "algorithm.baseline: ema needs"),
-    "roles mixed": ({"name": "dr_mas", "peers": ["task"]}, "algorithm.peers: lacks role"),
+    "a gain for nothing": ({"confidence_alpha": 0.5}, "algorithm.confidence_alpha: has no effect"),
+    "an average of what never comes again": (
+        {"baseline": "ema", "group_by": ["prompt"]},
+        "algorithm.baseline: ema needs",
+    ),
+    "roles mixed": ({"name": "dr_mas", "group_by": ["task"]}, "algorithm.group_by: lacks role"),
     "no length": ({"name": "dr_grpo"}, "algorithm.reduce_length: is not given.*; 6 is usual"),
     "one branch": ({"name": "magrpo", "branches": 1}, "algorithm.branches"),
     "no siblings": ({"name": "at_grpo", "siblings": 1}, "algorithm.siblings"),
@@ -421,7 +424,7 @@ def test_every_opponent_has_an_average_of_its_own() -> None:
 
 
 def test_roles_with_settings_of_their_own_have_averages_of_their_own() -> None:
-    average = RoleSettings(baseline="ema", peers=("batch",))
+    average = RoleSettings(baseline="ema", group_by=("batch",))
     memory: dict[str, Any] = {}
     earned(Grpo(scale="none", roles={"me": average, "you": average}), game(1.0), memory)
     assert len(memory["averages"]) == 2

@@ -22,7 +22,7 @@ from coterie.learners.batch import make_batches
 from coterie.models.base import Base
 from coterie.rollout.agent import AgentTeam, Player
 from coterie.rollout.collector import Collector
-from coterie.rollout.metrics import TooManyFailures, enough, rollout_metrics
+from coterie.rollout.metrics import TooManyFailures, drop_failed, rollout_metrics
 from coterie.types import Episode, Sampling, Split, Task, Team
 from coterie.workflows.vote import Vote
 from tests.episodes import episode
@@ -186,7 +186,7 @@ def test_a_turn_that_is_drawn_from_a_part_of_what_could_be_said_is_not_learned_f
 ) -> None:
     for options, learned in ((how, False), ({"temperature": 0.5, "max_tokens": 2}, True)):
         (played,) = replace(collector, workflow=Narrow(options)).collect(TASKS[:1], 1, PLAYERS, seed=1)
-        assert played.error is None and [not turn.given for turn in played.turns] == [learned]
+        assert played.error is None and [turn.trainable for turn in played.turns] == [learned]
         assert bool(make_batches([played], require_advantages=False)) == learned
 
 
@@ -312,12 +312,12 @@ def test_too_many_failures_stop_the_run_with_the_first_cause() -> None:
     episodes = [episode([], task=f"task {i}") for i in range(4)]
     for played, kind in zip(episodes[1:3], ("ValueError", "TimeoutError"), strict=True):
         played.error, played.error_kind = f"Traceback …\n{kind}: because", kind
-    assert enough(episodes, 0.5) == [episodes[0], episodes[3]]
+    assert drop_failed(episodes, 0.5) == [episodes[0], episodes[3]]
     with pytest.raises(TooManyFailures) as stopped:
-        enough(episodes, 0.49)
+        drop_failed(episodes, 0.49)
     for words in ("2 of 4 episodes failed", "1 ValueError", "1 TimeoutError", "49%", "task 1/0", "ValueError: because"):
         assert words in str(stopped.value)
-    assert enough(episodes[:1], 0.0) == episodes[:1]
+    assert drop_failed(episodes[:1], 0.0) == episodes[:1]
 
 
 @dataclass(frozen=True)

@@ -160,10 +160,10 @@ def test_a_role_may_have_a_policy_for_its_first_turn_and_one_for_later_turns(
         assert second.prompt_ids[: len(whole)] == whole  # the same tokenizer, so the conversation goes on
     for policy in ("left", "right"):
         assert run.learners[policy].version == 2
-    rows = [line for line in (tmp_path / "metrics.jsonl").read_text().splitlines() if "gap_max" in line]
+    rows = [line for line in (tmp_path / "metrics.jsonl").read_text().splitlines() if "logprob_gap_max" in line]
     assert len(rows) == 2
     assert [json.loads(row)["stale"] for row in rows] == [0.0, 0.0]
-    assert all(json.loads(row)[f"{policy}/gap_max"] < 1e-4 for row in rows for policy in ("left", "right"))
+    assert all(json.loads(row)[f"{policy}/logprob_gap_max"] < 1e-4 for row in rows for policy in ("left", "right"))
 
 
 def test_turn_by_turn_training_of_a_policy_for_each_round_moves_one_at_a_time(

@@ -66,7 +66,7 @@ class Drifts:
 
     def fit(self, batch: Batch, weights: Tensor, loss: Loss, measure: Measure) -> Metrics:
         self.fits += 1
-        return {"kl_step": self.by * (self.fits - 1), "gap": 0.0, "gap_max": 0.0}
+        return {"kl_step": self.by * (self.fits - 1), "logprob_gap": 0.0, "logprob_gap_max": 0.0}
 
     def logprobs(self, batch: Batch, reference: bool = False) -> Tensor:
         raise NotImplementedError

@@ -365,8 +365,8 @@ def test_maporl_s_scores_over_turns(horizon: Any, share: Any, of_a: list[float],
     2502.18439), worked out for two agents over three turns."""
     turns = [spoken(role, [-1.0], t, reward=MAPORL[role][t]) for t in range(3) for role in "ab"]
     Maporl(horizon=horizon, share=share).assign([episode(turns)], {}, once=False)
-    assert [t.earned for t in turns if t.role == "a"] == pytest.approx(of_a, abs=1e-6)
-    assert [t.earned for t in turns if t.role == "b"] == pytest.approx(of_b, abs=1e-6)
+    assert [t.credit for t in turns if t.role == "a"] == pytest.approx(of_a, abs=1e-6)
+    assert [t.credit for t in turns if t.role == "b"] == pytest.approx(of_b, abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -386,7 +386,7 @@ def test_maporl_s_incentives_to_revise(own: tuple[float, float], peers: tuple[fl
     earned = []
     for credit in (plain, shaped):
         credit.assign([episode(turns)], {}, once=False)
-        earned.append(turns[2].earned)
+        earned.append(turns[2].credit)
     assert earned[1] - earned[0] == pytest.approx(bonus)
 
 

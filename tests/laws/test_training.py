@@ -105,7 +105,7 @@ def test_sampler_and_learner_agree_at_every_step(
     tree["policies"] = {n: {"model": str(model_folder("llama")), "lr": rate, "lora": lora} for n in ("left", "right")}
     run = trained(tree, tmp_path)
     for policy in ("left", "right"):
-        assert max(metrics(run, f"{policy}/gap_max")) < 1e-4
+        assert max(metrics(run, f"{policy}/logprob_gap_max")) < 1e-4
     versions = {t.version for e in read_episodes(tmp_path / "episodes" / "000003.jsonl") for t in e.turns}
     assert versions == {4}  # two optimiser steps in each of the two steps before
 
@@ -116,7 +116,7 @@ def test_gradient_checkpointing_changes_nothing_that_is_sampled(model_folder: Fo
     thrifty = trained(tree | {"learning": {"checkpointing": True}}, tmp_path / "thrifty")
     for policy in ("left", "right"):
         assert torch.equal(said(plain, policy, 2).tokens, said(thrifty, policy, 2).tokens)
-        assert max(metrics(thrifty, f"{policy}/gap_max")) < 1e-4
+        assert max(metrics(thrifty, f"{policy}/logprob_gap_max")) < 1e-4
 
 
 # Who moves
@@ -154,7 +154,7 @@ def test_a_whole_model_and_an_adapter_on_the_same_model_are_apart(model_folder: 
     train(run)
     assert moved(left, weights(run, "left")) > 1e-4
     assert all(torch.equal(p, right[name]) for name, p in run.learners["right"].base.model.named_parameters())
-    assert max(metrics(run, "left/gap_max") + metrics(run, "right/gap_max")) < 1e-4
+    assert max(metrics(run, "left/logprob_gap_max") + metrics(run, "right/logprob_gap_max")) < 1e-4
 
 
 def test_every_policy_has_its_own_learning_rate(model_folder: Folder, tmp_path: Path) -> None:
@@ -260,7 +260,7 @@ def test_two_architectures_with_tokenizers_of_their_own_train_in_one_team(model_
     chats = {policy: learner.base.chat for policy, learner in run.learners.items()}
     for policy in ("left", "right"):
         assert moved(before[policy], weights(run, policy)) > 1e-3
-        assert max(metrics(run, f"{policy}/gap_max")) < 1e-4
+        assert max(metrics(run, f"{policy}/logprob_gap_max")) < 1e-4
     for played in read_episodes(run.folder / "episodes" / "000002.jsonl"):
         left, right = played.turns
         assert left.text in run.learners["right"].base.tokenizer.decode(list(right.prompt_ids))

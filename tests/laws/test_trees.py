@@ -93,7 +93,7 @@ class Playing:
         return played
 
     def forked(self, fork: Fork) -> Episode:
-        given = [replace(t, given=True, repeated=True) for t in fork.fixed_turns.values() if isinstance(t, Turn)]
+        given = [replace(t, trainable=False, replayed=True) for t in fork.fixed_turns.values() if isinstance(t, Turn)]
         origin = fork.origin
         return self.finish(Episode(fork.id, origin.task, origin.repeat, given, origin=origin.id, fork=fork.purpose))
 
@@ -203,7 +203,7 @@ def test_every_turn_of_a_tree_is_trained_once_however_many_episodes_repeat_it() 
     turns = [t for e in episodes for t in e.turns]
     distinct = {(t.role, t.prompt_ids, t.response_ids, state(e, i)) for e in episodes for i, t in enumerate(e.turns)}
     assert len(distinct) == len(trained_turns(episodes)) == 2 * 2 * (2 + 4 + 8) < len(turns)
-    assert all((t.advantages is None) == t.given for t in turns)
+    assert all((t.advantages is None) != t.trainable for t in turns)
     packed = sum(int(batch.mask.sum()) for batch in make_batches(episodes).values())
     assert packed == sum(len(response) for _, _, response, _ in distinct)
     total = sum(float(t.advantages[0]) for _, _, t in trained_turns(episodes) if t.advantages is not None)
@@ -227,7 +227,7 @@ def test_trees_train_and_resume_exactly(name: str, model_folder: Callable[[str],
     assert_same_run(resumed(config, tmp_path / "halves"), straight)
     for row in metrics(straight.folder)[:2]:
         assert row["failed"] == row["groups/mixed_prompts"] == row["groups/singleton"] == 0
-        assert row["left/gap_max"] < 1e-4
+        assert row["left/logprob_gap_max"] < 1e-4
 
 
 def test_sampled_siblings_read_the_very_same_tokens(model_folder: Callable[[str], Path], tmp_path: Path) -> None:
@@ -258,7 +258,7 @@ class AtRandom:
         said = tuple(self.tokenizer.encode(random.Random(seed).choice("abcdefgh"), add_special_tokens=False))
         return Sample(said, (-1.0,) * len(said), "end", 0)
 
-    def load(self, policy: str, version: int) -> None: ...
+    def weights_changed(self, policy: str, version: int) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -280,7 +280,7 @@ def on_a_graph(algorithm: Algorithm, use_all_traj: bool, learning: Sequence[str]
     while forks := algorithm.forks(episodes, learning):
         episodes += collector.fork(forks, players)
     assert [e.error for e in episodes if e.error] == []
-    assert all(t.given for e in episodes for t in e.turns if t.repeated)
+    assert not any(t.trainable for e in episodes for t in e.turns if t.replayed)
     credited(algorithm, episodes)
     return episodes
 
@@ -296,7 +296,7 @@ def test_on_a_graph_every_turn_that_is_learned_from_has_siblings_and_no_repeated
     by_id = {e.id: e for e in episodes}
     siblings: dict[tuple[str, int], list[float]] = {}
     for played, place, spoken in trained_turns(episodes):
-        assert not spoken.given and spoken.advantages is not None
+        assert spoken.trainable and spoken.advantages is not None
         origin = by_id[played.origin or played.id]
         assert spoken.prompt_ids == origin.turns[place].prompt_ids
         siblings.setdefault((origin.id, place), []).append(played.reward)
@@ -320,7 +320,7 @@ def test_on_a_graph_the_joint_actions_of_a_round_are_compared_after_the_same_rou
     by_id = {e.id: e for e in episodes}
     for played in episodes:
         repeated = played.origin is not None
-        assert [t.repeated for t in played.turns] == [repeated] * 2 + [False] * 2
+        assert [t.replayed for t in played.turns] == [repeated] * 2 + [False] * 2
         first, second = played.turns[0].advantages, played.turns[2].advantages
         assert (first is None) == (repeated or not use_all_traj) and second is not None
         pair = [e.reward for e in episodes if (e.origin or e.id) == (played.origin or played.id)]

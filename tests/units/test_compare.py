@@ -47,7 +47,7 @@ def comparison(tmp_path: Path, model_folder: Callable[[str], Path]) -> Path:
         "policies": {"solver": model, "verifier": model},
         "roles": {"solver": "solver", "verifier": {"policy": "verifier", "max_tokens": 1}},
         "workflow": {"name": "verified_vote", "answers": 2, "grades": 2},
-        "algorithm": {"name": "grpo", "peers": ["task", "role", "prompt"], "gamma_turn": 0},
+        "algorithm": {"name": "grpo", "group_by": ["task", "role", "prompt"], "gamma_turn": 0},
         "credit": "own",
     }
     single = common | {

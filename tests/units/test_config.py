@@ -35,7 +35,7 @@ env:
 reward: number
 algorithm:
   name: grpo
-  peers: [task, role]
+  group_by: [task, role]
 steps: 20
 sampling:
   max_tokens: 32
@@ -128,7 +128,13 @@ def test_a_users_file_that_cannot_be_run_is_told_with_its_line_and_that_of_the_k
 
 MISTAKES_IN_THE_FILE = {
     "unknown key": ("steps: 20", "step: 20", "step: unknown key; Config has steps,", "did you mean steps?", "line 16"),
-    "unknown option": ("  peers:", "  pers:", "algorithm.pers: unknown key; Grpo has peers", "mean peers?", "line 15"),
+    "unknown option": (
+        "  group_by:",
+        "  grup_by:",
+        "algorithm.grup_by: unknown key; Grpo has",
+        "mean group_by?",
+        "line 15",
+    ),
     "unknown nested key": ("{rank: 8}", "{r: 8}", "policies.doer.lora.r: unknown key; Lora has rank, alpha, targets"),
     "text for a number": (
         "steps: 20",
@@ -164,11 +170,11 @@ MISTAKES_IN_THE_FILE = {
         "policies.thinker: null is given where a mapping is wanted; Policy has model",
     ),
     "list for a mapping": ("{rank: 8}", "[8]", "policies.doer.lora: the list [8] is given where a mapping is wanted"),
-    "text for a list": ("[task, role]", "task", "algorithm.peers: the text 'task' is given where a list is wanted"),
+    "text for a list": ("[task, role]", "task", "algorithm.group_by: the text 'task' is given where a list is wanted"),
     "a wrong item": (
         "[task, role]",
         "[task, rol]",
-        "algorithm.peers.1: the text 'rol'",
+        "algorithm.group_by.1: the text 'rol'",
         "did you mean role?",
         "line 15",
     ),
@@ -246,7 +252,7 @@ MISTAKES_IN_OVERRIDES = {
         "did you mean clip? (override algo",
     ),
     "unknown word": ("learning.schedule=cosin", "constant, linear or cosine is wanted; did you mean cosine?"),
-    "old option": ("algorithm.name=ppo", "algorithm.peers: unknown key; Ppo has", "good.yaml, line 15"),
+    "old option": ("algorithm.name=ppo", "algorithm.group_by: unknown key; Ppo has", "good.yaml, line 15"),
     "share over one": ("rollout.max_failed=2", "rollout.max_failed: 2 is given where a number ≥ 0 and ≤ 1 is wanted"),
     "cold": ("sampling.temperature=-1", "sampling.temperature: -1 is given where a number ≥ 0 and ≤ 10 is wanted"),
     "cold role": (
@@ -437,13 +443,13 @@ def test_a_team_without_a_learner_is_a_mistake(good: Path) -> None:
     ],
 )
 def test_nobody_is_compared_with_itself_alone(good: Path, peers: str, tasks: int, key: str) -> None:
-    settings = [f"algorithm.peers={peers}", f"tasks_per_step={tasks}"]
+    settings = [f"algorithm.group_by={peers}", f"tasks_per_step={tasks}"]
     assert complaint(good, *settings, "episodes_per_task=1").startswith(key)
     checked(good, [*settings, "episodes_per_task=2"])
 
 
 def test_a_role_may_be_compared_over_tasks_that_are_played_once(good: Path) -> None:
-    checked(good, ["algorithm.peers=[batch, role]", "tasks_per_step=2", "episodes_per_task=1"])
+    checked(good, ["algorithm.group_by=[batch, role]", "tasks_per_step=2", "episodes_per_task=1"])
 
 
 def test_a_frozen_policy_has_no_rate_unless_it_is_only_evaluated(good: Path) -> None:
@@ -589,7 +595,7 @@ def test_overrides_go_over_the_file_and_later_ones_over_earlier(good: Path) -> N
     overrides = ["steps=5", "steps=6", "policies.thinker.lr=1e-5", "algorithm.kl=0.1", "roles.reasoner.max_tokens=4"]
     config = load(good, overrides)
     assert (config.steps, config.policies["thinker"].lr, config.algorithm.instance.kl) == (6, 1e-5, 0.1)
-    assert config.algorithm.instance.peers == ("task", "role")
+    assert config.algorithm.instance.group_by == ("task", "role")
     assert config.sampling_of("reasoner").max_tokens == 4
 
 

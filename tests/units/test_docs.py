@@ -153,7 +153,7 @@ EXAMPLES = [(text.partition("\n")[0], re.findall(r"^```yaml\n(.*?)^```", text, r
 
 
 def test_every_setting_around_the_algorithms_has_an_example() -> None:
-    wanted = ["critics", "encoder", "opponents", "alarm", "rotate", "rotate_turns", "algorithm.roles"]
+    wanted = ["critics", "encoder", "opponents", "collapse", "rotate", "rotate_turns", "algorithm.roles"]
     assert [name for name, _ in EXAMPLES] == wanted
 
 

@@ -498,7 +498,7 @@ class Parrot:
         ids = tuple(self.tokenizer.encode(self.said.pop(0), add_special_tokens=False))
         return Sample(ids, (-1.0,) * len(ids), "end", 0)
 
-    def load(self, policy: str, version: int) -> None: ...
+    def weights_changed(self, policy: str, version: int) -> None: ...
 
 
 def played(tmp_path: Path, said: Sequence[str], *overrides: str, text: str = MARFT) -> tuple[Episode, Parrot]:
@@ -544,10 +544,10 @@ def test_the_environment_is_told_what_all_did_and_says_when_it_is_over(tmp_path:
 def test_only_the_last_turn_of_each_agent_is_learned_from_unless_all_are_asked_for(tmp_path: Path) -> None:
     said = ["one and one", "3", "again", "2"]
     only, _ = played(tmp_path, said, f"{TURNS}2")
-    assert [turn.given for turn in only.turns] == [True, True, False, False]
+    assert [turn.trainable for turn in only.turns] == [False, False, True, True]
     assert earned(GraphCredit(), only) == [0.0, 0.0, 1.0, 1.0]
     whole, _ = played(tmp_path, said, f"{TURNS}2", "rollout.multi_turn.use_all_traj=true")
-    assert not any(turn.given for turn in whole.turns)
+    assert all(turn.trainable for turn in whole.turns)
     assert [turn.reward for turn in whole.turns] == [None, 0.0, None, 1.0]
     assert earned(GraphCredit(), whole) == [0.0, 0.0, 1.0, 1.0]
 
@@ -624,7 +624,7 @@ def test_ids_of_another_tokenizer_are_written_anew() -> None:
 
 def earned(credit: Credit, one: Episode, once: bool = True) -> list[float]:
     credit.assign([one], {}, once)
-    return [turn.earned or 0.0 for turn in one.turns]
+    return [turn.credit or 0.0 for turn in one.turns]
 
 
 @pytest.mark.parametrize("once", [True, False])
@@ -694,7 +694,7 @@ def sampled(folder: Path) -> list[Any]:
     """Every id of every turn, in the order of play."""
     lines = [line for path in sorted((folder / "episodes").glob("*.jsonl")) for line in path.read_text().splitlines()]
     return [
-        [(t["role"], t["prompt_ids"], t["response_ids"], t["given"]) for t in json.loads(line)["turns"]]
+        [(t["role"], t["prompt_ids"], t["response_ids"], t["trainable"]) for t in json.loads(line)["turns"]]
         for line in lines
     ]
 

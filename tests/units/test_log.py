@@ -36,8 +36,8 @@ METRICS = {
     "reward": 0.412,
     "reward/reasoner": 0.4,
     "reward/actor": 0.42,
-    "shared/gap": 2e-6,
-    "other/gap": 1e-7,
+    "shared/logprob_gap": 2e-6,
+    "other/logprob_gap": 1e-7,
     "tokens_per_second": 812.4,
     "seconds/rollout": 3.1,
     "seconds/update": 4.0,
@@ -409,7 +409,7 @@ def test_graders_that_had_to_be_killed_are_told_in_the_line() -> None:
 
 
 def test_a_role_named_like_a_policys_metric_is_still_a_role() -> None:
-    assert plain_line(0, 9, {"reward/gap": 1.0}) == "step  0/9  gap 1.00"
+    assert plain_line(0, 9, {"reward/logprob_gap": 1.0}) == "step  0/9  gap 1.00"
 
 
 def test_a_sparkline_goes_from_the_lowest_to_the_highest() -> None:

@@ -324,7 +324,7 @@ class Says:
         ids = [*self.chat.tokenizer(self.lines.pop(0), add_special_tokens=False)["input_ids"], min(self.chat.end_ids)]
         return Sample(tuple(ids), (-1.0,) * len(ids), "end", 0)
 
-    def load(self, policy: str, version: int) -> None: ...
+    def weights_changed(self, policy: str, version: int) -> None: ...
 
 
 class Asks:

@@ -130,7 +130,7 @@ class Fixed:
     async def sample(self, policy: str, prompt_ids: Any, seed: int, sampling: Sampling) -> Sample:
         return Sample((65, 66), (-0.1, -0.1), "end", 0)
 
-    def load(self, policy: str, version: int) -> None: ...
+    def weights_changed(self, policy: str, version: int) -> None: ...
 
 
 class Closes:

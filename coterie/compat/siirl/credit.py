@@ -17,12 +17,12 @@ class GraphCredit(Credit):
 
     share_reward_in_agent: bool = True
 
-    def earn(self, episodes: Sequence[Episode], otherwise: Mapping[str, Episode], once: bool) -> Metrics:
+    def earn(self, episodes: Sequence[Episode], counterfactuals: Mapping[str, Episode], once: bool) -> Metrics:
         for episode in episodes:
             for place, turn in enumerate(episode.turns):
-                turn.earned = 0.0
-                if not turn.given:
-                    turn.earned = self._reward(episode.turns, place)
+                turn.credit = 0.0
+                if turn.trainable:
+                    turn.credit = self._reward(episode.turns, place)
         return {}
 
     def _reward(self, turns: Sequence[Turn], place: int) -> float:
@@ -31,6 +31,6 @@ class GraphCredit(Credit):
             return own
         if not self.share_reward_in_agent:
             return 0.0
-        later = [turn.reward for turn in turns[place:] if turn.reward is not None and not turn.given]
-        earlier = [turn.reward for turn in turns[:place] if turn.reward is not None and not turn.given]
+        later = [turn.reward for turn in turns[place:] if turn.reward is not None and turn.trainable]
+        earlier = [turn.reward for turn in turns[:place] if turn.reward is not None and turn.trainable]
         return (later or earlier[::-1] or [0.0])[0]

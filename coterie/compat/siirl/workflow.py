@@ -80,7 +80,7 @@ class Graph:
         last = {turn.role: turn for turn in turns}
         for turn in turns:
             if not self.use_all_traj and turn is not last[turn.role]:
-                turn.given = True
+                turn.trainable = False
         if self.use_all_traj:
             return {role: [turn.text for turn in turns if turn.role == role] for role in self.rewarded if role in last}
         return {role: last[role].text for role in self.rewarded if role in last}

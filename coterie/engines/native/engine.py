@@ -48,7 +48,7 @@ class NativeEngine:
         self.waiting: list[Row] = []
         self.driver: asyncio.Task[None] | None = None
 
-    def load(self, policy: str, version: int) -> None:
+    def weights_changed(self, policy: str, version: int) -> None:
         """The weights moved in place: what was computed with the old ones is of no use, and who waits will speak with
         the new."""
         adapter, before = self.policies[policy], self.versions[policy]
