@@ -1,35 +1,41 @@
-"""Coterie fine-tunes teams of language models with reinforcement learning."""
+"""Coterie fine-tunes teams of language models with reinforcement learning.
+
+The public names are imported on first use: `import coterie` has no side effects and does not import torch.
+"""
 
 from __future__ import annotations
 
-import os
-import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from coterie.api import AgentTrainer
+    from coterie.algorithms.base import Algorithm
+    from coterie.api import AgentTrainer, Trained, train
+    from coterie.credit.base import Credit
     from coterie.decorators import env, reward, tool, workflow
+    from coterie.types import Episode, Message, Outcome, Sampling, Task, Team, Turn
 
 __version__ = "0.2.0"
-__all__ = ["AgentTrainer", "env", "reward", "tool", "workflow"]
+__all__ = [
+    "AgentTrainer", "Algorithm", "Credit", "Episode", "Message", "Outcome", "Sampling", "Task", "Team", "Trained",
+    "Turn", "env", "reward", "tool", "train", "workflow",
+]  # fmt: skip
 
-# Where each name comes from: imported when it is asked for, so that small processes stay small.
-PLACES = {
-    "AgentTrainer": "coterie.api",
-    "env": "coterie.decorators",
-    "reward": "coterie.decorators",
-    "tool": "coterie.decorators",
-    "workflow": "coterie.decorators",
+MODULES = {
+    "coterie.algorithms.base": ("Algorithm",),
+    "coterie.api": ("AgentTrainer", "Trained", "train"),
+    "coterie.credit.base": ("Credit",),
+    "coterie.decorators": ("env", "reward", "tool", "workflow"),
+    "coterie.types": ("Episode", "Message", "Outcome", "Sampling", "Task", "Team", "Turn"),
 }
-
-# Steps of ever other lengths leave holes in a GPU's memory: after 100 of them PyTorch held a sixth more than they ever
-# needed at once, and so it holds a tenth. PyTorch reads this when it first asks a GPU for memory.
-if sys.platform == "linux" and "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
-    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+MODULE_OF = {name: module for module, names in MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in PLACES:
+    if name not in MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(PLACES[name]), name)
+    return getattr(import_module(MODULE_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

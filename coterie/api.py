@@ -1,4 +1,4 @@
-"""Train a team from Python."""
+"""The Python API: train a team without the command line."""
 
 from __future__ import annotations
 
@@ -12,32 +12,36 @@ from pathlib import Path
 from typing import Any
 
 from coterie import api_config
-from coterie.cli.commands import free
+from coterie.cli.commands import new_run_folder
 from coterie.config import ConfigError
 from coterie.config.config import of, plain
 from coterie.config.functions import named
 from coterie.files import write_atomic
+from coterie.training import loop
 from coterie.training.build import build
-from coterie.training.loop import train
 from coterie.types import Env, Metrics
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What a training left behind."""
+    """The result of a training run."""
 
-    folder: Path  # `coterie eval FOLDER` and `coterie train --resume FOLDER` go on from here
+    folder: Path  # for `coterie eval FOLDER` and `coterie train --resume FOLDER`
     metrics: Metrics  # of the last evaluation
 
 
+def train(config: str | Path | Mapping[str, Any], *overrides: str, out: str | Path = "runs") -> Trained:
+    """Train the team of a recipe: `train("recipes/demo.yaml", "steps=2")`."""
+    return AgentTrainer(config=config, overrides=overrides, out=out).train()
+
+
 class AgentTrainer:
-    """Trains a team: its workflow and data, and all else that a recipe says.
+    """Trains a team. The arguments override the config, which is a recipe's path, a graph's, or a mapping.
 
     `workflow` is a name, a class or an instance; `reward` a name or a function; a dataset is a file, a list of rows
-    with question and answer, or, for both splits, an environment. What is yours must stand at the top of a file, and
-    this call under `if __name__ == "__main__":`, because the file is read again: by processes that grade answers, and
-    when the run is resumed; so must functions among `workflow_args`, for options that are declared `Callable`.
-    `config` is a recipe's path, a graph's, or a mapping like a recipe; what is given here goes over it.
+    with question and answer, or, for both splits, an environment. Your own classes and functions, also those in
+    `workflow_args`, must be at the top level of a file, and this call under `if __name__ == "__main__":`, because the
+    file is imported again: by grading processes, and on resume.
     """
 
     def __init__(
@@ -53,51 +57,51 @@ class AgentTrainer:
         out: str | Path = "runs",
     ) -> None:
         self.out = Path(out)
-        with _only_one():
+        with _not_nested():
             files = self._files(train_dataset, val_dataset)
             if not isinstance(config, Mapping) and api_config.is_graph_file(Path(config)):
-                api_config.must_fit_graph(workflow, workflow_args, files)
+                api_config.check_graph_arguments(workflow, workflow_args, files)
                 tree, problems, folder, overrides = api_config.graph(Path(config), files or {}, overrides)
             else:
                 tree, problems, folder = api_config.tree(config)
                 tree["env"] = (
                     api_config.part("env", train_dataset) if files is None else api_config.with_files(tree, files)
                 )
-            self._put(tree, workflow, workflow_args or {}, reward)
+            self._override(tree, workflow, workflow_args or {}, reward)
             self.config = of(tree, problems, folder, overrides)
 
     def train(self, console: bool = True) -> Trained:
-        """Train to the last step; the run's folder is new."""
-        with free(self.out / self.config.name) as folder:
+        """Train to the last step in a new run folder."""
+        with new_run_folder(self.out / self.config.name) as folder:
             run = build(self.config, folder, console=console)
             try:
-                train(run)
+                loop.train(run)
             finally:
                 run.log.close()
         *_, last = (run.folder / "metrics.jsonl").read_text().splitlines()
-        told = {name.removeprefix("eval/"): value for name, value in json.loads(last).items() if name[:5] == "eval/"}
-        return Trained(run.folder, told)
+        metrics = {name.removeprefix("eval/"): value for name, value in json.loads(last).items() if name[:5] == "eval/"}
+        return Trained(run.folder, metrics)
 
-    def _put(self, tree: dict[str, Any], workflow: Any, arguments: Mapping[str, Any], reward: Any) -> None:
+    def _override(self, tree: dict[str, Any], workflow: Any, arguments: Mapping[str, Any], reward: Any) -> None:
         if workflow is not None:
             tree["workflow"] = api_config.part("workflow", workflow)
         if arguments:
-            tree["workflow"] = {**api_config.long(tree, "workflow"), **plain(named(arguments, "workflow_args"))}
+            tree["workflow"] = {**api_config.part_tree(tree, "workflow"), **plain(named(arguments, "workflow_args"))}
         if reward is not None:
             tree["reward"] = api_config.part("reward", reward)
 
     def _files(self, training: Any, testing: Any) -> dict[str, str] | None:
-        """The files of both splits, as far as they are given; None where an environment is."""
+        """The dataset files by split, as far as given; None if the dataset is an environment."""
         if not isinstance(training, Env) and not inspect.isclass(training):
             return {
                 name: self._file(rows) for name, rows in (("train", training), ("test", testing)) if rows is not None
             }
         if testing is not None:
-            raise ConfigError("val_dataset: the environment that is the train_dataset has its own held-out tasks")
+            raise ConfigError("val_dataset: the environment given as train_dataset has its own held-out tasks")
         return None
 
     def _file(self, rows: str | Path | Sequence[Mapping[str, Any]]) -> str:
-        """A dataset as a file. Rows are written to one that their content names, so that a resumed run finds it."""
+        """A dataset as a file. Rows are written to a file named by their hash, so that a resumed run finds it."""
         if isinstance(rows, str | Path):
             return str(rows)
         text = "".join(json.dumps(dict(row), ensure_ascii=False) + "\n" for row in rows)
@@ -107,18 +111,18 @@ class AgentTrainer:
         return str(file.resolve())
 
 
-_reading: list[bool] = []
+_constructing: list[bool] = []
 
 
 @contextmanager
-def _only_one() -> Iterator[None]:
-    """A file whose parts are read must not start a training of its own."""
-    if _reading:
+def _not_nested() -> Iterator[None]:
+    """Reject a trainer that starts while another one imports its file."""
+    if _constructing:
         raise ConfigError(
-            'an AgentTrainer was started while its file was read: put it under if __name__ == "__main__":'
+            'an AgentTrainer was created while its own file was imported: put it under if __name__ == "__main__":'
         )
-    _reading.append(True)
+    _constructing.append(True)
     try:
         yield
     finally:
-        _reading.clear()
+        _constructing.clear()

@@ -1,4 +1,4 @@
-"""What is given from Python, as a config says it."""
+"""Turns the arguments of `AgentTrainer` into the keys of a config."""
 
 from __future__ import annotations
 
@@ -20,77 +20,77 @@ from coterie.config.registry import BUILTIN, Kind
 
 
 def tree(config: str | Path | Mapping[str, Any]) -> tuple[dict[str, Any], Problems, Path]:
-    """A recipe's keys, what its problems are told with, and the folder in which its files are looked for."""
+    """The keys of a recipe, a collector for its problems, and the folder that its relative paths start from."""
     if isinstance(config, Mapping):
         return copy.deepcopy(named(config, "config")), Problems(Sources("the config given to AgentTrainer")), Path()
     path = Path(config)
     if not path.is_file():
         raise ConfigError(f"{path}: there is no such file")
     problems = Problems(Sources(str(path)))
-    read = yamltree.read(text_of(path), problems)
-    if not isinstance(read, dict):
+    keys = yamltree.read(text_of(path), problems)
+    if not isinstance(keys, dict):
         raise ConfigError(f"{path}: a config is a mapping of keys to values")
-    return {"name": path.stem, **read}, problems, path.parent
+    return {"name": path.stem, **keys}, problems, path.parent
 
 
 def is_graph_file(path: Path) -> bool:
-    """Whether a graph in siiRL's format is there, and not a recipe."""
+    """Whether a file is a graph in siiRL's format rather than a recipe."""
     return path.is_file() and is_graph(text_of(path))
 
 
 def graph(
     path: Path, files: Mapping[str, str], overrides: Sequence[str]
 ) -> tuple[dict[str, Any], Problems, Path, list[str]]:
-    """A graph as a config of ours; the files are told in its own words."""
-    words = {"train": "data.train_files", "test": "data.val_files"}
-    told = [f"{words[split]}={json.dumps(file)}" for split, file in files.items()]
+    """A siiRL graph translated to a config; dataset files become siiRL overrides."""
+    keys = {"train": "data.train_files", "test": "data.val_files"}
+    datasets = [f"{keys[split]}={json.dumps(file)}" for split, file in files.items()]
     problems = Problems(Sources(str(path)))
-    translated, rest = translate(text_of(path), path, [*told, *overrides], problems)
+    translated, rest = translate(text_of(path), path, [*datasets, *overrides], problems)
     return {"name": path.stem, **translated}, problems, path.parent, rest
 
 
-def must_fit_graph(workflow: Any, arguments: Any, files: Any) -> None:
+def check_graph_arguments(workflow: Any, arguments: Any, files: Any) -> None:
     if workflow is not None or arguments:
-        raise ConfigError("workflow: has no place here: the graph says who speaks when")
+        raise ConfigError("workflow: not allowed with a graph, which defines the workflow itself")
     if files is None:
-        raise ConfigError("train_dataset: a graph has environments of its own; give a file, or rows")
+        raise ConfigError("train_dataset: a graph has its own environments; pass a file or rows")
 
 
 def with_files(tree: Mapping[str, Any], files: Mapping[str, str]) -> dict[str, Any]:
-    """The environment that the config names, `rows` if it names none, with these files."""
-    return {**(long(tree, "env") if "env" in tree else {"name": "rows"}), **files}
+    """The config's environment, `rows` by default, with these dataset files."""
+    return {**(part_tree(tree, "env") if "env" in tree else {"name": "rows"}), **files}
 
 
-def long(tree: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """A part of the config as a mapping, also where only its name is given."""
+def part_tree(tree: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """A part of the config as a mapping, also where the config has only its name."""
     if kind not in tree:
-        raise ConfigError(f"{kind}_args: have no effect without a {kind}")
-    named = tree[kind]
-    return {"name": named} if isinstance(named, str) else dict(named)
+        raise ConfigError(f"{kind}_args: no effect without a {kind}")
+    value = tree[kind]
+    return {"name": value} if isinstance(value, str) else dict(value)
 
 
-def part(kind: Kind, given: Any) -> dict[str, Any]:
-    """A name, a class, a function or an instance, as a config says it."""
-    if isinstance(given, str):
-        return {"name": given}
-    if inspect.isclass(given) or inspect.isfunction(given):
-        return {"name": _name(kind, given)}
-    if not is_dataclass(given):
-        raise ConfigError(f"{kind}: {type(given).__name__} must be a dataclass, so that a run can write it down")
-    options = {f.name: getattr(given, f.name) for f in fields(given) if f.name[0] != "_"}
-    return {"name": _name(kind, type(given)), **plain(named(options, kind))}
+def part(kind: Kind, value: Any) -> dict[str, Any]:
+    """A name, a class, a function or an instance as a config part."""
+    if isinstance(value, str):
+        return {"name": value}
+    if inspect.isclass(value) or inspect.isfunction(value):
+        return {"name": _name(kind, value)}
+    if not is_dataclass(value):
+        raise ConfigError(f"{kind}: {type(value).__name__} must be a dataclass, so that a run can store its options")
+    options = {f.name: getattr(value, f.name) for f in fields(value) if f.name[0] != "_"}
+    return {"name": _name(kind, type(value)), **plain(named(options, kind))}
 
 
 def _name(kind: Kind, part: Any) -> str:
-    """How a config names a class or function: what is ours by its name, what is yours by its file."""
+    """How a config names a class or function: built-in parts by name, your own as file.py:Name."""
     known = {place: name for name, place in BUILTIN[kind].items()}
     place = f"{part.__module__}:{part.__qualname__}"
     if place in known:
         return known[place]
     try:
         file = inspect.getsourcefile(part)
-    except TypeError:  # made in a session without a file
+    except TypeError:  # defined interactively, without a file
         file = None
     if file is None or not Path(file).is_file() or not part.__qualname__.isidentifier():
-        raise ConfigError(f"{kind}: {part.__qualname__} must stand at the top of a file, which can be read again")
+        raise ConfigError(f"{kind}: {part.__qualname__} must be at the top level of a file that can be imported")
     return f"{Path(file).resolve()}:{part.__qualname__}"

@@ -31,7 +31,7 @@ def train(config_file: Path, changes: Sequence[str], out: Path, examples: int) -
     config = load(config_file, changes)
     from coterie.cli import run
 
-    with free(out / config.name) as folder:
+    with new_run_folder(out / config.name) as folder:
         return run.train_run(config, folder, examples, resuming=False)
 
 
@@ -105,7 +105,7 @@ def _holds_run(folder: Path) -> bool:
 
 
 @contextmanager
-def free(folder: Path) -> Iterator[Path]:
+def new_run_folder(folder: Path) -> Iterator[Path]:
     """The folder itself, or demo-2, demo-3 … where there is a run in it; it is locked, for another run may be looking
     for one, and given back if the run does not begin. An empty one is left by a run that was killed before it began.
     """

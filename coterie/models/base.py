@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -23,6 +25,16 @@ from coterie.models.store import load_end_ids, load_model, load_tokenizer, max_c
 from coterie.models.trainable_forward import Learned
 
 
+def configure_allocator() -> None:
+    """Let CUDA memory segments grow, unless the user configured the allocator. Call before the first allocation.
+
+    Varying lengths fragment the CUDA allocator: after 100 steps PyTorch reserved a sixth more memory than their peak,
+    and a tenth more with expandable segments.
+    """
+    if sys.platform == "linux" and "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
+        os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+
+
 class Base:
     """A causal language model, its tokenizer, and the adapters that live on it."""
 
@@ -37,6 +49,8 @@ class Base:
         """`model`: one that is at hand already, in eval mode; then the folder needs no weights. `bf16`: whether
         products are computed in bfloat16 while it learns, whatever the weights are in; None: on a GPU."""
         self.folder, self.device = folder, torch.device(device)
+        if self.device.type == "cuda":
+            configure_allocator()
         self.bf16 = self.device.type == "cuda" if bf16 is None else bf16
         self.tokenizer = load_tokenizer(folder)
         self.chat = Chat(self.tokenizer, load_end_ids(folder))

@@ -238,7 +238,10 @@ class Returns:
 @pytest.mark.filterwarnings("ignore:coroutine")
 def test_a_workflow_that_returns_no_answer_is_told_what_it_did(text: bool, why: str, collector: Collector) -> None:
     (played,) = replace(collector, workflow=Returns(text)).collect(TASKS[:1], 1, PLAYERS, seed=1)
-    assert played.error_kind == "TypeError" and f"Returns.run returned {'something' if text else 'a'}" in played.error
+    assert (
+        played.error_kind == "TypeError"
+        and f"Returns.run returned {'an awaitable' if text else 'a Turn'}" in played.error
+    )
     assert why in played.error
 
 

@@ -273,13 +273,19 @@ def test_a_graph_is_taken_as_the_command_takes_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"config": GRAPH, "workflow": "chain"}, "workflow: has no place here: the graph says who speaks when"),
-        ({"config": GRAPH, "train_dataset": Chain, "val_dataset": None}, "train_dataset: a graph has environments"),
+        (
+            {"config": GRAPH, "workflow": "chain"},
+            "workflow: not allowed with a graph, which defines",
+        ),
+        (
+            {"config": GRAPH, "train_dataset": Chain, "val_dataset": None},
+            "train_dataset: a graph has its own",
+        ),
         ({"config": GRAPH, "train_dataset": None}, r"env.train: missing; data.train_files=FILE"),
-        ({"workflow": lambda task: None}, "must stand at the top of a file"),
+        ({"workflow": lambda task: None}, "must be at the top level of a file"),
         ({"workflow": "chian"}, "did you mean chain"),
         ({"workflow": "chain", "workflow_args": {"rols": ["a"]}}, "workflow.rols: unknown key.*did you mean roles"),
-        ({"workflow_args": {"x": 1}}, "workflow_args: have no effect without a workflow"),
+        ({"workflow_args": {"x": 1}}, "workflow_args: no effect without a workflow"),
         ({"config": "nowhere.yaml"}, "nowhere.yaml: there is no such file"),
     ],
 )
@@ -304,10 +310,19 @@ def test_a_file_that_starts_training_when_it_is_read_is_told_what_to_write(tmp_p
     assert ran.returncode != 0 and '__name__ == "__main__"' in ran.stderr
 
 
-def test_the_package_imports_nothing_heavy_by_itself() -> None:
-    code = "import coterie, sys; from coterie import workflow; print('torch' in sys.modules)"
+def test_the_public_names_come_from_the_package_and_are_imported_when_they_are_used() -> None:
+    code = (
+        "import os, sys; before = dict(os.environ); import coterie\n"
+        "print('torch' in sys.modules, os.environ == before)\n"
+        "from coterie import Episode, Message, Outcome, Sampling, Task, Team, Turn, reward, workflow\n"
+        "print('torch' in sys.modules)"
+    )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG)
-    assert ran.stdout.strip() == "False"
+    assert ran.stdout.split() == ["False", "True", "False"]
+    expected = {"AgentTrainer", "Algorithm", "Credit", "Episode", "Message", "Outcome", "Sampling", "Task", "Team"}
+    assert set(coterie.__all__) == expected | {"Trained", "Turn", "env", "reward", "tool", "train", "workflow"}
+    assert set(coterie.__all__) == set(coterie.MODULE_OF) and set(coterie.__all__) <= set(dir(coterie))
+    assert coterie.Task is Task and all(callable(getattr(coterie, name)) for name in coterie.__all__)
     with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
         _ = coterie.Nothing  # type: ignore[attr-defined]
 
@@ -324,7 +339,10 @@ def test_the_package_imports_nothing_heavy_by_itself() -> None:
 def test_a_gpus_memory_grows_in_one_piece_unless_the_user_says_how(given: dict[str, str], expected: str) -> None:
     names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
     around = {name: value for name, value in os.environ.items() if name not in names}
-    code = "import torch, coterie; print(torch._C._accelerator_getAllocatorSettings())"
+    code = (
+        "import torch; from coterie.models.base import configure_allocator; configure_allocator(); "
+        "print(torch._C._accelerator_getAllocatorSettings())"
+    )
     ran = subprocess.run(
         [sys.executable, "-c", code], env=around | given, capture_output=True, text=True, timeout=HANG, check=True
     )

@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 from coterie import __version__
 from coterie.cli.app import app
-from coterie.cli.commands import free
+from coterie.cli.commands import new_run_folder
 from coterie.cli.report import dialogue, visible
 from coterie.config import load
 from coterie.models.base import Base
@@ -254,7 +254,7 @@ def test_a_second_run_gets_a_folder_of_its_own(tmp_path: Path, tiny_model: Path)
 
 def test_runs_that_start_together_share_no_folder(tmp_path: Path) -> None:
     with ExitStack() as together:
-        taken = [together.enter_context(free(tmp_path / "runs" / "game")) for _ in range(3)]
+        taken = [together.enter_context(new_run_folder(tmp_path / "runs" / "game")) for _ in range(3)]
         assert [path.name for path in taken] == ["game", "game-2", "game-3"]
         (taken[1] / "config.yaml").touch()
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["game-2"]  # the others never began
