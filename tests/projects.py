@@ -6,7 +6,7 @@ import asyncio
 import textwrap
 from typing import Any
 
-from coterie.envs.swe.checkout import Checkout, Tested
+from coterie.envs.swe.checkout import Checkout, SuiteResult
 
 UNITTEST, PYTEST = "python -m unittest tests.test_ops", "pytest -q tests/test_ops.py"
 BY_UNITTEST = """\
@@ -26,5 +26,5 @@ def project(test: str, command: str, **more: Any) -> Checkout:
     return Checkout(files | {"tests/test_ops.py": test.encode()}, [command], **more)
 
 
-def tried(test: str, command: str, change: str, **more: Any) -> Tested:
+def tried(test: str, command: str, change: str, **more: Any) -> SuiteResult:
     return asyncio.run(project(test, command, **more).test({"calc/ops.py": textwrap.dedent(change)}))

@@ -257,15 +257,15 @@ def test_a_conviction_by_one_command_is_one_of_the_whole_change() -> None:
     assert asyncio.run(both.test({"calc/ops.py": lie})).passed == 0
 
 
-def test_altered_tests_that_are_not_done_in_time_convict_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mutated_tests_that_time_out_convict_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """To say in which place two long values differ may take a test runner minutes."""
 
-    async def slow_when_altered(command: str, files: Any, left: float) -> checkouts.Command:
+    async def slow_when_mutated(command: str, files: Any, left: float) -> checkouts.CommandResult:
         real = files["tests/test_ops.py"] == BY_UNITTEST.encode()
-        places = frozenset(["tests/test_ops.py::T.test_add"])
-        return checkouts.Command(command, real, "", 0.5 if real else left, not real, places if real else None)
+        test_ids = frozenset(["tests/test_ops.py::T.test_add"])
+        return checkouts.CommandResult(command, real, "", 0.5 if real else left, not real, test_ids if real else None)
 
-    monkeypatch.setattr(checkouts, "run_command", slow_when_altered)
+    monkeypatch.setattr(checkouts, "run_command", slow_when_mutated)
     assert tried(BY_UNITTEST, UNITTEST, RIGHT).passed == 1
 
 

@@ -47,7 +47,7 @@ def test_the_known_repair_tells_slow_tests_that_the_project_fails_at_once() -> N
 
 
 def test_a_known_repair_that_cannot_be_made_is_told() -> None:
-    with pytest.raises(ValueError, match=r"patch: the known repair cannot be made: calc/nowhere.py"):
+    with pytest.raises(ValueError, match=r"patch: the reference fix cannot be applied: calc/nowhere.py"):
         tried(BY_UNITTEST, UNITTEST, HANGS, seconds=1.0, patch=REPAIR.replace("ops", "nowhere"))
 
 

@@ -831,7 +831,7 @@ def test_a_row_that_cannot_be_run_is_told_with_its_file_and_number(
     ("file", "message"),
     [
         ("nowhere.jsonl", r"env.train: .*nowhere.jsonl: no such file \(.*yaml, line \d+\)"),
-        ("swebench.jsonl", r"env.repositories: rows of SWE-bench need a folder with clones .*yaml, line \d+\)"),
+        ("swebench.jsonl", r"env.repositories: SWE-bench rows need a folder with clones .*yaml, line \d+\)"),
         ("prepared.parquet", r"env.train: .*prepared.parquet holds r2egym, whose rows need the containers"),
     ],
 )

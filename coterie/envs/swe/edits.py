@@ -1,4 +1,7 @@
-"""Changes to files, as a model writes them: search/replace blocks, or a unified diff."""
+"""Parse and apply a model's edits: search/replace blocks, or a unified diff.
+
+EditError messages are part of prompts: models read them.
+"""
 
 from __future__ import annotations
 
@@ -12,32 +15,32 @@ from pathlib import PurePosixPath
 Files = Mapping[str, str]
 
 SEARCH, BETWEEN, REPLACE = (re.compile(sign) for sign in (r"<{5,9} ?SEARCH", r"={5,9}", r">{5,9} ?REPLACE"))
-# A date may follow a path after a tab. Possessive: where it does not match, it is not tried at every length.
+# A date may follow a path after a tab. Possessive quantifiers, so that a mismatch does not backtrack.
 HEADER = re.compile(r"^--- (?P<old>[^\t\n]++)(?:\t[^\n]*+)?\n\+\+\+ (?P<new>[^\t\n]++)(?:\t[^\n]*+)?\n", re.M)
 HUNK = re.compile(r"^@@ -(?P<start>[0-9]++)(?:,[0-9]++)? \+[0-9]++(?:,[0-9]++)? @@")
-DIGITS = 9  # of a line's number
-MOST_CHANGES = 1000
+DIGITS = 9  # of a line number, at most
+MAX_CHANGES = 1000
 NOWHERE = "/dev/null"
 NO_NEWLINE = "\\ No newline at end of file"
 FENCED_DIFF = re.compile(r"^```(?:diff|patch)?[ \t]*\n(?P<body>(?:diff --git|--- ).*?)^```", re.DOTALL | re.M)
 
 
 class EditError(ValueError):
-    """Changes that cannot be made, in words for whoever wrote them."""
+    """An edit that cannot be applied; the message is for the model that wrote it."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """Some lines of a file, and what stands there instead. An empty `old` makes a new file."""
+    """Replace some lines of a file. An empty `old` makes a new file."""
 
     path: str
     old: str
     new: str
-    near: int = 0  # the line at which a diff says it begins
+    near: int = 0  # the line number in a diff's hunk header
 
 
 def edited(text: str, files: Files) -> dict[str, str]:
-    """The files after the changes in a text; an EditError says which one cannot be made.
+    """Apply the edits in a text and return all files; raises EditError.
 
     src/add.py                       or a unified diff:    --- a/src/add.py
     <<<<<<< SEARCH                                         +++ b/src/add.py
@@ -49,8 +52,8 @@ def edited(text: str, files: Files) -> dict[str, str]:
     changes = _blocks(text) or _diff(text)
     if not changes:
         raise EditError("there is neither a search/replace block nor a diff in it")
-    if len(changes) > MOST_CHANGES:
-        raise EditError(f"{len(changes)} changes; at most {MOST_CHANGES} are made at once")
+    if len(changes) > MAX_CHANGES:
+        raise EditError(f"{len(changes)} changes; at most {MAX_CHANGES} are made at once")
     result = dict(files)
     for change in changes:
         result[change.path] = _applied(change, result)
@@ -58,7 +61,7 @@ def edited(text: str, files: Files) -> dict[str, str]:
 
 
 def diff_of(before: Files, after: Files) -> str:
-    """What changed, as a unified diff that `edited` takes back."""
+    """The changes as a unified diff, which `edited` can apply."""
     parts: list[str] = []
     for path in sorted(before.keys() | after.keys()):
         if before.get(path) != after.get(path):
@@ -70,14 +73,14 @@ def diff_of(before: Files, after: Files) -> str:
 
 
 def lines(text: str) -> list[str]:
-    """With their ends. A form feed or a lone carriage return is part of a line, as git sees it."""
+    """Split into lines with their ends, as git does: only at newlines, not at form feeds or carriage returns."""
     return re.findall(r"[^\n]*\n|[^\n]+", text)
 
 
 def _blocks(text: str) -> list[Change]:
-    """Line by line, so that it takes no longer than the text is."""
+    """Search/replace blocks. Line by line, which is linear in the length of the text."""
     changes: list[Change] = []
-    path, parts = "", list[list[str]]()  # the lines to look for, and those instead, as far as they were read
+    path, parts = "", list[list[str]]()  # the search lines and the replacement, as read so far
     for line in lines(text):
         bare = line.rstrip()
         if SEARCH.fullmatch(bare):
@@ -100,7 +103,7 @@ def _diff(text: str) -> list[Change]:
     headers = list(HEADER.finditer(body))
     ends = [header.start() for header in headers[1:]] + [len(body)]
     changes: list[Change] = []
-    for header, end in zip(headers, ends, strict=False):  # without any, there is one end too many
+    for header, end in zip(headers, ends, strict=False):  # without headers there is one end too many
         if header["new"].strip() == NOWHERE:
             raise EditError(f"{header['old']}: a file cannot be removed")
         path = _clean(re.sub(r"^b/", "", header["new"].strip()))
@@ -124,7 +127,7 @@ def _hunks(path: str, body: str) -> list[Change]:
             last = line[:1] or " "
             old += f"{line[1:]}\n" if last in "- " else ""
             new += f"{line[1:]}\n" if last in "+ " else ""
-        else:  # `diff --git`, `index` and whatever a model says after its diff
+        else:  # `diff --git`, `index`, and prose after the diff
             changes += [Change(path, old, new, near)] if inside else []
             inside = False
     return changes
@@ -152,13 +155,13 @@ def _applied(change: Change, files: Files) -> str:
 
 
 def _spellings(change: Change) -> list[tuple[str, str]]:
-    """As written; and without empty lines at its end or a last newline, which models add and forget."""
+    """The change as written, and without trailing newlines, which models add or forget."""
     bare = (change.old.rstrip("\n"), change.new.rstrip("\n"))
     return [(change.old, change.new), bare]
 
 
 def _clean(path: str) -> str:
-    """A path out of what stands in its line: `**src/a.py**`, "File: src/a.py"."""
+    """Extract the path from its line: `**src/a.py**`, "File: src/a.py"."""
     bare = re.sub(r"^(?:#+ |file(?:name)?:|path:)\s*", "", path.strip().strip("`*"), flags=re.IGNORECASE).strip("`* :")
     if bare.startswith("/") or ".." in bare.split("/") or "\0" in bare or not PurePosixPath(bare).parts:
         raise EditError(f"{path.strip()[:100]!r} is no path within the project")

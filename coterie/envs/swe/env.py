@@ -1,4 +1,4 @@
-"""Issues of real projects: a repository, an issue text, and tests that fail until it is closed."""
+"""Software engineering tasks, as in SWE-bench: an issue, a repository, and tests that fail until it is fixed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from coterie.data.r2egym import R2EGYM
 from coterie.data.row import Raw, Row
 from coterie.data.swe import SWE, parse
 from coterie.data.swebench import SWEBENCH
-from coterie.envs.swe.checkout import Checkout, Tested, files_at
+from coterie.envs.swe.checkout import Checkout, SuiteResult, files_at
 from coterie.envs.swe.edits import EditError, edited
 from coterie.limits import Count, Positive
 from coterie.types import Episode, Split, Task
@@ -27,10 +27,10 @@ CANNOT_RUN = {R2EGYM.name: "need the containers they came with; they can be read
 class Swe:
     """Rows of your own projects, or of SWE-bench where `repositories` holds clones; `reward: native`.
 
-    A row of yours has `issue`, `repository` (a folder, from the file's place) and `tests` (commands that fail until the
-    issue is closed); and if you like `id`, `commit`, `test_files` (path → text, put in before the tests run) and
-    `patch`, the known repair. The answer is a diff; it is worth 1 when all tests pass. A change that keeps its tests
-    from being done in time is worth 0; where they are slow without it too, the episode fails.
+    A row of yours has `issue`, `repository` (a folder, relative to the file) and `tests` (commands that fail until the
+    issue is fixed); optionally `id`, `commit`, `test_files` (path → text, added before the tests run) and `patch`, the
+    reference fix. The answer is a diff. Its reward is 1 if all tests pass, and 0 if it makes them time out; if they are
+    too slow without it, too, the episode fails.
     """
 
     needs_sandbox: ClassVar[bool] = True
@@ -38,10 +38,10 @@ class Swe:
 
     train: Path
     test: Path | None = None
-    repositories: Path | None = None  # of SWE-bench rows: astropy/astropy lies in astropy__astropy
+    repositories: Path | None = None  # clones for SWE-bench rows: astropy/astropy in astropy__astropy
     seconds: Positive = 60.0  # for all tests of a change
     limit: Count | None = None
-    _results: dict[str, Tested] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _results: dict[str, SuiteResult] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def problems(self, config: Any) -> Iterator[tuple[str, str]]:
         """Conflicts with the rest of the config, as (dotted key, message)."""
@@ -51,7 +51,7 @@ class Swe:
     def tasks(self, split: Split) -> list[Task]:
         path = self.train if split == "train" else self.test
         if path is None:
-            raise ValueError("test: held-out tasks are asked for, but no file is named")
+            raise ValueError("test: evaluation needs held-out tasks; name a file")
         return list(islice(self._tasks(path), self.limit))
 
     def open(self, task: Task) -> Checkout:
@@ -68,11 +68,11 @@ class Swe:
         return replace(checkout, test_files=changed)
 
     async def score(self, episode: Episode) -> None:
-        """What a workflow has tested is not tested again."""
+        """1 if all tests pass. Results that a workflow has computed are reused."""
         checkout = self.open(episode.task)
         try:
             tested = await checkout.test(checkout.edited(str(episode.answer)))
-        except EditError:  # an answer that changes nothing closes nothing
+        except EditError:  # the answer has no valid edit
             episode.reward = 0.0
         else:
             episode.reward = float(tested.passed == tested.total)
@@ -83,7 +83,9 @@ class Swe:
         if source not in (None, SWE.name, SWEBENCH.name):
             raise ValueError(f"{path} holds {source}, whose rows {CANNOT_RUN.get(source, 'have no projects')}")
         if source is not None:
-            yield from (self._of_swebench(row) if source == SWEBENCH.name else own(row) for row in read_prepared(path))
+            yield from (
+                self._of_swebench(row) if source == SWEBENCH.name else user_task(row) for row in read_prepared(path)
+            )
             return
         for number, raw in read(path):
             row = self._read(path, number, raw)
@@ -92,36 +94,36 @@ class Swe:
             yield row
 
     def _read(self, path: Path, number: int, raw: Raw) -> Task | str:
-        """A row of any kind, or what is wrong with it."""
+        """A task from a row of any format, or what is wrong with the row."""
         if not isinstance(R2EGYM.parse(raw, ""), str):
             return f"rows of {R2EGYM.name} {CANNOT_RUN[R2EGYM.name]}"
-        theirs = "instance_id" in raw
-        row = SWEBENCH.parse(raw, "") if theirs else parse(raw, f"{path.stem}/{number}")
+        swebench = "instance_id" in raw
+        row = SWEBENCH.parse(raw, "") if swebench else parse(raw, f"{path.stem}/{number}")
         if isinstance(row, str):
             return row
-        return self._of_swebench(row) if theirs else own(row, path.parent)
+        return self._of_swebench(row) if swebench else user_task(row, path.parent)
 
     def _of_swebench(self, row: Row) -> Task:
         if self.repositories is None:
-            raise ValueError("repositories: rows of SWE-bench need a folder with clones of their projects")
+            raise ValueError("repositories: SWE-bench rows need a folder with clones of their projects")
         failing, passing = row.meta["FAIL_TO_PASS"], row.meta["PASS_TO_PASS"]
         project = {
             "repository": str((self.repositories / row.meta["repo"].replace("/", "__")).resolve()),
             "commit": row.meta["base_commit"],
-            "tests": [by_pytest([name]) for name in failing],
-            "guards": [by_pytest(passing)] if passing else [],
+            "tests": [pytest_command([name]) for name in failing],
+            "guards": [pytest_command(passing)] if passing else [],
             "test_files": {},
             "test_patch": row.meta["test_patch"],
         }
         return Task(row.id, row.question, row.answer, project)
 
 
-def own(row: Row, folder: Path = Path()) -> Task:
-    """A row of one's own; its repository is looked for from the folder on."""
+def user_task(row: Row, folder: Path = Path()) -> Task:
+    """A task from a user's row; a relative repository is resolved from `folder`."""
     repository = str((folder / row.meta["repository"]).resolve())
     project = {**row.meta, "repository": repository, "guards": [], "test_patch": ""}
     return Task(row.id, row.question, row.answer, project)
 
 
-def by_pytest(names: Sequence[str]) -> str:
+def pytest_command(names: Sequence[str]) -> str:
     return shlex.join(["python", "-m", "pytest", "-q", *names])

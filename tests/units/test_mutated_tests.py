@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from coterie.envs.swe.altered_tests import altered
+from coterie.envs.swe.mutated_tests import mutate_tests
 
 # Each passes with honest code.
 STATEMENTS = [
@@ -145,28 +145,28 @@ def passes(text: str) -> bool:
     return True
 
 
-def must_fail_when_altered(text: str) -> None:
+def must_fail_when_mutated(text: str) -> None:
     assert passes(text), text
     for seed in range(12):
-        found = altered(text, random.Random(seed))
+        found = mutate_tests(text, random.Random(seed))
         assert found is not None and found.text != text
         assert not passes(found.text), found.text
 
 
 @pytest.mark.parametrize("statement", STATEMENTS)
 def test_no_honest_code_passes_an_altered_function(statement: str) -> None:
-    must_fail_when_altered(by_function(statement))
+    must_fail_when_mutated(by_function(statement))
 
 
 @pytest.mark.filterwarnings("ignore::SyntaxWarning")
 @pytest.mark.parametrize("statement", METHODS)
 def test_no_honest_code_passes_an_altered_method(statement: str) -> None:
-    must_fail_when_altered(by_method(statement.replace("'''ab\n'''", "'ab\\n'")))
+    must_fail_when_mutated(by_method(statement.replace("'''ab\n'''", "'ab\\n'")))
 
 
 def test_no_honest_code_passes_an_altered_coroutine() -> None:
     body = "self.assertEqual(add(2, 3), 5)\nawait asyncio.sleep(0)"
-    must_fail_when_altered(by_method(body, "async def", "IsolatedAsyncioTestCase"))
+    must_fail_when_mutated(by_method(body, "async def", "IsolatedAsyncioTestCase"))
 
 
 def test_a_decorator_that_expects_an_error_is_no_way_to_pass() -> None:
@@ -175,7 +175,7 @@ def test_a_decorator_that_expects_an_error_is_no_way_to_pass() -> None:
         "            except error: return\n            raise AssertionError\n        return run\n    return around\n\n"
     )
     text = f"{BEFORE}{expects}@expects(TypeError)\ndef test_it():\n    add(1, 'a')\n    assert add(1, 1) == 3\n"
-    must_fail_when_altered(text)
+    must_fail_when_mutated(text)
 
 
 EQUALS_ALL = "class All:\n    def __eq__(self, other): return True\n    def __ne__(self, other): return True\n"
@@ -211,7 +211,7 @@ def test_an_object_that_equals_everything_passes_altered_tests_and_gives_itself_
     )
     assert passes(text)
     for seed in range(12):
-        found = altered(text, random.Random(seed))
+        found = mutate_tests(text, random.Random(seed))
         assert found is not None and passes(found.text), found.text
 
 
@@ -220,7 +220,7 @@ def test_code_that_reads_the_expected_value_passes_altered_tests_and_gives_itsel
     text = by_function(statement).replace("def add(a, b):\n    return a + b\n", READS_FRAME)
     assert passes(text)
     for seed in range(12):
-        found = altered(text, random.Random(seed))
+        found = mutate_tests(text, random.Random(seed))
         assert found is not None and passes(found.text), found.text
 
 
@@ -244,18 +244,18 @@ def test_every_test_function_is_altered_and_nothing_else_is_touched() -> None:
         if LIMIT:
             def test_three(): pass
         """)
-    found = altered(text, random.Random(0))
+    found = mutate_tests(text, random.Random(0))
     assert found is not None
     assert found.tests == {"TestA.test_one", "TestA.TestInner.test_two", "make.<locals>.test_made", "test_three"}
     ast.parse(found.text)
     changed = [old for old, new in zip(text.splitlines(), found.text.splitlines(), strict=True) if old != new]
     assert len(changed) == 4 and not any("helper()" in line and "def" in line for line in changed)
-    assert altered("def helper(): pass", random.Random(0)) is None
-    assert altered("print 'an old file'", random.Random(0)) is None
+    assert mutate_tests("def helper(): pass", random.Random(0)) is None
+    assert mutate_tests("print 'an old file'", random.Random(0)) is None
 
 
 def test_files_of_other_systems_are_altered_too() -> None:
-    found = altered("\ufeffdef test_a():\r\n    assert 1 == 1\r\n", random.Random(0))
+    found = mutate_tests("\ufeffdef test_a():\r\n    assert 1 == 1\r\n", random.Random(0))
     assert found is not None and found.tests == {"test_a"}
     ast.parse(found.text)
 
@@ -263,4 +263,4 @@ def test_files_of_other_systems_are_altered_too() -> None:
 def test_alterations_differ_from_change_to_change() -> None:
     """A model that is trained for long must not learn what the altered tests expect."""
     text = by_function("assert add(2, 3) == 5")
-    assert len({altered(text, random.Random(seed)) for seed in range(40)}) > 5
+    assert len({mutate_tests(text, random.Random(seed)) for seed in range(40)}) > 5

@@ -1,8 +1,8 @@
-"""What runs a project's tests: unittest or pytest, which must be the same at the end as they were at the beginning.
+"""Runs in the sandbox: a project's tests by unittest or pytest, and detects if the project patches these.
 
-Its text is handed to a Python that knows nothing of Coterie. It loads all that runs tests before the project's folder
-can be imported from, and reports every test that passes: `tests/test_add.py::TestAdd.test_zero`, then `done`. The
-project's code can find the pipe and lie; `checkout_inside` says what becomes of that.
+Sent as source text to a Python that does not have Coterie installed. It imports all of unittest or pytest before the
+project can be imported, and reports every test that passes, `tests/test_add.py::TestAdd.test_zero`, then `done`. The
+project's code can find the pipe and lie; see `test_launcher`.
 """
 
 import sys
@@ -18,9 +18,9 @@ from types import FunctionType  # noqa: E402
 from typing import Any  # noqa: E402
 
 RUNNERS = ("builtins", "unittest", "pytest", "_pytest", "pluggy")
-HERE = os.getcwd()  # the project; a test may leave it
-LENT = "_pytest.legacypath"  # whose functions pytest itself puts elsewhere
-Part = tuple[Any, str]  # a module or a class, and a name in it
+HERE = os.getcwd()  # the project; a test may change the directory
+MOVED = "_pytest.legacypath"  # pytest itself assigns its functions elsewhere
+Attribute = tuple[Any, str]  # a module or class, and a name in it
 Tell = Callable[[list[str]], None]
 
 
@@ -28,8 +28,8 @@ def is_runner(module: str) -> bool:
     return module.partition(".")[0] in RUNNERS
 
 
-def parts() -> Iterator[tuple[Part, Any]]:
-    """All functions, classes and methods of what runs tests."""
+def runner_attributes() -> Iterator[tuple[Attribute, Any]]:
+    """All functions, classes and methods of the test runners."""
     for name, module in list(sys.modules.items()):
         if is_runner(name):
             classes = [each for each in vars(module).values() if isinstance(each, type) and each.__module__ == name]
@@ -40,21 +40,21 @@ def parts() -> Iterator[tuple[Part, Any]]:
 
 
 def code_of(value: Any) -> Any:
-    """A function can be given other code and stay the same function."""
+    """A function's code object, which can be replaced without replacing the function."""
     inner = value.__func__ if isinstance(value, classmethod | staticmethod) else value
     return inner.__code__ if isinstance(inner, FunctionType) else None
 
 
-class Watch:
-    """Notes what is no longer as it was, and was not put there by an installed package, as plugins of pytest do."""
+class TamperCheck:
+    """Finds attributes of the test runners that changed, except by an installed package, such as a plugin."""
 
     def __init__(self, installed: list[str]) -> None:
-        self.installed = installed  # folders that packages are in
-        self.before = {part: (value, code_of(value)) for part, value in parts()}
+        self.installed = installed  # folders of packages
+        self.before = {part: (value, code_of(value)) for part, value in runner_attributes()}
         self.modules = {name: module for name, module in sys.modules.items() if is_runner(name)}
         self.owners = {owner for owner, _ in self.before if isinstance(owner, type)}
-        own = (value for (owner, _), (value, _) in self.before.items() if owner.__name__ != LENT)
-        self.values = {id(value) for value in own}  # held by `before`, so nothing else is called so
+        own = (value for (owner, _), (value, _) in self.before.items() if owner.__name__ != MOVED)
+        self.values = {id(value) for value in own}  # `before` keeps them alive, so ids are unique
         self.changed: set[str] = set()
 
     def look(self) -> None:
@@ -63,22 +63,22 @@ class Watch:
             now = vars(owner).get(name)
             if code_of(now) is not code if now is value else not self.is_installed(now):
                 self.changed.add(f"{owner.__name__}.{name}")
-        for owner in self.owners:  # a new method counts if Python itself would call it
+        for owner in self.owners:  # a new special method would be called by Python itself
             for name, value in vars(owner).items():
                 new = name.startswith("__") and isinstance(value, FunctionType) and (owner, name) not in self.before
                 if new and not self.is_installed(value):
                     self.changed.add(f"{owner.__name__}.{name}")
 
     def is_installed(self, value: Any) -> bool:
-        """A function of a package, and none that only belongs elsewhere."""
+        """True for a function from an installed package, but not for one moved from elsewhere in the runners."""
         code = code_of(value)
         file = os.path.abspath(code.co_filename) if code else ""
         packaged = any(file.startswith(folder + os.sep) for folder in self.installed)
         return id(value) not in self.values and packaged and os.path.isfile(file)
 
 
-def places(function: Any, owner: type | None, name: str, module: Any) -> list[str]:
-    """Where a test stands: by the function itself, and by the class or module that has it under its name."""
+def test_ids(function: Any, owner: type | None, name: str, module: Any) -> list[str]:
+    """The ids of a test: by its function, and by the class or module that has it under its name."""
     found: list[tuple[str | None, str]] = []
     plain = inspect.unwrap(getattr(getattr(function, "hypothesis", None), "inner_test", function))
     plain = getattr(plain, "__func__", plain)
@@ -92,14 +92,14 @@ def places(function: Any, owner: type | None, name: str, module: Any) -> list[st
     return [f"{os.path.relpath(file, HERE)}::{named}" for file, named in found if file]
 
 
-def by_unittest(arguments: list[str], ready: Callable[[], Watch], tell: Tell) -> tuple[bool, Watch]:
+def by_unittest(arguments: list[str], ready: Callable[[], TamperCheck], tell: Tell) -> tuple[bool, TamperCheck]:
     import unittest.async_case
 
     class Result(unittest.TextTestResult):
         def addSuccess(self, test: unittest.TestCase) -> None:
             super().addSuccess(test)
             name = getattr(test, "_testMethodName", "")
-            tell(places(getattr(test, name, None), type(test), name, None))
+            tell(test_ids(getattr(test, name, None), type(test), name, None))
 
         def stopTest(self, test: unittest.TestCase) -> None:
             super().stopTest(test)
@@ -113,7 +113,7 @@ def by_unittest(arguments: list[str], ready: Callable[[], Watch], tell: Tell) ->
     return ran.wasSuccessful() and ran.testsRun > len(ran.skipped), watch
 
 
-def by_pytest(arguments: list[str], ready: Callable[[], Watch], tell: Tell) -> tuple[bool, Watch]:
+def by_pytest(arguments: list[str], ready: Callable[[], TamperCheck], tell: Tell) -> tuple[bool, TamperCheck]:
     import pytest
     from _pytest.config import default_plugins
 
@@ -124,21 +124,21 @@ def by_pytest(arguments: list[str], ready: Callable[[], Watch], tell: Tell) -> t
         def __init__(self) -> None:
             self.passed: set[str] = set()
             self.failed: set[str] = set()
-            self.places: dict[str, list[str]] = {}
+            self.test_ids: dict[str, list[str]] = {}
 
         def pytest_itemcollected(self, item: Any) -> None:
             if isinstance(item, pytest.Function):
                 name = item.originalname or item.name
-                self.places[item.nodeid] = places(item.obj, item.cls, name, item.module)
+                self.test_ids[item.nodeid] = test_ids(item.obj, item.cls, name, item.module)
 
         def pytest_runtest_logreport(self, report: Any) -> None:
             if report.when == "call" and report.passed:
                 self.passed.add(report.nodeid)
-            if report.failed:  # also of a subtest, whose test is said to have passed all the same
+            if report.failed:  # also for a subtest, whose test is reported as passed
                 self.failed.add(report.nodeid)
             if report.when == "teardown":
                 if report.nodeid in self.passed - self.failed:
-                    tell(self.places.get(report.nodeid, []))
+                    tell(self.test_ids.get(report.nodeid, []))
                 watch.look()
 
     reports, watch = Reports(), ready()
@@ -146,10 +146,10 @@ def by_pytest(arguments: list[str], ready: Callable[[], Watch], tell: Tell) -> t
     return code == 0 and bool(reports.passed), watch
 
 
-def enter_project(installed: list[str]) -> Watch:
-    """From here on the project's own modules can be imported, also where they have a name that we have used."""
+def enter_project(installed: list[str]) -> TamperCheck:
+    """Make the project importable, also where a module has the name of one that is already imported."""
     here = os.getcwd()
-    watch = Watch([folder for folder in installed if folder and folder != here])
+    watch = TamperCheck([folder for folder in installed if folder and folder != here])
     sys.path.insert(0, here)
     for name in set(sys.modules) - STARTED:
         top = name.partition(".")[0]
@@ -175,7 +175,7 @@ def main() -> None:
     passed, watch = run(request["arguments"], lambda: enter_project(request["path"]), tell)
     watch.look()
     if watch.changed:
-        print(f"the project changes what runs its tests: {', '.join(sorted(watch.changed)[:5])}", file=sys.stderr)
+        print(f"the project changes its test runner: {', '.join(sorted(watch.changed)[:5])}", file=sys.stderr)
     if not passed or watch.changed:
         sys.exit(1)
     tell(["done"])
