@@ -1,9 +1,8 @@
-"""What agents may call: typed functions, and how a model's calls reach them."""
+"""Tools that agents may call: typed functions, the parser of tool calls, and the tool loop."""
 
-from coterie.tools.calls import BadCall, Call, read_calls
-from coterie.tools.conversation import Conversation, converse
+from coterie.tools.call_parser import BadCall, Call, read_calls
 from coterie.tools.tool import Tool, ToolError, describe, tool_schema
-from coterie.tools.use import use
+from coterie.tools.tool_loop import Conversation, converse, execute
 
 __all__ = [
     "BadCall",
@@ -13,7 +12,7 @@ __all__ = [
     "ToolError",
     "converse",
     "describe",
+    "execute",
     "read_calls",
     "tool_schema",
-    "use",
 ]

@@ -1,4 +1,4 @@
-"""The tool that runs Python."""
+"""The tool `python`, a code interpreter in the sandbox."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from coterie.tools.tool import Tool
 
 
 def python_tool(seconds: float = 10.0) -> Tool:
-    """A tool `python` that runs code in the sandbox, each call in a process of its own."""
+    """A tool that runs a program in the sandbox; calls share no state."""
     limits = replace(Limits(), seconds=seconds, output=32 << 10)
 
     async def python(code: str) -> str:
@@ -23,7 +23,7 @@ def python_tool(seconds: float = 10.0) -> Tool:
 
 
 def shown(ran: RunResult, seconds: float) -> str:
-    """What a program printed, and how it ended if not well; for a model to read."""
+    """A program's output, and its error if it failed, for the model."""
     endings = {
         "timeout": f"Timeout: it took more than {seconds:g} s",
         "output": "TooMuchOutput: it printed too much and was stopped",
@@ -31,5 +31,5 @@ def shown(ran: RunResult, seconds: float) -> str:
         "processes": "TooManyProcesses: it wanted more processes than it may have",
         "killed": f"Killed: it ended with exit code {ran.exit_code}",
     }
-    said = [ran.stdout.rstrip(), ran.stderr.rstrip(), endings.get(ran.status, "")]
-    return "\n".join(part for part in said if part) or "(it printed nothing; use print to see a value)"
+    parts = [ran.stdout.rstrip(), ran.stderr.rstrip(), endings.get(ran.status, "")]
+    return "\n".join(part for part in parts if part) or "(it printed nothing; use print to see a value)"

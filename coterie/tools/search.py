@@ -1,4 +1,4 @@
-"""The tools that find and open documents: over a local file, or a retrieval server."""
+"""Retrieval tools, `search` and `open_document`: BM25 over a local corpus, or a retrieval server."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from coterie.watchdog import run_in_daemon_thread
 
 @dataclass(frozen=True)
 class Hit:
-    """A document that was found, and how well it fits."""
+    """A retrieved document and its relevance score."""
 
     document: Document
     score: float
 
 
 class Retriever(Protocol):
-    """Finds documents."""
+    """Searches documents."""
 
     async def search(self, query: str, count: int) -> list[Hit]: ...
 
 
-class Shelf(Protocol):
-    """Gives documents by name."""
+class DocumentStore(Protocol):
+    """Looks up documents by name."""
 
     def open(self, name: str) -> Document: ...
 
 
 class Local:
-    """BM25 over a jsonl file of documents: `{"title": …, "text": …}`, and `id` where the title is not unique."""
+    """BM25 over a jsonl corpus: `{"title": …, "text": …}` per line, with `id` if titles are not unique."""
 
     def __init__(self, corpus: Path) -> None:
         self.index = _index(corpus.resolve())
@@ -46,7 +46,7 @@ class Local:
         return [Hit(document, score) for document, score in await run_in_daemon_thread(self.index.search, query, count)]
 
     def open(self, name: str) -> Document:
-        """A document by its id or title."""
+        """Look up a document by id or title."""
         found = self.index.find(name)
         if found is None:
             raise ToolError(f"NoSuchDocument: nothing is called {name[:100]!r}; search gives the names")
@@ -55,9 +55,9 @@ class Local:
 
 @dataclass(frozen=True)
 class Remote:
-    """A retrieval server, as Search-R1 has it.
+    """A retrieval server with the API of Search-R1.
 
-    POST {"queries": ["…"], "topk": 3, "return_scores": true} to its address; it answers
+    POST {"queries": ["…"], "topk": 3, "return_scores": true} to its address; it returns
     {"result": [[{"document": {"id": "7", "contents": "\\"Title\\"\\nText"}, "score": 0.9}, …]]}, a list for each query.
     A document may also have `title` and `text` instead of `contents`.
     """
@@ -82,12 +82,12 @@ class Remote:
 
 
 def retriever(place: str | Path) -> Local | Remote:
-    """Where to search: `http://…` is a retrieval server, anything else a jsonl file."""
+    """The retriever for a place: `http://…` is a retrieval server, anything else a jsonl file."""
     return Remote(str(place)) if str(place).startswith(("http://", "https://")) else Local(Path(place))
 
 
 def search_tool(where: Retriever, count: int = 3) -> Tool:
-    """A tool `search` that shows the best `count` documents with their titles."""
+    """A tool that shows the `count` best documents."""
 
     async def search(query: str) -> str:
         """Search the documents for a few words and return the best ones.
@@ -99,8 +99,8 @@ def search_tool(where: Retriever, count: int = 3) -> Tool:
     return Tool(search, "search")
 
 
-def open_tool(where: Shelf) -> Tool:
-    """A tool `open_document` that shows one document in full."""
+def open_tool(where: DocumentStore) -> Tool:
+    """A tool that shows one document in full."""
 
     async def open_document(title: str) -> str:
         """Return the whole text of a document.
@@ -114,7 +114,7 @@ def open_tool(where: Shelf) -> Tool:
 
 
 def listed(hits: Sequence[Hit], most: int = 1500) -> str:
-    """Documents for a model to read, numbered from 1; each cut at so many letters."""
+    """Documents for a prompt, numbered from 1; each truncated to `most` characters."""
     parts = [(hit.document.title, hit.document.text) for hit in hits]
     return "\n\n".join(
         f"[{number}] {title}\n{text if len(text) <= most else text[:most] + ' …'}"

@@ -1,4 +1,4 @@
-"""A typed function with a docstring is a tool."""
+"""Tools for function calling: a typed function with a docstring, its JSON schema and its argument validation."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ PARAMETER = re.compile(r"^\s*(?P<name>\w+)\s*(?:\([^)]*\))?\s*:\s*(?P<about>.+)$
 
 
 class ToolError(Exception):
-    """Something the model did wrong with a tool, in words for the model: `raise ToolError("no such page")`."""
+    """An error that the model caused; the message is shown to it: `raise ToolError("no such page")`."""
 
 
 @dataclass(frozen=True)
 class Tool:
-    """A function that a model may call, by its name. It may be async; what it returns is shown as text."""
+    """A function that a model may call by name. It may be async; its result is shown as text."""
 
     function: Callable[..., Any]
     name: str
 
     @cached_property
     def arguments(self) -> type[BaseModel]:
-        """What it may be called with. An argument that it does not have is an error, not ignored."""
+        """A pydantic model of the parameters. Unknown arguments are an error."""
         hints, about = get_type_hints(self.function), _about_parameters(inspect.getdoc(self.function) or "")
         fields: dict[str, Any] = {}
         for parameter in inspect.signature(self.function).parameters.values():
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or parameter.name not in hints:
-                raise TypeError(f"tool {self.name}: {parameter} needs a name and a type, for the model to know")
+                raise TypeError(f"tool {self.name}: {parameter} needs a name and a type annotation, for the schema")
             default = ... if parameter.default is parameter.empty else parameter.default
             described = Field(default, description=about.get(parameter.name))
             fields[parameter.name] = (hints[parameter.name], described)
         return create_model(self.name, __config__=ConfigDict(extra="forbid"), **fields)
 
-    def check(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments as the function takes them; "3" becomes 3 where a number is wanted."""
+    def check(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Validate and convert arguments: "3" becomes 3 for a number. Raises ToolError."""
         try:
-            checked = self.arguments.model_validate(given)
+            checked = self.arguments.model_validate(arguments)
         except ValidationError as error:
             problems = [f"{'.'.join(map(str, e['loc']))}: {e['msg'].lower()}" for e in error.errors()]
             raise ToolError(f"BadArguments: {self.name}: {'; '.join(problems)}") from None
@@ -56,9 +56,9 @@ def as_tools(functions: Iterable[Callable[..., Any] | Tool]) -> dict[str, Tool]:
 
 
 def tool_schema(function: Callable[..., Any] | Tool) -> dict[str, Any]:
-    """What a chat template wants to know of a tool: name, description and parameters, as JSON schema.
+    """The JSON schema of a tool for chat templates: name, description and parameters.
 
-    The description is the docstring up to its lines of the form `parameter: what it is`, which go to the parameters.
+    The description is the docstring up to its lines `parameter: what it is`, which describe the parameters.
     """
     (tool,) = as_tools([function]).values()
     parameters = tool.arguments.model_json_schema()
@@ -67,12 +67,12 @@ def tool_schema(function: Callable[..., Any] | Tool) -> dict[str, Any]:
         value.pop("title", None)
     about = _description(inspect.getdoc(tool.function) or "", set(tool.arguments.model_fields))
     if not about:
-        raise TypeError(f"tool {tool.name}: a docstring is wanted, for the model to know what it does")
+        raise TypeError(f"tool {tool.name}: needs a docstring, for the schema's description")
     return {"type": "function", "function": {"name": tool.name, "description": about, "parameters": parameters}}
 
 
 def describe(functions: Iterable[Callable[..., Any] | Tool]) -> str:
-    """What to tell a model of its tools, for its system message: the schemas, and how to write a call."""
+    """Describe tools in a system message: their schemas, and how to write a call."""
     listed = "\n".join(json.dumps(tool_schema(function)) for function in functions)
     return (
         f"You can call these tools:\n<tools>\n{listed}\n</tools>\n\n"

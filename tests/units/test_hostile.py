@@ -31,7 +31,7 @@ from coterie.rewards.format import format as form
 from coterie.rewards.length import length
 from coterie.rewards.nli import label, nli
 from coterie.rewards.qa import qa, words
-from coterie.tools.calls import read_calls
+from coterie.tools.call_parser import read_calls
 from coterie.tools.python import python_tool
 from coterie.types import Env, Episode, Weighted
 from coterie.workflows.deep_research import cited

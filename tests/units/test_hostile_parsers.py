@@ -13,10 +13,9 @@ from coterie.envs.swe.checkout import Checkout
 from coterie.envs.swe.edits import EditError, edited
 from coterie.rewards.code.grader import code_in
 from coterie.rewards.code.test_formats import ProgramTests
-from coterie.tools import Call
-from coterie.tools.calls import BadCall, read_calls
+from coterie.tools import Call, execute
+from coterie.tools.call_parser import BadCall, read_calls
 from coterie.tools.tool import ToolError, as_tools
-from coterie.tools.use import use
 from coterie.workflows.verdict_parsing import items, verdict
 
 DIGITS = "9" * 5000  # more than Python reads
@@ -51,7 +50,7 @@ TOOLS = as_tools([search])
 def test_a_call_that_cannot_be_read_is_told_to_the_model(text: str) -> None:
     (call,) = read_calls(text, TOOLS)
     assert isinstance(call, BadCall)
-    told = asyncio.run(use(call, TOOLS, 5.0))
+    told = asyncio.run(execute(call, TOOLS, 5.0))
     assert told.startswith("Error: Bad") and len(told) < 400
     told.encode()  # a tokenizer takes it
 
@@ -61,7 +60,7 @@ def test_a_call_that_cannot_be_read_is_told_to_the_model(text: str) -> None:
     [Call("sear\ud800ch", {}), Call("search", {"query": "\ud800"}), Call("search", {"que\udfffry": "x"})],
 )
 def test_what_a_tool_says_can_be_read_by_a_tokenizer(call: Call) -> None:
-    asyncio.run(use(call, TOOLS, 5.0)).encode()
+    asyncio.run(execute(call, TOOLS, 5.0)).encode()
 
 
 @pytest.mark.parametrize("sign", ["-", "+"])

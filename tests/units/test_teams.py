@@ -497,7 +497,7 @@ def test_a_plan_of_nothing_leaves_the_synthesizer_alone(articles: Env, corpus: P
 
 
 def test_a_corpus_that_is_not_there_is_named(articles: Env) -> None:
-    with pytest.raises(ValueError, match=r"nowhere.jsonl: no such file; search wants a jsonl file"):
+    with pytest.raises(ValueError, match=r"nowhere.jsonl: no such file; give a jsonl file"):
         play(Search(corpus=Path("nowhere.jsonl")), articles, {"query_optimizer": ["Peru"]})
 
 

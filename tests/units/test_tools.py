@@ -19,7 +19,7 @@ from coterie.learners.batch import make_batches
 from coterie.models.chat import Chat
 from coterie.rollout.agent import Player
 from coterie.rollout.collector import Collector
-from coterie.tools import BadCall, Call, Tool, ToolError, converse, describe, read_calls, tool_schema, use
+from coterie.tools import BadCall, Call, Tool, ToolError, converse, describe, execute, read_calls, tool_schema
 from coterie.tools.bm25 import Index, words_of
 from coterie.tools.python import python_tool
 from coterie.tools.search import Local, Remote, open_tool, retriever, search_tool
@@ -52,7 +52,7 @@ ROME = Call("weather", {"city": "Rome", "days": 2})
 
 
 def used(name: str, deadline: float = HANG, **arguments: Any) -> str:
-    return asyncio.run(use(Call(name, arguments), TOOLS, deadline))
+    return asyncio.run(execute(Call(name, arguments), TOOLS, deadline))
 
 
 def test_a_typed_function_with_a_docstring_is_a_tool() -> None:
@@ -83,7 +83,7 @@ def test_what_a_model_could_not_know_is_refused() -> None:
 
     with pytest.raises(TypeError, match="tool untyped: city needs a name and a type"):
         tool_schema(untyped)
-    with pytest.raises(TypeError, match="tool silent: a docstring is wanted"):
+    with pytest.raises(TypeError, match="tool silent: needs a docstring"):
         tool_schema(silent)
 
 
@@ -179,7 +179,7 @@ def test_fenced_code_runs_where_there_is_a_tool_for_it() -> None:
 def test_a_malformed_call_is_told_by_name(text: str, problem: str) -> None:
     (call,) = read_calls(text, TOOLS)
     assert isinstance(call, BadCall) and call.problem.startswith(problem)
-    assert asyncio.run(use(call, TOOLS, 1.0)).startswith(f"Error: {problem}")
+    assert asyncio.run(execute(call, TOOLS, 1.0)).startswith(f"Error: {problem}")
 
 
 def test_one_message_makes_only_so_many_calls() -> None:
@@ -214,7 +214,7 @@ def test_a_plain_function_that_never_returns_holds_nobody_up() -> None:
         threading.Event().wait(60)
         return "at last"
 
-    assert asyncio.run(use(Call("stuck"), as_tools([stuck]), 0.1)) == "Error: Timeout: stuck took more than 0.1 s"
+    assert asyncio.run(execute(Call("stuck"), as_tools([stuck]), 0.1)) == "Error: Timeout: stuck took more than 0.1 s"
 
 
 def test_a_tool_that_is_broken_ends_the_episode_and_is_not_blamed_on_the_model() -> None:
@@ -227,9 +227,9 @@ def test_a_tool_that_is_broken_ends_the_episode_and_is_not_blamed_on_the_model()
         return next(iter(()))
 
     with pytest.raises(AttributeError):
-        asyncio.run(use(Call("broken"), as_tools([broken]), 1.0))
+        asyncio.run(execute(Call("broken"), as_tools([broken]), 1.0))
     with pytest.raises(RuntimeError, match="StopIteration"):
-        asyncio.run(use(Call("out_of"), as_tools([out_of]), 1.0))
+        asyncio.run(execute(Call("out_of"), as_tools([out_of]), 1.0))
 
 
 def test_a_long_result_is_cut() -> None:
@@ -237,14 +237,14 @@ def test_a_long_result_is_cut() -> None:
         """Say much."""
         return "x" * 100_000
 
-    assert asyncio.run(use(Call("long"), as_tools([long]), 5.0)).endswith("… (92000 more letters)")
+    assert asyncio.run(execute(Call("long"), as_tools([long]), 5.0)).endswith("… (92000 more letters)")
 
 
 def test_python_shows_what_is_printed_and_what_went_wrong() -> None:
     tools = as_tools([python_tool(seconds=5.0)])
 
     def run(code: str) -> str:
-        return asyncio.run(use(Call("python", {"code": code}), tools, HANG))
+        return asyncio.run(execute(Call("python", {"code": code}), tools, HANG))
 
     assert run("print(6 * 7)") == "42"
     assert run("6 * 7") == "(it printed nothing; use print to see a value)"
@@ -450,7 +450,7 @@ def test_a_document_without_a_name_is_opened_by_the_number_under_which_it_is_fou
 def test_a_bad_corpus_is_told_by_row(tmp_path: Path) -> None:
     path = tmp_path / "bad.jsonl"
     path.write_text('{"title": "a", "text": "b"}\n{"title": "c"}')
-    with pytest.raises(ValueError, match=r"bad.jsonl, row 2: title and text are wanted"):
+    with pytest.raises(ValueError, match=r"bad.jsonl, row 2: needs title and text"):
         Index.of(path)
     path.write_text("")
     with pytest.raises(ValueError, match="no documents"):
@@ -465,7 +465,7 @@ def test_search_and_open_are_tools(corpus: Path) -> None:
     tools = as_tools([search_tool(local, count=2), open_tool(local)])
 
     def ask(name: str, **arguments: str) -> str:
-        return asyncio.run(use(Call(name, arguments), tools, 5.0))
+        return asyncio.run(execute(Call(name, arguments), tools, 5.0))
 
     assert ask("search", query="capital of Norway").startswith("[1] Oslo\nOslo is the capital of Norway.\n\n[2] ")
     assert ask("search", query="quantum") == "Nothing was found."
@@ -493,7 +493,7 @@ def test_nobody_waits_for_a_server_that_never_comes_to_an_end() -> None:
         http.block_on_close = False
         threading.Thread(target=http.serve_forever, daemon=True).start()
         tools = as_tools([search_tool(Remote(f"http://127.0.0.1:{http.server_port}"))])
-        said = asyncio.run(use(Call("search", {"query": "Rome"}), tools, 0.5))
+        said = asyncio.run(execute(Call("search", {"query": "Rome"}), tools, 0.5))
         assert said == "Error: Timeout: search took more than 0.5 s"
         http.shutdown()
 
@@ -537,7 +537,7 @@ def test_a_retrieval_server_stands_in_for_the_corpus(server: str) -> None:
     remote = retriever(f"{server}/retrieve")
     assert isinstance(remote, Remote)
     tools: dict[str, Tool] = as_tools([search_tool(remote, count=5)])
-    assert asyncio.run(use(Call("search", {"query": "Rome"}), tools, 5.0)) == "[1] Rome\nFound, of 5."
+    assert asyncio.run(execute(Call("search", {"query": "Rome"}), tools, 5.0)) == "[1] Rome\nFound, of 5."
     (hit,) = asyncio.run(Remote(f"{server}/fields").search("x", 1))
     assert (hit.document.title, hit.document.text, hit.score) == ("Rome", "A city.", 0.0)
 
@@ -548,5 +548,5 @@ def test_a_server_that_fails_is_told_to_the_model(server: str) -> None:
         (Remote(f"{server}/slow", deadline=0.2), "timed out"),
         (Remote("http://127.0.0.1:9/"), "refused"),
     ):
-        said = asyncio.run(use(Call("search", {"query": "Rome"}), as_tools([search_tool(remote)]), 5.0))
+        said = asyncio.run(execute(Call("search", {"query": "Rome"}), as_tools([search_tool(remote)]), 5.0))
         assert said.startswith("Error: SearchFailed") and problem in said

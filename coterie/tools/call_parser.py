@@ -1,4 +1,4 @@
-"""Find the tool calls in what a model said, in the forms that chat templates teach."""
+"""Parse tool calls from a model's text, in the formats of common chat templates: Hermes, Qwen, Llama 3, Gemma."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ FENCED = re.compile(
     r"^[ \t]*```[ \t]*(?P<language>python|py|tool_code)[ \t]*\n(?P<body>.*?)^[ \t]*```", re.DOTALL | re.M
 )
 TAG = "<|python_tag|>"
-PYTHON = "python"  # the tool that runs a block of code
+PYTHON = "python"  # the tool that runs a code block
 BETWEEN = re.compile(r"[;\s]*")
-LONGEST = 10_000  # letters of code that may be calls of tools; parsing takes a while
-MOST_CALLS = 16  # in one message
-MOST = 100  # letters of a bad call that are shown
+MAX_CODE = 10_000  # characters of code that is searched for tool calls; parsing blocks the event loop
+MAX_CALLS = 16  # in one message
+SHOWN = 100  # characters of a bad call in its error
 
 
 @dataclass(frozen=True)
 class Call:
-    """One tool, and what to give it."""
+    """A tool call: the tool's name and its arguments."""
 
     name: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -34,13 +34,13 @@ class Call:
 
 @dataclass(frozen=True)
 class BadCall:
-    """Something that was meant as a call and cannot be read as one; `problem` is for the model."""
+    """A tool call that cannot be parsed; `problem` is an error message for the model."""
 
     problem: str
 
 
 def read_calls(text: str, tools: Mapping[str, Tool]) -> list[Call | BadCall]:
-    """The calls in a text, in their order; none where it is an answer.
+    """The tool calls in a text, in order; empty if it is an answer.
 
     <tool_call>{"name": "search", "arguments": {"query": "Rome"}}</tool_call>      Hermes, Qwen; any number of them
     {"name": "search", "parameters": {"query": "Rome"}}                            Llama 3, the whole text
@@ -49,13 +49,13 @@ def read_calls(text: str, tools: Mapping[str, Tool]) -> list[Call | BadCall]:
     search(query="Rome")                                                           tools, else code for the tool
     ```                                                                            `python` where there is one
     """
-    calls = list(islice(_all(text, tools), MOST_CALLS + 1))
-    if len(calls) > MOST_CALLS:
-        calls[MOST_CALLS] = BadCall(f"TooManyCalls: only the first {MOST_CALLS} calls of a message are made")
+    calls = list(islice(_parse(text, tools), MAX_CALLS + 1))
+    if len(calls) > MAX_CALLS:
+        calls[MAX_CALLS] = BadCall(f"TooManyCalls: only the first {MAX_CALLS} calls of a message are made")
     return calls
 
 
-def _all(text: str, tools: Mapping[str, Tool]) -> Iterator[Call | BadCall]:
+def _parse(text: str, tools: Mapping[str, Tool]) -> Iterator[Call | BadCall]:
     bare = text.strip()
     if "<tool_call>" in text:
         yield from (_from_json(found["body"].strip()) for found in TAGGED.finditer(text))
@@ -70,7 +70,7 @@ def _all(text: str, tools: Mapping[str, Tool]) -> Iterator[Call | BadCall]:
 
 
 def _objects(text: str) -> Iterator[Call | BadCall]:
-    """One JSON object after another, with `;` or nothing between."""
+    """Consecutive JSON objects, separated by `;` or nothing."""
     decoder, place = json.JSONDecoder(), 0
     while place < len(text):
         try:
@@ -79,62 +79,62 @@ def _objects(text: str) -> Iterator[Call | BadCall]:
             yield _from_json(text[place:])
             return
         yield _from_object(value, text[place:end])
-        place = end + len(BETWEEN.match(text, end)[0])  # type: ignore[index]  # it matches nothing too
+        place = end + len(BETWEEN.match(text, end)[0])  # type: ignore[index]  # matches the empty text, too
 
 
 def _from_json(text: str) -> Call | BadCall:
     try:
         return _from_object(json.loads(text), text)
     except json.JSONDecodeError as error:
-        return BadCall(f"BadJson: {error.msg} at letter {error.pos} of this call: {text[:MOST]}")
-    except ValueError:  # Python reads no integer of more than 4,300 digits
-        return BadCall(f"BadJson: a number has too many digits: {text[:MOST]}")
+        return BadCall(f"BadJson: {error.msg} at letter {error.pos} of this call: {text[:SHOWN]}")
+    except ValueError:  # Python parses no integer of more than 4,300 digits
+        return BadCall(f"BadJson: a number has too many digits: {text[:SHOWN]}")
     except RecursionError:
-        return BadCall(f"BadJson: too deeply nested: {text[:MOST]}")
+        return BadCall(f"BadJson: too deeply nested: {text[:SHOWN]}")
 
 
 def _from_object(value: Any, text: str) -> Call | BadCall:
     if isinstance(value, dict) and isinstance(value.get("function"), dict):
-        value = value["function"]  # as OpenAI's API has it
+        value = value["function"]  # the format of OpenAI's API
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
-        return BadCall(f'BadCall: an object with "name" and "arguments" is wanted, not {text[:MOST]}')
+        return BadCall(f'BadCall: an object with "name" and "arguments" is wanted, not {text[:SHOWN]}')
     if not is_unicode(value["name"]):
-        return BadCall(f"BadCall: the name of the tool has a character that is none: {text[:MOST]}")
+        return BadCall(f"BadCall: the name of the tool has a character that is none: {text[:SHOWN]}")
     arguments = value.get("arguments", value.get("parameters", {}))
-    if isinstance(arguments, str):  # JSON within JSON
+    if isinstance(arguments, str):  # JSON encoded as a string
         try:
             arguments = json.loads(arguments)
         except (ValueError, RecursionError):
-            return BadCall(f"BadJson: the arguments of {value['name']} are no JSON object: {arguments[:MOST]}")
+            return BadCall(f"BadJson: the arguments of {value['name']} are no JSON object: {arguments[:SHOWN]}")
     if not isinstance(arguments, dict):
-        return BadCall(f"BadCall: the arguments of {value['name']} must be an object: {text[:MOST]}")
+        return BadCall(f"BadCall: the arguments of {value['name']} must be an object: {text[:SHOWN]}")
     return Call(value["name"], arguments)
 
 
 def is_unicode(text: str) -> bool:
-    """False for a lone surrogate, such as JSON's "\\ud800": no tokenizer takes it."""
+    """False if there is a lone surrogate, such as JSON's "\\ud800", which no tokenizer accepts."""
     return text.encode("utf-8", "replace").decode() == text
 
 
 def _from_code(code: str, tools: Mapping[str, Tool], language: str = PYTHON) -> list[Call | BadCall]:
-    """Calls of tools, if that is all there is; else something to run, where there is a tool to run it."""
+    """Tool calls if the code has nothing else; otherwise a call of the tool `python` with the code, if there is one."""
     if not code.strip():
         return []
     try:
-        calls = list(_called(ast.parse(code.strip()), tools)) if len(code) < LONGEST else []
+        calls = list(_tool_calls(ast.parse(code.strip()), tools)) if len(code) < MAX_CODE else []
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:  # {[]: 1} is a TypeError
-        calls, problem = [], f"BadCode: {str(error)[:MOST]}"
+        calls, problem = [], f"BadCode: {str(error)[:SHOWN]}"
     else:
-        problem = f"UnknownTool: this calls no tool; there are {', '.join(tools)}: {code.strip()[:MOST]}"
+        problem = f"UnknownTool: this calls no tool; there are {', '.join(tools)}: {code.strip()[:SHOWN]}"
     if calls:
         return list(calls)
     if PYTHON in tools:
         return [Call(PYTHON, {"code": code})]
-    return [] if language != "tool_code" else [BadCall(problem)]  # a fenced program may be the answer itself
+    return [] if language != "tool_code" else [BadCall(problem)]  # a fenced program may be the answer
 
 
-def _called(tree: ast.Module, tools: Mapping[str, Tool]) -> Iterator[Call]:
-    """The calls that a program is made of; ValueError if it is made of anything else."""
+def _tool_calls(tree: ast.Module, tools: Mapping[str, Tool]) -> Iterator[Call]:
+    """The tool calls that make up a program; none if a tool is unknown, ValueError if there are other statements."""
     expressions = [part for line in tree.body for part in _parts(line)]
     for call in expressions:
         name = _name(call)
