@@ -18,7 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from coterie.rl.advantages import centred, group_mean, is_constant, leave_one_out, scaled
+from coterie.rl.advantages import centered, group_mean, is_constant, leave_one_out, scaled
 from coterie.rl.groups import Sample, group_index
 from coterie.types import Metrics
 
@@ -48,7 +48,7 @@ def group_advantages(groups: Groups, baseline: Baseline, scale: Scale, decay: fl
     if baseline == "ema":
         difference = rewards - _moving_average(groups, decay, memory)
     else:
-        difference = {"mean": centred, "others": leave_one_out, "none": lambda r, _: r}[baseline](rewards, index)
+        difference = {"mean": centered, "others": leave_one_out, "none": lambda r, _: r}[baseline](rewards, index)
     return scaled(difference, rewards, index) if scale == "deviation" else difference
 
 

@@ -1,4 +1,4 @@
-"""Options of an algorithm that contradict each other, or that nothing would come of."""
+"""Options of an algorithm that contradict each other or have no effect."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ if TYPE_CHECKING:
     from coterie.algorithms.base import Algorithm
 
 SPEAK_ONCE = ("single", "chain", "cory", "summarize")  # workflows of one round
-# Options of workflows that say how many rounds there are.
+# Workflow options that set the number of rounds.
 ROUNDS = ("rounds", "max_rounds", "max_steps", "max_assistant_turns", "layers", "voters")
 
 
 def without_effect(algorithm: Algorithm, config: Any) -> Iterator[tuple[str, str]]:
-    """Options that nothing would come of."""
+    """Problems with the options that all algorithms share, as (dotted key, message)."""
     it = algorithm
-    set_by_hand = {f.name for f in fields(it) if getattr(it, f.name) != f.default}
+    changed = {f.name for f in fields(it) if getattr(it, f.name) != f.default}
     for key in ("kl_in", "kl_estimator"):
-        if it.kl == 0 and key in set_by_hand:
+        if it.kl == 0 and key in changed:
             yield f"algorithm.{key}", "has no effect while algorithm.kl is 0"
-    if it.kl > 0 and it.kl_in == "reward" and "kl_estimator" in set_by_hand:
+    if it.kl > 0 and it.kl_in == "reward" and "kl_estimator" in changed:
         yield "algorithm.kl_estimator", "has no effect with kl_in: reward, which always takes k1"
     if it.entropy == 0 and it.entropy_halves is not None:
         yield "algorithm.entropy_halves", "has no effect while algorithm.entropy is 0"
     if it.single_update:
         for key in ("dual_clip", "clip_high", "clip", "stop_kl"):
-            if key in set_by_hand:
+            if key in changed:
                 yield f"algorithm.{key}", "has no effect with one epoch and one minibatch: every ratio is 1"
-    if it.level == "token" and "normalize" in set_by_hand:
+    if it.level == "token" and "normalize" in changed:
         yield "algorithm.normalize", "has no effect with level: token, where every token has its own ratio"
     if (it.reduce == "fixed") != (it.reduce_length is not None):
         yield "algorithm.reduce_length", "goes with reduce: fixed, which divides by it, and with nothing else"
     trained = [name for name, policy in config.policies.items() if not policy.frozen]
     if it.rotate is not None and len(trained) < 2:
-        yield "algorithm.rotate", f"has no effect: {len(trained)} policy trains, so there is nobody to take turns with"
+        yield "algorithm.rotate", f"has no effect: {len(trained)} policy trains, so there is none to alternate with"
     if it.rotate_turns is not None and _has_one_round(config.workflow):
         yield "algorithm.rotate_turns", f"has no effect: in {config.workflow.name} every role speaks once"
 
 
 def _has_one_round(workflow: Any) -> bool:
-    """Whether a workflow of ours lets no role speak twice, by its nature or as it is set. Of others nobody can tell."""
-    told = [workflow.options[key] for key in ROUNDS if key in workflow.options]
-    return workflow.name in SPEAK_ONCE or told == [1]
+    """True for built-in workflows in which every role speaks once; of other workflows this is unknown."""
+    rounds = [workflow.options[key] for key in ROUNDS if key in workflow.options]
+    return workflow.name in SPEAK_ONCE or rounds == [1]

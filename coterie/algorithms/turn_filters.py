@@ -1,7 +1,7 @@
-"""Turns that nobody learns from, and how many there are.
+"""Filters that drop turns from training: stale ones, and those of rounds that do not train at this step.
 
-Turns are dropped before credit is given: a reward that nobody learns from must not move a baseline, be it the mean of a
-group, a running average that is kept for later steps, or the statistics that advantages are whitened by.
+Turns are dropped before advantages are computed: the reward of a dropped turn must not enter a baseline, be it a group
+mean, a moving average, or whitening statistics.
 """
 
 from __future__ import annotations
@@ -12,15 +12,14 @@ from coterie.algorithms.base import Algorithm
 from coterie.types import Episode, Learner, Metrics
 
 
-def absent(episodes: Sequence[Episode], roles: Iterable[str]) -> Metrics:
-    """In how many episodes each role said nothing, and so has nothing to learn from."""
-    spoke = [{turn.role for turn in episode.turns} for episode in episodes]
-    return {f"absent/{role}": float(sum(role not in there for there in spoke)) for role in roles}
+def count_silent(episodes: Sequence[Episode], roles: Iterable[str]) -> Metrics:
+    """In how many episodes each role has no turn, as metrics `absent/<role>`."""
+    present = [{turn.role for turn in episode.turns} for episode in episodes]
+    return {f"absent/{role}": float(sum(role not in some for some in present)) for role in roles}
 
 
 def drop_stale(episodes: Sequence[Episode], learners: Mapping[str, Learner]) -> Metrics:
-    """Drop turns that were sampled with other weights than those that would learn from them, as by an engine that has
-    missed an update; count them."""
+    """Drop and count turns sampled with other weights than the learner's, as by an engine that missed an update."""
     said = [turn for episode in episodes for turn in episode.turns if turn.response_ids and turn.trainable]
     learned = [turn for turn in said if not learners[turn.policy].frozen]
     stale = [turn for turn in learned if turn.version != learners[turn.policy].version]
@@ -34,11 +33,11 @@ def drop_other_rounds(episodes: Sequence[Episode], algorithm: Algorithm, step: i
     turns = [turn for episode in episodes for turn in episode.turns if turn.dropped != "stale"]
     rounds = 1 + max((turn.round for turn in turns), default=0)
     for turn in turns:
-        rests = algorithm.rotate_turns is not None and turn.round != step // algorithm.rotate_turns % rounds
-        turn.dropped = "round" if rests else None
+        is_resting = algorithm.rotate_turns is not None and turn.round != step // algorithm.rotate_turns % rounds
+        turn.dropped = "round" if is_resting else None
 
 
-def take_back(episodes: Sequence[Episode]) -> None:
-    """Take back the advantages of dropped turns, where an algorithm has judged them all the same."""
+def clear_dropped_advantages(episodes: Sequence[Episode]) -> None:
+    """Remove the advantages of dropped turns, in case an algorithm has written them all the same."""
     for turn in (turn for episode in episodes for turn in episode.turns if turn.dropped is not None):
         turn.advantages = None

@@ -1,4 +1,4 @@
-"""What a step's turns looked like, by policy: response length, truncated share, mean and spread of the advantages."""
+"""Metrics of a step's turns by policy: response length, truncated share, mean and deviation of the advantages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from coterie.types import Episode, Learner, Metrics, Turn
 
 
 def turn_metrics(episodes: Sequence[Episode], learners: Mapping[str, Learner]) -> Metrics:
-    """Of every policy that learns and has spoken, after credit was given."""
+    """For every policy that trains and has turns, after advantages were computed."""
     by_policy: dict[str, list[Turn]] = {policy: [] for policy, learner in learners.items() if not learner.frozen}
     for turn in (turn for episode in episodes for turn in episode.turns if turn.trainable):
         if turn.policy in by_policy:
@@ -20,7 +20,7 @@ def turn_metrics(episodes: Sequence[Episode], learners: Mapping[str, Learner]) -
 
 
 def _lengths(turns: Sequence[Turn]) -> Metrics:
-    """In tokens, and the share of turns that ran out of room."""
+    """Mean length in tokens, and the share of truncated turns."""
     if not turns:
         return {}
     lengths, truncated = sum(len(turn.response_ids) for turn in turns), sum(turn.stop == "length" for turn in turns)
@@ -28,7 +28,7 @@ def _lengths(turns: Sequence[Turn]) -> Metrics:
 
 
 def _advantages(turns: Sequence[Turn]) -> Metrics:
-    """Over all tokens that are learned from."""
+    """Over all tokens that are trained on."""
     known = [turn.advantages for turn in turns if turn.advantages is not None and len(turn.advantages)]
     if not known:
         return {}

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from coterie.algorithms.base import Algorithm
-from coterie.algorithms.turn_filters import drop_other_rounds, take_back
+from coterie.algorithms.turn_filters import clear_dropped_advantages, drop_other_rounds
 from coterie.analysis.rescore import score_again
 from coterie.config import Config, ConfigError
 from coterie.config.conflicts import check_conflicts
@@ -93,7 +93,7 @@ def _judge_again(
             turn.advantages = turn.returns = turn.credit = None
     credit.assign(episodes, {episode.id: episode for episode in counterfactuals}, once=algorithm.chain == "team")
     algorithm.compute_advantages(episodes, memory)
-    take_back(episodes)
+    clear_dropped_advantages(episodes)
 
 
 def _must_know(algorithm: Algorithm, step: int, turns: Sequence[Turn]) -> None:

@@ -17,7 +17,7 @@ from coterie.learners.critics import joint_context
 from coterie.learners.replay_buffer import JointTurns, ReplayBuffer, no_joint_turns
 from coterie.models.store import read_tensors, write_tensors
 from coterie.rl.credit import returns_to_go
-from coterie.rl.mixers import Decomposition, MixerOptions, standardised_by, td_target, track
+from coterie.rl.mixers import Decomposition, MixerOptions, standardized_by, td_target, track
 from coterie.types import Encoder, Episode, Metrics, Turn
 
 Round = dict[str, Turn]  # the turns of one round, by role
@@ -56,7 +56,7 @@ class Mixer:
         joint = self._joint_turns(episodes).each(_double)
         buffered = self.buffer.entries.each(_double)
         known = self.online.utilities(buffered.state, buffered.actions)
-        utilities = standardised_by(self.online.utilities(joint.state, joint.actions), known, buffered.present)
+        utilities = standardized_by(self.online.utilities(joint.state, joint.actions), known, buffered.present)
         for turns, by_role in zip(rounds, utilities.tolist(), strict=True):
             for role, turn in turns.items():
                 turn.utility = by_role[self.roles.index(role)]

@@ -1,4 +1,4 @@
-"""Advantages that grow or shrink with how sure of itself a message was: pure functions of tensors, each [N] → [N].
+"""Confidence weighting: advantages are scaled by how confident a message was. Pure functions, each [N] → [N].
 
 A message's confidence is the mean over its tokens of log|V| − H, V the vocabulary and H the entropy. Only its standard
 score within a group is ever used, and log|V| is the same for the whole group, so it cancels and is left out.
@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from coterie.rl.advantages import FLAT, centred, group_mean
+from coterie.rl.advantages import FLAT, centered, group_mean
 from coterie.rl.groups import Sample
 from coterie.types import Episode, Turn
 
@@ -30,7 +30,7 @@ def confidence_factor(sign: Tensor, entropy: Tensor, group: Tensor, alpha: float
 
 
 def relative(advantages: Tensor, entropy: Tensor, others: Tensor, group: Tensor, alpha: float) -> Tensor:
-    """The same of the confidence beyond that of the other roles, whose mean entropy is `others`."""
+    """The same with confidence relative to the other roles', whose mean entropy is `others`."""
     return confidence(advantages, entropy - others, group, alpha)
 
 
@@ -46,23 +46,23 @@ def nll_factor(logprobs: Tensor, group: Tensor, alpha: float) -> Tensor:
 
 def standard_score(x: Tensor, group: Tensor) -> Tensor:
     """Zero mean and unit variance within each group, by the biased deviation; zero where all are equal."""
-    off = centred(x, group)
-    deviation = group_mean(off**2, group).sqrt()
-    return torch.where(deviation < FLAT, 0.0, off / deviation.clamp(min=FLAT))
+    differences = centered(x, group)
+    deviation = group_mean(differences**2, group).sqrt()
+    return torch.where(deviation < FLAT, 0.0, differences / deviation.clamp(min=FLAT))
 
 
 def mean_entropy(turn: Turn) -> float | None:
-    """Of the turn's tokens; None where nobody read it: of turns that are empty, given, or by a frozen policy."""
+    """Mean entropy of the turn's tokens; None where it was not computed."""
     return float(turn.entropy.double().mean()) if turn.entropy is not None and len(turn.entropy) else None
 
 
 def mean_logprob(turn: Turn) -> float | None:
-    """Of the turn's tokens, by the sampler; None where there are none."""
+    """Mean log-prob of the turn's tokens, by the sampler; None for an empty turn."""
     return sum(turn.logprobs) / len(turn.logprobs) if turn.logprobs else None
 
 
 def entropy_of_others(episode: Episode, turn: Turn) -> float | None:
-    """The mean over the other roles' turns of the same round; a turn that stands alone is as sure as itself."""
+    """Mean entropy of the other roles' turns in the same round; the turn's own where there is no other."""
     beside = [mean_entropy(t) for t in episode.turns if t.role != turn.role and t.round == turn.round]
     known = [entropy for entropy in beside if entropy is not None]
     return sum(known) / len(known) if known else mean_entropy(turn)
@@ -71,17 +71,17 @@ def entropy_of_others(episode: Episode, turn: Turn) -> float | None:
 def confidence_weights(
     sign: Tensor, samples: Sequence[Sample], group: Tensor, kind: ConfidenceWeight, alpha: float
 ) -> Tensor:
-    """What the advantages of each message are multiplied by; `sign` is that of their mean. A turn of which nobody knows
-    how sure it was has a factor of 1 and moves no other."""
+    """The factor of each message's advantages; `sign` is that of their mean. A turn without entropy (or log-probs) gets
+    factor 1 and is left out of its group's statistics."""
     read = mean_logprob if kind == "nll" else mean_entropy
     known = [read(sample.turns[0]) for sample in samples]
-    sure = torch.tensor([0.0 if number is None else number for number in known], dtype=torch.float64)
-    alone = torch.tensor([number is None for number in known], dtype=torch.bool)
-    group = torch.where(alone, -1 - torch.arange(len(group)), group)
+    scores = torch.tensor([0.0 if number is None else number for number in known], dtype=torch.float64)
+    missing = torch.tensor([number is None for number in known], dtype=torch.bool)
+    group = torch.where(missing, -1 - torch.arange(len(group)), group)  # each a group of its own: standard score 0
     if kind == "nll":
-        return nll_factor(sure, group, alpha)
+        return nll_factor(scores, group, alpha)
     if kind == "confidence":
-        return confidence_factor(sign, sure, group, alpha)
+        return confidence_factor(sign, scores, group, alpha)
     beside = [entropy_of_others(sample.episode, sample.turns[0]) for sample in samples]
     others = torch.tensor([0.0 if number is None else number for number in beside], dtype=torch.float64)
-    return confidence_factor(sign, sure - others, group, alpha)
+    return confidence_factor(sign, scores - others, group, alpha)

@@ -1,4 +1,4 @@
-"""Losses of one number per sampled token, and how they are added up: pure functions of tensors."""
+"""Per-token losses as pure functions: importance ratios, PPO clip, truncated importance sampling, KL, value loss."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ Level = Literal["token", "turn"]
 Normalize = Literal["sum", "token", "word"]
 KlEstimator = Literal["k1", "k2", "k3"]
 
-LOG_RATIO_LIMIT = 20.0  # e^20 is far outside any clip; e^89 is infinite in float32, and 0·∞ in a backward pass is NaN
+LOG_RATIO_LIMIT = 20.0  # e^20 is far outside any clip; e^89 overflows float32, and 0·∞ in a backward pass is NaN
 
 
 def ratio_of(log_ratio: Tensor) -> Tensor:
-    """exp of a log-ratio clamped to ±20, so that it is finite, and so is its gradient."""
+    """Importance ratio: exp of the log-ratio clamped to ±20, so that it and its gradient are finite."""
     return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
 
 
 def log_ratio(logprobs: Tensor, old: Tensor, turn: Tensor, level: Level, normalize: Normalize, words: Tensor) -> Tensor:
-    """How much likelier each token has become, or, at the level of turns, the turn it is in: [N] → [N].
+    """Log of the importance ratio new/old of each token, or at turn level of its turn: [N] → [N].
 
-    A turn's log-ratio is the sum of its tokens', or that sum per token (GSPO), or per word of its text.
+    A turn's log-ratio is the sum over its tokens, or that sum per token (GSPO), or per word of its text.
     """
-    moved = logprobs - old
+    by_token = logprobs - old
     if level == "token":
-        return moved
+        return by_token
     _, index, size = torch.unique(turn, return_inverse=True, return_counts=True)
-    total = torch.zeros(len(size), dtype=moved.dtype, device=moved.device).index_add(0, index, moved)[index]
+    total = torch.zeros(len(size), dtype=by_token.dtype, device=by_token.device).index_add(0, index, by_token)[index]
     if normalize == "token":
         return total / size[index]
     return total / words.clamp(min=1) if normalize == "word" else total
@@ -38,9 +38,9 @@ def log_ratio(logprobs: Tensor, old: Tensor, turn: Tensor, level: Level, normali
 def clipped_policy_loss(
     ratio: Tensor, advantages: Tensor, low: float, high: float, dual: float | None = None
 ) -> Tensor:
-    """PPO's loss: no gain from moving a probability ratio further than the clip allows.
+    """PPO's clipped loss: −min(ratio·A, clip(ratio, 1 − low, 1 + high)·A).
 
-    `dual` bounds the loss where something bad has become much likelier: −A·ratio grows without end there.
+    `dual` is the dual clip: for A < 0 the loss −A·ratio is bounded at −dual·A, however large the ratio.
     """
     loss = -torch.min(ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages)
     if dual is not None:
@@ -49,20 +49,23 @@ def clipped_policy_loss(
 
 
 def is_clipped(ratio: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
-    """Whether the clip takes a token's gradient away: it is good and likelier, or bad and unlikelier, than allowed."""
+    """True where the clip removes a token's gradient; the mean is the clip fraction."""
     return torch.where(advantages > 0, ratio > 1 + high, (advantages < 0) & (ratio < 1 - low))
 
 
-def truncated_importance_weight(old: Tensor, sampler: Tensor, most: float) -> Tensor:
-    """Learner over sampler probability of each token, at most `most`: corrects for sampling with other numerics."""
-    return ratio_of(old - sampler).clamp(max=most)
+def truncated_importance_weight(old: Tensor, sampler: Tensor, cap: float) -> Tensor:
+    """Truncated importance sampling: the learner/sampler probability ratio of each token, at most `cap`.
+
+    Corrects for a sampler whose numerics or weights differ from the learner's.
+    """
+    return ratio_of(old - sampler).clamp(max=cap)
 
 
 def kl(logprobs: Tensor, reference: Tensor, estimator: KlEstimator) -> Tensor:
-    """How far the policy is from the reference, estimated at the sampled token.
+    """KL divergence from the policy to the reference, estimated at the sampled tokens.
 
     k1: unbiased, may be negative.  k2: small variance, biased.  k3: unbiased and never negative.
-    A token e^20 times likelier by the reference has no gradient by k3; the linear term alone would push it away.
+    Beyond a ratio of e^20, k3 has no gradient: without the exponential, its linear term would point the wrong way.
     """
     log_ratio = reference - logprobs
     if estimator == "k1":
@@ -76,24 +79,24 @@ def kl(logprobs: Tensor, reference: Tensor, estimator: KlEstimator) -> Tensor:
 def value_loss(
     values: Tensor, old: Tensor, returns: Tensor, clip: float | None = None, huber: float | None = None
 ) -> Tensor:
-    """Half the squared error, or Huber's, which grows linearly beyond `huber`; with a clip, of the worse of the
-    value and the value held near the old one."""
+    """Half the squared error, or the Huber loss with threshold `huber`. With `clip` (PPO's value clipping) the larger
+    of the loss and that of the value clamped around the old one."""
     error = _error(values - returns, huber)
     if clip is not None:
-        held = old + (values - old).clamp(-clip, clip)
-        error = torch.max(error, _error(held - returns, huber))
+        clipped = old + (values - old).clamp(-clip, clip)
+        error = torch.max(error, _error(clipped - returns, huber))
     return error
 
 
-def _error(off: Tensor, huber: float | None) -> Tensor:
+def _error(difference: Tensor, huber: float | None) -> Tensor:
     if huber is None:
-        return 0.5 * off**2
-    size = off.abs()
-    return torch.where(size <= huber, 0.5 * off**2, huber * (size - 0.5 * huber))
+        return 0.5 * difference**2
+    size = difference.abs()
+    return torch.where(size <= huber, 0.5 * difference**2, huber * (size - 0.5 * huber))
 
 
 def token_weights(turn: Tensor, episode: Tensor, reduce: Reduce, length: int | None = None) -> Tensor:
-    """What each sampled token counts, so that Σ weight·loss is the declared mean: [N] → [N].
+    """The weight of each sampled token, so that Σ weight·loss is the chosen mean: [N] → [N].
 
     token      mean over tokens                      every token one vote
     turn       mean over turns of their token means  every turn one vote

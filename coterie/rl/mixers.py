@@ -1,4 +1,7 @@
-"""A team's value made of its roles' utilities. N joint turns, R roles, D features of a text, H hidden units."""
+"""VDN and QMIX networks: role utilities and their mixing into the team's value Q_tot.
+
+Shapes: N joint turns, R roles, D features of a text, H hidden units.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ class MixerOptions(Protocol):
 
 
 class Utility(nn.Module):
-    """What one role's message is worth: Q_i = MLP_i([s; a_i])."""
+    """The utility of one role's message: Q_i = MLP_i([s; a_i])."""
 
     def __init__(self, features: int, hidden: int) -> None:
         super().__init__()
@@ -48,7 +51,7 @@ class Utility(nn.Module):
 
 
 class Additive(nn.Module):
-    """VDN: the team is worth the sum of its roles."""
+    """VDN: Q_tot is the sum of the utilities."""
 
     def forward(self, utilities: Tensor, state: Tensor) -> Tensor:
         """[N, R], [N, D] → [N]"""
@@ -56,7 +59,7 @@ class Additive(nn.Module):
 
 
 class Monotonic(nn.Module):
-    """QMIX: the team is worth more whenever a role is; how much more, the state decides."""
+    """QMIX: Q_tot is monotonic in every utility, with weights that hypernetworks compute from the state."""
 
     def __init__(self, roles: int, features: int, hidden: int) -> None:
         super().__init__()
@@ -65,7 +68,9 @@ class Monotonic(nn.Module):
         self.second = nn.Linear(features, hidden)
         self.value = nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, 1))
         for layer, weight in ((self.first, 1.0), (self.shift, 0.0), (self.second, 1.0 / hidden)):
-            _nearly_constant(layer, weight)  # it begins near VDN's sum; at random the team's value begins far off
+            _nearly_constant(
+                layer, weight
+            )  # start near VDN's sum; with random weights the first Q_tot would be far off
 
     def forward(self, utilities: Tensor, state: Tensor) -> Tensor:
         """[N, R], [N, D] → [N]"""
@@ -86,7 +91,7 @@ def monotonic(utilities: Tensor, first: Tensor, shift: Tensor, second: Tensor, v
 
 
 class Decomposition(nn.Module):
-    """The value of a joint turn. A role that said nothing in it has no part in the sum that is mixed."""
+    """Q_tot of a joint turn. The utility of a role without a message in it is zero."""
 
     def __init__(self, roles: int, features: int, hidden: int, mixing: nn.Module) -> None:
         super().__init__()
@@ -94,7 +99,7 @@ class Decomposition(nn.Module):
         self.mixing = mixing
 
     def utilities(self, state: Tensor, actions: Tensor) -> Tensor:
-        """What each role's message is worth: [N, D], [N, R, D] → [N, R]."""
+        """The utility of each role's message: [N, D], [N, R, D] → [N, R]."""
         return torch.stack([utility(state, actions[:, i]) for i, utility in enumerate(self.roles)], dim=1)
 
     def forward(self, state: Tensor, actions: Tensor, present: Tensor) -> Tensor:
@@ -102,8 +107,11 @@ class Decomposition(nn.Module):
         return self.mixing(self.utilities(state, actions) * present, state)
 
 
-def standardised_by(utilities: Tensor, known: Tensor, present: Tensor, epsilon: float = 1e-6) -> Tensor:
-    """Each role's utilities less the mean of its known ones, over their deviation: [N, R], [K, R], [K, R] → [N, R]."""
+def standardized_by(utilities: Tensor, known: Tensor, present: Tensor, epsilon: float = 1e-6) -> Tensor:
+    """Each role's utilities minus the mean of its known ones, over their standard deviation: → [N, R].
+
+    `known` [K, R] are the buffer's utilities, `present` [K, R] tells which roles had a message.
+    """
     count = present.sum(dim=0)
     mean = (known * present).sum(dim=0) / count.clamp(min=1)
     square = ((known - mean) ** 2 * present).sum(dim=0) / (count - 1).clamp(min=1)
@@ -111,12 +119,12 @@ def standardised_by(utilities: Tensor, known: Tensor, present: Tensor, epsilon: 
 
 
 def td_target(reward: Tensor, done: Tensor, following: Tensor, gamma: float) -> Tensor:
-    """y = r + γ·(1 − done)·Q_tot⁻(s′, a′): [N] → [N]. What follows the end counts nothing, whatever it is."""
+    """y = r + γ·(1 − done)·Q_tot⁻(s′, a′): [N] → [N]. `following` is ignored where done, even if NaN."""
     return reward + gamma * torch.where(done, 0.0, following)
 
 
 @torch.no_grad()
 def track(target: nn.Module, online: nn.Module, rate: float) -> None:
-    """Polyak averaging: every weight of the target goes this share of the way to the online one's."""
+    """Polyak averaging: target ← (1 − rate)·target + rate·online."""
     for slow, fast in zip(target.parameters(), online.parameters(), strict=True):
         slow.lerp_(fast, rate)

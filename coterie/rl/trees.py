@@ -1,4 +1,4 @@
-"""Trees of joint actions: what a whole team said in a round is a node, what it said next is a child."""
+"""Trees of joint actions (MAGRPO): a node is all messages of a round, its children are the rounds that follow it."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from coterie.types import Episode, Turn
 
 @dataclass(frozen=True)
 class Node:
-    """One joint action, in the episode in which it was said first."""
+    """One joint action, in the episode in which it was sampled."""
 
     name: tuple[str, int]  # its episode and its round
-    parent: tuple[str, int] | None  # None: said first of all
+    parent: tuple[str, int] | None  # None for a first round
     episode: Episode
-    turns: tuple[Turn, ...]  # without those that a workflow has left aside
+    turns: tuple[Turn, ...]  # the trainable ones
 
 
 def levels(turns: Sequence[Turn]) -> list[int]:
-    """The round of the team in which each turn was asked for.
+    """The team's round of each turn: the highest role round reached so far.
 
-    That is the role's own, but for a role that speaks more seldom than others: its turn belongs to the round that had
-    been reached, so that every round is a stretch of the episode.
+    A role that speaks less often than others is counted in the round that the team had reached, so that every round is
+    a contiguous part of the episode.
 
         left 0   right 0   left 1   right 1   →  0 0 1 1
         left 0   left 1    right 0            →  0 1 1
@@ -32,7 +32,7 @@ def levels(turns: Sequence[Turn]) -> list[int]:
 
 
 def tree(episodes: Sequence[Episode]) -> list[Node]:
-    """Every joint action once; rounds that a fork repeats are its origin's."""
+    """Every joint action once; rounds that a fork replays belong to its origin."""
     by_id = {episode.id: episode for episode in episodes}
     return [
         Node(
@@ -47,7 +47,7 @@ def tree(episodes: Sequence[Episode]) -> list[Node]:
 
 
 def said(episode: Episode) -> dict[int, list[Turn]]:
-    """The turns that were sampled in this very episode, by the team's round."""
+    """The turns sampled in this episode, by the team's round; a fork's replayed turns are left out."""
     rounds: dict[int, list[Turn]] = {}
     for turn, level in zip(episode.turns, levels(episode.turns), strict=True):
         if not turn.replayed:
@@ -56,7 +56,7 @@ def said(episode: Episode) -> dict[int, list[Turn]]:
 
 
 def _parent(episode: Episode, level: int, by_id: Mapping[str, Episode]) -> tuple[str, int] | None:
-    """The round before, in the episode in which it was said first."""
+    """The round before, in the episode in which it was sampled."""
     while level - 1 not in said(episode):
         if episode.origin is None or level == 0:
             return None
@@ -67,12 +67,12 @@ def _parent(episode: Episode, level: int, by_id: Mapping[str, Episode]) -> tuple
 def returns(
     rewards: Mapping[tuple[str, int], float], parents: Mapping[tuple[str, int], tuple[str, int] | None], gamma: float
 ) -> dict[tuple[str, int], float]:
-    """What each node earned and, discounted, the mean of what its children return."""
+    """G(node) = reward + γ · mean of the children's returns."""
     children: dict[tuple[str, int] | None, list[tuple[str, int]]] = {}
     for name, parent in parents.items():
         children.setdefault(parent, []).append(name)
     found: dict[tuple[str, int], float] = {}
-    # Children stand a round later than their parent, so the last round comes first.
+    # Children are one round later than their parent, so the last round comes first.
     for name in sorted(parents, key=lambda name: -name[1]):
         below = [found[child] for child in children[name]] if name in children else []
         found[name] = rewards[name] + (gamma * sum(below) / len(below) if below else 0.0)

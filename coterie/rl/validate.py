@@ -1,4 +1,4 @@
-"""A single number that is none would make every weight that learns from it none."""
+"""Reject NaN and infinite rewards and metrics: one NaN would poison every weight it reaches."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from numbers import Real
 from coterie.errors import UserError
 from coterie.types import Episode
 
-OURS = frozenset(("step", "time", "reward", "failed", "tokens_per_second"))  # what a step itself logs
+OURS = frozenset(
+    ("step", "time", "reward", "failed", "tokens_per_second")
+)  # metrics that the training step logs itself
 
 
 class NotFinite(UserError, RuntimeError):
-    """A gradient with which nothing can be learned."""
+    """A gradient that is NaN or infinite."""
 
 
 def must_be_numbers(episode: Episode) -> None:

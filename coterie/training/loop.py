@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from coterie.algorithms.base import Algorithm
-from coterie.algorithms.turn_filters import absent, drop_other_rounds, drop_stale, take_back
+from coterie.algorithms.turn_filters import clear_dropped_advantages, count_silent, drop_other_rounds, drop_stale
 from coterie.algorithms.turn_metrics import turn_metrics
 from coterie.config import Config
 from coterie.credit.base import Credit
@@ -181,8 +181,8 @@ def assign_credit(run: Run, played: list[Episode], counterfactuals: dict[str, Ep
     drop_other_rounds(played, algorithm, run.step)
     metrics |= run.credit.assign(played, counterfactuals, once=algorithm.chain == "team")
     metrics |= algorithm.compute_advantages(played, run.memory)
-    take_back(played)
-    return metrics | absent(played, run.config.roles)
+    clear_dropped_advantages(played)
+    return metrics | count_silent(played, run.config.roles)
 
 
 def read_policies(run: Run, played: list[Episode]) -> None:

@@ -10,11 +10,16 @@ import torch
 from torch import Tensor
 
 from coterie.algorithms.ppo import Ppo
-from coterie.rl.advantages import centred, gae, group_deviation, group_mean, leave_one_out, standardised, whitened
+from coterie.rl.advantages import centered, gae, group_deviation, group_mean, leave_one_out, scaled, whitened
 from coterie.types import Episode
 from tests.episodes import credited, episode, turn
 
 SEEDS = range(5)
+
+
+def standardized(rewards: Tensor, group: Tensor) -> Tensor:
+    """GRPO: reward minus the group mean, over the standard deviation."""
+    return scaled(centered(rewards, group), rewards, group)
 
 
 def ragged_groups(seed: int) -> tuple[Tensor, Tensor]:
@@ -43,8 +48,8 @@ def test_group_statistics_are_those_of_each_sample_s_own_group(seed: int) -> Non
     spread = torch.tensor([deviation(p) for p in own], dtype=torch.float64)
     torch.testing.assert_close(group_mean(rewards, group), mean)
     torch.testing.assert_close(group_deviation(rewards, group), spread)
-    torch.testing.assert_close(centred(rewards, group), rewards - mean)
-    torch.testing.assert_close(standardised(rewards, group), (rewards - mean) / (spread + 1e-6))
+    torch.testing.assert_close(centered(rewards, group), rewards - mean)
+    torch.testing.assert_close(standardized(rewards, group), (rewards - mean) / (spread + 1e-6))
     others = [sum(p) - float(r) for p, r in zip(own, rewards, strict=True)]
     alone = [
         float(r) - other / (len(p) - 1) if len(p) > 1 else 0.0 for r, other, p in zip(rewards, others, own, strict=True)
@@ -55,25 +60,25 @@ def test_group_statistics_are_those_of_each_sample_s_own_group(seed: int) -> Non
 def test_two_groups_of_a_win_and_a_loss_give_the_known_values() -> None:
     rewards, group = torch.tensor([1.0, 0.0, 1.0, 0.0], dtype=torch.float64), torch.tensor([0, 0, 1, 1])
     expected = torch.tensor([0.70711, -0.70711, 0.70711, -0.70711], dtype=torch.float64)
-    torch.testing.assert_close(standardised(rewards, group), expected, atol=1e-5, rtol=0)
-    assert centred(rewards, group).tolist() == [0.5, -0.5, 0.5, -0.5]
+    torch.testing.assert_close(standardized(rewards, group), expected, atol=1e-5, rtol=0)
+    assert centered(rewards, group).tolist() == [0.5, -0.5, 0.5, -0.5]
 
 
 def test_a_lone_agent_gets_no_group_credit() -> None:
     rewards, group = torch.tensor([3.0, 5.0, 7.0]), torch.tensor([4, 2, 9])
-    for advantages in (centred(rewards, group), standardised(rewards, group)):
+    for advantages in (centered(rewards, group), standardized(rewards, group)):
         assert advantages.tolist() == [0.0, 0.0, 0.0]
 
 
 def test_a_group_of_equal_rewards_gets_no_credit() -> None:
-    advantages = standardised(torch.full((5,), 0.7, dtype=torch.float64), torch.zeros(5, dtype=torch.long))
+    advantages = standardized(torch.full((5,), 0.7, dtype=torch.float64), torch.zeros(5, dtype=torch.long))
     assert advantages.abs().max() < 1e-9
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_advantages_of_a_group_sum_to_zero(seed: int) -> None:
     rewards, group = ragged_groups(seed)
-    for advantages in (centred(rewards, group), standardised(rewards, group)):
+    for advantages in (centered(rewards, group), standardized(rewards, group)):
         for g in group.unique():
             assert abs(float(advantages[group == g].sum())) < 1e-9
 
@@ -83,7 +88,7 @@ def test_permuting_rows_or_renaming_groups_changes_no_advantage(seed: int) -> No
     rewards, group = ragged_groups(seed)
     order = torch.randperm(len(rewards), generator=torch.Generator().manual_seed(seed + 100))
     renamed = 1000 - 3 * group
-    torch.testing.assert_close(standardised(rewards[order], renamed[order]), standardised(rewards, group)[order])
+    torch.testing.assert_close(standardized(rewards[order], renamed[order]), standardized(rewards, group)[order])
 
 
 def slow_gae(rewards: Tensor, values: Tensor, gamma: Tensor, lam: Tensor) -> list[float]:

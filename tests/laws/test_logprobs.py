@@ -28,12 +28,12 @@ def head(scale: float, softcap: float | None, bias: bool) -> Base:
     return cast(Base, made)
 
 
-def plain(base: Base, hidden: Tensor, tokens: Tensor, heat: Tensor) -> tuple[Tensor, Tensor]:
+def plain(base: Base, hidden: Tensor, tokens: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
     """By autograd, all logits at once."""
     logits = torch.nn.functional.linear(hidden, base.lm_head.weight, base.lm_head.bias) * base.logit_scale
     if base.softcap is not None:
         logits = base.softcap * torch.tanh(logits / base.softcap)
-    logp = (logits / heat[:, None]).log_softmax(-1)
+    logp = (logits / temperature[:, None]).log_softmax(-1)
     return logp.gather(1, tokens[:, None])[:, 0], -(logp.exp() * logp).sum(-1)
 
 
@@ -46,12 +46,12 @@ KINDS: list[tuple[float, float | None, bool]] = [(1.0, None, False), (0.25, None
 def test_gradients_of_chosen_log_probs_are_those_of_autograd(
     scale: float, softcap: float | None, bias: bool, frozen: bool, loss: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logprobs, "FEW", 3)  # several chunks, the last one smaller
+    monkeypatch.setattr(logprobs, "CHUNK", 3)  # several chunks, the last one smaller
     base = head(scale, softcap, bias)
     draw = torch.Generator().manual_seed(1)
     hidden = torch.randn(COUNT, WIDTH, generator=draw, dtype=torch.float64, requires_grad=True)
     tokens = torch.randint(0, VOCABULARY, (COUNT,), generator=draw)
-    heat = 0.5 + torch.rand(COUNT, generator=draw, dtype=torch.float64)
+    temperature = 0.5 + torch.rand(COUNT, generator=draw, dtype=torch.float64)
     first, second = torch.randn(2, COUNT, generator=draw, dtype=torch.float64)
     leaves = [
         hidden,
@@ -63,7 +63,7 @@ def test_gradients_of_chosen_log_probs_are_those_of_autograd(
         wanted = [cost.sum() for name, cost in costs.items() if loss in (name, "both")]
         return torch.autograd.grad(torch.stack(wanted).sum(), leaves)
 
-    ours, theirs = ChosenLogprobs(base)(hidden, tokens, heat), plain(base, hidden, tokens, heat)
+    ours, theirs = ChosenLogprobs(base)(hidden, tokens, temperature), plain(base, hidden, tokens, temperature)
     torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(by(ours), by(theirs), rtol=1e-10, atol=1e-12)
 
@@ -74,14 +74,14 @@ def test_a_loss_by_log_probs_alone_computes_logits_once(monkeypatch: pytest.Monk
     true = logprobs.lm_head_logits
     monkeypatch.setattr(logprobs, "lm_head_logits", lambda *given: products.append("logits") or true(*given))
     chosen = ChosenLogprobs(head(1.0, None, False))
-    tokens, heat = torch.zeros(COUNT, dtype=torch.long), torch.ones(COUNT, dtype=torch.float64)
+    tokens, temperature = torch.zeros(COUNT, dtype=torch.long), torch.ones(COUNT, dtype=torch.float64)
 
     def fit(entropy: float) -> int:
         hidden = torch.randn(COUNT, WIDTH, dtype=torch.float64, requires_grad=True)
         products.clear()
-        found: Any = chosen(hidden, tokens, heat)
+        found: Any = chosen(hidden, tokens, temperature)
         (found[0] + entropy * found[1] if entropy else found[0]).sum().backward()
         return len(products)
 
-    assert fit(0.0) == 1 and chosen.ahead
-    assert fit(0.1) == 2 and not chosen.ahead
+    assert fit(0.0) == 1 and chosen.eager_grad
+    assert fit(0.1) == 2 and not chosen.eager_grad

@@ -23,7 +23,7 @@ from coterie.learners.mixer import Mixer, in_rounds, team_rewards
 from coterie.learners.replay_buffer import JointTurns, ReplayBuffer
 from coterie.learners.text_encoder import HiddenStates
 from coterie.models.base import Base
-from coterie.rl.mixers import Additive, Decomposition, Monotonic, Utility, monotonic, standardised_by, td_target, track
+from coterie.rl.mixers import Additive, Decomposition, Monotonic, Utility, monotonic, standardized_by, td_target, track
 from coterie.types import Episode, Turn
 from tests.episodes import credited, episode, turn
 from tests.laws.test_resume import assert_same_run
@@ -161,7 +161,7 @@ def test_targets_follow_by_the_declared_share() -> None:
 
 def test_utilities_are_standardised_by_those_of_the_role_that_are_known() -> None:
     utilities, known, present = numbers(4, 3), 3 * numbers(9, 3, seed=1) + 2, numbers(9, 3, seed=2) > 0
-    standard = standardised_by(utilities, known, present, epsilon=0.0)
+    standard = standardized_by(utilities, known, present, epsilon=0.0)
     for role in range(3):
         own = known[present[:, role], role].tolist()
         mean = sum(own) / len(own)

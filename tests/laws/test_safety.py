@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from coterie.algorithms.base import Algorithm
-from coterie.algorithms.turn_filters import drop_stale, take_back
+from coterie.algorithms.turn_filters import clear_dropped_advantages, drop_stale
 from coterie.learners.batch import make_batches
 from coterie.types import Batch, Loss, Measure, Metrics, Scores
 from tests.episodes import episode, random_episodes, turn
@@ -91,5 +91,5 @@ def test_turns_of_other_weights_than_those_that_learn_are_left_out_and_counted()
     learners = {"new": Drifts(0.0, version=7), "old": Drifts(0.0, version=6)}
     assert drop_stale([episode(turns)], learners) == {"stale": 1.0}
     assert [said.dropped for said in turns] == [None, "stale", None]
-    take_back([episode(turns)])  # of an algorithm that judges what was dropped
+    clear_dropped_advantages([episode(turns)])  # of an algorithm that judges what was dropped
     assert [said.advantages is None for said in turns] == [False, True, False]

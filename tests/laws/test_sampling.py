@@ -45,11 +45,11 @@ def test_noise_is_uniform_and_no_draw_tells_of_another() -> None:
     draws = list(product((stable_hash("noise", seed) for seed in range(seeds)), range(positions)))
     noise = waits(Sampler(vocabulary).tokens, keys(*draws)).double().neg().exp().view(seeds, positions, vocabulary)
     assert float(noise.min()) > 0 and float(noise.max()) < 1
-    centred, few = noise - 0.5, 4 / noise.numel() ** 0.5  # four standard deviations of a mean, up to its unit
-    assert abs(float(centred.mean())) < few * 0.289
-    assert abs(float(centred.square().mean()) - 1 / 12) < few * 0.075
+    centered, few = noise - 0.5, 4 / noise.numel() ** 0.5  # four standard deviations of a mean, up to its unit
+    assert abs(float(centered.mean())) < few * 0.289
+    assert abs(float(centered.square().mean()) - 1 / 12) < few * 0.075
     for dimension in range(3):
-        neighbours = centred * centred.roll(1, dimension)
+        neighbours = centered * centered.roll(1, dimension)
         assert abs(float(neighbours.mean())) < few / 12
 
 

@@ -37,7 +37,7 @@ from coterie.credit.maporl import Maporl
 from coterie.credit.team import Team
 from coterie.kernels.logprob_entropy import forward as logprob_entropy
 from coterie.learners.batch import make_batches
-from coterie.rl.advantages import centred
+from coterie.rl.advantages import centered
 from coterie.rl.credit import shapley
 from coterie.rl.losses import KlEstimator, Reduce, clipped_policy_loss, kl, ratio_of, value_loss
 from coterie.rl.mixers import Additive, monotonic, td_target
@@ -179,7 +179,7 @@ def test_magrpo_s_returns_and_baseline() -> None:
     assert found == pytest.approx(rewards | {("e", 0): 2.5, ("f", 0): 0.25})
     names = list(found)
     group = torch.tensor([list(parents.values()).index(parents[name]) for name in names])
-    advantages = dict(zip(names, centred(torch.tensor([found[n] for n in names]), group).tolist(), strict=True))
+    advantages = dict(zip(names, centered(torch.tensor([found[n] for n in names]), group).tolist(), strict=True))
     expected = {("e", 0): 1.125, ("f", 0): -1.125, ("e", 1): -1.0, ("g", 1): 1.0, ("f", 1): -0.5, ("h", 1): 0.5}
     assert advantages == pytest.approx(expected)
 
