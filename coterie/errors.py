@@ -1,8 +1,8 @@
-"""Mistakes that are told without a traceback."""
+"""Errors that the command line prints without a traceback."""
 
 
 class UserError(Exception):
-    """What a user can put right; the text says how. Anything else is a bug."""
+    """An error that the user can fix; its text says how. Any other exception is a bug."""
 
 
 class ModelError(UserError):

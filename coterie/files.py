@@ -1,28 +1,33 @@
-"""Files that are there whole or not at all, whatever instant the process dies at."""
+"""Crash-safe files: atomic renames, file locks, checksums (SHA256SUMS), JSONL rows and the disk cache."""
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from coterie.errors import UserError
+from filelock import FileLock
 
-TEMPORARY = ".tmp-"  # what starts with this is unfinished: readers pass over it
+from coterie.errors import ModelError, UserError
+
+TEMPORARY = ".tmp-"  # the prefix of unfinished files and folders, which readers skip
+SUMS = "SHA256SUMS"
 
 
 class FolderInUse(UserError):
-    """Another process is at work in a folder."""
+    """Another process holds the lock of a folder."""
 
 
 class BadOutputPath(UserError):
-    """A file cannot be written where it was asked for."""
+    """An output file cannot be written at the given path."""
 
 
 class WriteFailed(UserError, OSError):
@@ -30,12 +35,12 @@ class WriteFailed(UserError, OSError):
 
 
 class BadRow(UserError, ValueError):
-    """A line of a JSONL file that is no row."""
+    """A line of a JSONL file that is not a row."""
 
 
 @contextmanager
 def reporting_write_errors(path: Path) -> Iterator[None]:
-    """What keeps `path` from being written is told in one line."""
+    """Raise OSErrors as a one-line WriteFailed that names `path`."""
     try:
         yield
     except (UserError, FileExistsError):
@@ -45,73 +50,87 @@ def reporting_write_errors(path: Path) -> Iterator[None]:
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:
-    """Write a file so that a reader sees the old content or the new, never a part."""
+    """Write a file by an atomic rename: a reader sees the old content or the new, never a part."""
     data = content.encode() if isinstance(content, str) else content
-    with (
-        reporting_write_errors(path),
-        _temporary_sibling(path, lambda sibling: sibling.touch(exist_ok=False)) as temporary,
-    ):
+    with reporting_write_errors(path), _temporary_sibling(path, partial(Path.touch, exist_ok=False)) as temporary:
         temporary.write_bytes(data)
-        _flush_to_disk(temporary)
+        _fsync(temporary)
         temporary.replace(path)
-        _flush_to_disk(path.parent)
+        _fsync(path.parent)
 
 
 def check_output_path(option: str, file: Path | None) -> Path | None:
-    """The file that an option names, if it can be written there: asked before there is anything to write."""
+    """The file that an option names; rejects a path that cannot be written before any work is done."""
     if file is not None and (file.is_dir() or not file.parent.is_dir()):
-        wrong = "this is a folder; name a file in it" if file.is_dir() else f"there is no folder {file.parent}"
+        wrong = "is a folder; name a file in it" if file.is_dir() else f"the folder {file.parent} does not exist"
         raise BadOutputPath(f"{option} {file}: {wrong}")
     return file
 
 
 @contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
-    """A folder to fill, which takes its place at `path` when the block ends well and vanishes when it does not."""
+    """A temporary folder to fill, renamed to `path` if the block succeeds and deleted if it raises."""
     _refuse_existing(path)
     with _temporary_sibling(path, Path.mkdir) as temporary:
         yield temporary
         for inside in temporary.rglob("*"):
-            _flush_to_disk(inside)
-        _flush_to_disk(temporary)
-        # A rename would silently replace an empty folder made meanwhile.
+            _fsync(inside)
+        _fsync(temporary)
+        # A rename would silently replace an empty folder that was created meanwhile.
         _refuse_existing(path)
         temporary.rename(path)
-        _flush_to_disk(path.parent)
+        _fsync(path.parent)
 
 
 def remove_folder(path: Path) -> None:
-    """Delete a folder so that a reader finds it whole or not at all."""
-    gone = path.parent / f"{TEMPORARY}{uuid.uuid4().hex}"
+    """Delete a folder atomically: rename it first, so that a reader finds it whole or not at all."""
+    renamed = path.parent / f"{TEMPORARY}{uuid.uuid4().hex}"
     with reporting_write_errors(path):
-        path.rename(gone)
-        shutil.rmtree(gone)
+        path.rename(renamed)
+        shutil.rmtree(renamed)
+
+
+def cache_folder() -> Path:
+    """The disk cache: `$COTERIE_CACHE`, or `~/.cache/coterie`."""
+    return Path(os.environ.get("COTERIE_CACHE") or "~/.cache/coterie").expanduser()
+
+
+def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
+    """`folder`, filled by `build` if it does not exist yet. Concurrent callers wait for the first one."""
+    if folder.is_dir():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder.with_name(folder.name + ".lock")):
+        if not folder.is_dir():
+            with atomic_folder(folder) as temporary:
+                build(temporary)
+    return folder
 
 
 def append_line(path: Path, text: str) -> None:
-    """Add one line to a file in one write, so that only the last line can ever be half there."""
+    """Append a line in one write, so that only the last line can ever be incomplete."""
     if "\n" in text:
-        raise ValueError(f"{path}: one line was to be added, but the text has a line break: {text[:80]!r}")
+        raise ValueError(f"{path}: a single line is expected, but the text has a line break: {text[:80]!r}")
     data = (text + "\n").encode()
     with reporting_write_errors(path), path.open("ab", buffering=0) as file:
         if file.write(data) != len(data):
-            raise OSError("only a part of a line was; is the disk full?")
+            raise OSError("the line was written only in part; is the disk full?")
 
 
 def filter_rows(path: Path, keep: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
-    """Keep the rows of a JSONL file that `keep` says yes to, and give them back; a half-written last line goes."""
-    kept = [row for row in read_rows(path) if keep(row)]
+    """Rewrite a JSONL file with the rows that `keep` accepts, and return them; an incomplete last line is dropped."""
+    rows = [row for row in read_rows(path) if keep(row)]
     if path.exists():
-        write_atomic(path, "".join(json.dumps(row) + "\n" for row in kept))
-    return kept
+        write_atomic(path, "".join(json.dumps(row) + "\n" for row in rows))
+    return rows
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The whole rows of a JSONL file, each with its `step`; a file that is not there has none."""
+    """The complete rows of a JSONL file, each with its `step`; none if the file does not exist."""
     if not path.exists():
         return []
-    *whole, _half = path.read_bytes().split(b"\n")
-    return [_row(line, f"{path}, line {number}") for number, line in enumerate(whole, start=1)]
+    *lines, _incomplete = path.read_bytes().split(b"\n")
+    return [_row(line, f"{path}, line {number}") for number, line in enumerate(lines, start=1)]
 
 
 def _row(line: bytes, where: str) -> dict[str, Any]:
@@ -121,35 +140,20 @@ def _row(line: bytes, where: str) -> dict[str, Any]:
         row = None
     if not isinstance(row, dict) or not isinstance(row.get("step"), int):
         raise BadRow(
-            f"{where} is no row of metrics: {line[:40].decode(errors='replace')!r}; delete the line, then resume"
+            f"{where} is not a row of metrics: {line[:40].decode(errors='replace')!r}; delete the line, then resume"
         )
     return row
 
 
 def numbered_paths(folder: Path, suffix: str = "") -> list[Path]:
-    """What lies in a folder under a number, like 000120.jsonl, in the order of the numbers. Copies that somebody has
-    put beside it under another name do not count."""
+    """The files or folders named by a number, like 000120.jsonl, in numeric order; other names are skipped."""
     found = [path for path in folder.glob(f"*{suffix}") if path.name.removesuffix(suffix).isdecimal()]
     return sorted(found, key=lambda path: int(path.name.removesuffix(suffix)))
 
 
 @contextmanager
-def _temporary_sibling(path: Path, make: Callable[[Path], None]) -> Iterator[Path]:
-    """What `make` makes beside `path`, locked while this process lives; gone afterwards unless it was renamed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _sweep(path.parent)
-    temporary = path.parent / f"{TEMPORARY}{uuid.uuid4().hex}"
-    make(temporary)
-    try:
-        with _locked(temporary):
-            yield temporary
-    finally:
-        _remove(temporary)
-
-
-@contextmanager
 def exclusive_lock(folder: Path) -> Iterator[None]:
-    """A folder that no other process may write to meanwhile. Where there are no locks, nobody is refused."""
+    """Lock a folder against other processes. On a filesystem without locks nobody is refused."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -164,10 +168,57 @@ def exclusive_lock(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
+def write_checksums(folder: Path) -> None:
+    """Write the SHA-256 of every file in a folder, in the format of `sha256sum --check SHA256SUMS`."""
+    files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    (folder / SUMS).write_text("".join(f"{_sha256(folder / name)}  {name}\n" for name in files))
+
+
+def verify_checksums(folder: Path, part: Path | None = None) -> None:
+    """Reject a folder in which a file is missing or damaged; `part`: check only files inside it."""
+    if not (folder / SUMS).is_file():
+        raise ModelError(f"{folder / SUMS} is missing: the files beside it cannot be verified")
+    for line in (folder / SUMS).read_text(errors="replace").splitlines():
+        expected, _, name = line.partition("  ")
+        file = folder / name
+        if part is not None and part not in file.parents:
+            continue
+        if not file.is_file():
+            raise ModelError(f"{file} is missing")
+        if _sha256(file) != expected:
+            raise ModelError(f"{file} is damaged: its checksum does not match {SUMS}")
+
+
+def verify_saved_adapter(folder: Path) -> None:
+    """Reject a damaged adapter of a checkpoint; adapters elsewhere have no checksums."""
+    checkpoint = folder.parent.parent  # which holds policies/<name>
+    if (checkpoint / SUMS).is_file():
+        verify_checksums(checkpoint, folder)
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+@contextmanager
+def _temporary_sibling(path: Path, make: Callable[[Path], None]) -> Iterator[Path]:
+    """A temporary file or folder beside `path`, locked while this process lives; removed unless it was renamed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _sweep(path.parent)
+    temporary = path.parent / f"{TEMPORARY}{uuid.uuid4().hex}"
+    make(temporary)
+    try:
+        with _locked(temporary):
+            yield temporary
+    finally:
+        _remove(temporary)
+
+
 def _sweep(folder: Path) -> None:
-    """Remove what killed processes left unfinished in `folder`, but nothing that a living one is working on."""
+    """Remove temporary files of killed processes; those of living processes are locked."""
     for leftover in folder.glob(f"{TEMPORARY}*"):
-        # Its owner may finish and rename it at any point here.
+        # The owner may finish and rename it at any point here.
         with suppress(FileNotFoundError), _locked(leftover) as abandoned:
             if abandoned:
                 _remove(leftover)
@@ -175,7 +226,7 @@ def _sweep(folder: Path) -> None:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[bool]:
-    """Whether nobody else holds `path`. The kernel lets go of it when the holder dies, however it dies."""
+    """Try to lock `path`; yields whether it succeeded. The kernel releases the lock when its holder dies."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         yield _try_lock(descriptor)
@@ -186,12 +237,12 @@ def _locked(path: Path) -> Iterator[bool]:
 def _try_lock(descriptor: int) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # held by another, or a filesystem without locks, where leftovers simply stay
+    except OSError:  # locked by another process, or a filesystem without locks, where leftovers stay
         return False
     return True
 
 
-def _flush_to_disk(path: Path) -> None:
+def _fsync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -208,4 +259,4 @@ def _remove(path: Path) -> None:
 
 def _refuse_existing(path: Path) -> None:
     if path.exists():
-        raise FileExistsError(f"{path} is already there; it is never replaced")
+        raise FileExistsError(f"{path} already exists; it is never replaced")

@@ -1,7 +1,7 @@
-"""Runs a user's own Python files, and finds what a run has to copy of them. Light on purpose: grading processes
-start with it.
+"""Imports Python files of the user, and lists the files that a run has to copy.
 
-A run runs its copies. In a copy `__file__` is still the path of the original, so that data beside it is found.
+A run imports its own copies. In a copy `__file__` is still the original path, so that data beside it is found. This
+module imports nothing heavy, because grading processes start with it.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from types import ModuleType
 from typing import Any
 
 CODE = re.compile(r"(?P<file>.+\.py)(?P<name>:\w+)?")  # mine.py or mine.py:Name
-FILES = "files"  # in a run's folder: its copies, in a numbered folder for each folder that they come from
-SOURCES = "sources.json"  # in there: by number, the folder that the copies come from
+FILES = "files"  # in a run's folder: the copies, in a numbered subfolder per source folder
+SOURCES = "sources.json"  # in there: the source folder of each number
 
 
 class UserFile(SourceFileLoader):
-    """Loads a user's file, or a copy of it, and leaves no compiled file beside it."""
+    """Imports a user's file or a copy of it, without writing a .pyc file beside it."""
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__file__ = str(original(Path(self.path)))
+        module.__file__ = str(original_path(Path(self.path)))
         super().exec_module(module)
 
     def set_data(self, path: str, data: Any, *, _mode: int = 0o666) -> None:
@@ -34,14 +34,14 @@ class UserFile(SourceFileLoader):
 
 
 def run_file(path: Path, name: str) -> ModuleType:
-    """Run a Python file as the module `name`; it may import modules that lie beside it."""
-    _add(path.parent.resolve())
-    _must_have_its_own(path.resolve())
+    """Import a Python file as the module `name`; it may import modules in its own folder."""
+    _add_to_path(path.parent.resolve())
+    _check_name_clashes(path.resolve())
     loader = UserFile(name, str(path))
     spec = importlib.util.spec_from_file_location(name, path, loader=loader)
     assert spec is not None  # there is a loader
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # where dataclasses look their module up
+    sys.modules[name] = module  # dataclasses look their module up here
     try:
         loader.exec_module(module)
     except BaseException:
@@ -50,39 +50,41 @@ def run_file(path: Path, name: str) -> ModuleType:
     return module
 
 
-_added: list[str] = []  # folders of users' files
+_added: list[str] = []  # folders of user files on sys.path
 
 
-def _add(folder: Path) -> None:
+def _add_to_path(folder: Path) -> None:
     if _finder not in sys.path_hooks:
         sys.path_hooks.insert(0, _finder)
-        sys.path_importer_cache.clear()  # a grading process has the folders of its parent from the start
+        sys.path_importer_cache.clear()  # a grading process inherits the folders of its parent
     if str(folder) not in _added:
         _added.append(str(folder))
-        sys.path.append(str(folder))  # at the end: a user's math.py must not stand in for Python's
+        sys.path.append(str(folder))  # last: a user's math.py must not shadow Python's
 
 
-def _must_have_its_own(file: Path) -> None:
-    """Refuse a module that was loaded from another folder under the same name: Python would take it for this one."""
+def _check_name_clashes(file: Path) -> None:
+    """Reject an import whose name is taken by a module from another folder: Python would silently use that one."""
     if not file.is_file():
         return
-    for name, place in _beside(file, file.parent).items():
+    for name, place in _modules_beside(file, file.parent).items():
         if name in sys.modules:
             module = sys.modules[name]
             there = Path(next(iter(module.__path__))) if hasattr(module, "__path__") else Path(str(module.__file__))
-            if original(there) != original(place):
-                raise ImportError(f"imports {name}, but {there} has that name already; call one of them otherwise")
+            if original_path(there) != original_path(place):
+                raise ImportError(
+                    f"imports {name}, but {there} is already imported by that name; rename one of them"
+                )
 
 
 def _finder(folder: str) -> FileFinder:
-    """Finds modules among a run's copies."""
-    if original(Path(folder)) == Path(folder):
+    """A path hook that finds modules among a run's copies."""
+    if original_path(Path(folder)) == Path(folder):
         raise ImportError("not among a run's copies", path=folder)
     return FileFinder(folder, (UserFile, SOURCE_SUFFIXES))
 
 
-def original(path: Path) -> Path:
-    """What a copy in a run's folder was made of; any other path is itself."""
+def original_path(path: Path) -> Path:
+    """The original path of a copy in a run's folder; any other path is returned unchanged."""
     for copied in (path, *path.parents):
         files = copied.parent
         if files.name == FILES and copied.name.isdecimal() and (files / SOURCES).is_file():
@@ -90,38 +92,38 @@ def original(path: Path) -> Path:
     return path
 
 
-def in_run(tree: Any, run: Path) -> Any:
-    """A config's data with the copies that it names in the place where they are now."""
+def resolve_copies(tree: Any, run: Path) -> Any:
+    """A config's tree with absolute paths for the copies that it names."""
     if not (run / FILES / SOURCES).is_file():
         return tree
     if isinstance(tree, dict):
-        return {key: in_run(value, run) for key, value in tree.items()}
+        return {key: resolve_copies(value, run) for key, value in tree.items()}
     if isinstance(tree, list):
-        return [in_run(value, run) for value in tree]
+        return [resolve_copies(value, run) for value in tree]
     code = CODE.fullmatch(tree) if isinstance(tree, str) and tree.startswith(f"{FILES}/") else None
     return str((run / code["file"]).resolve()) + (code["name"] or "") if code else tree
 
 
-def imported(file: Path) -> set[Path]:
-    """The files beside a user's file that it imports, and that these import."""
+def imported_files(file: Path) -> set[Path]:
+    """The files in the same folder that a user's file imports, transitively."""
     found: set[Path] = set()
-    waiting = [file]
-    while waiting:
-        new = set(_imported(waiting.pop(), file.parent)) - found - {file}
+    queue = [file]
+    while queue:
+        new = set(_imported_by(queue.pop(), file.parent)) - found - {file}
         found |= new
-        waiting += new
+        queue += new
     return found
 
 
-def _imported(file: Path, folder: Path) -> Iterator[Path]:
-    for place in _beside(file, folder).values():
+def _imported_by(file: Path, folder: Path) -> Iterator[Path]:
+    for place in _modules_beside(file, folder).values():
         yield from sorted(place.rglob("*.py")) if place.is_dir() else [place]
 
 
-def _beside(file: Path, folder: Path) -> dict[str, Path]:
-    """Modules and packages in a folder that a file imports, by name: those that Python does not find elsewhere."""
+def _modules_beside(file: Path, folder: Path) -> dict[str, Path]:
+    """By name, the modules and packages in a folder that a file imports and Python does not find elsewhere."""
     path = [*(entry for entry in sys.path if entry not in _added), str(folder)]
-    specs = {name: PathFinder.find_spec(name, path) for name in _roots(file) - sys.stdlib_module_names}
+    specs = {name: PathFinder.find_spec(name, path) for name in _imported_names(file) - sys.stdlib_module_names}
     places = {
         name: Path((spec.submodule_search_locations or [str(spec.origin)])[0]).resolve()
         for name, spec in specs.items()
@@ -130,12 +132,12 @@ def _beside(file: Path, folder: Path) -> dict[str, Path]:
     return {name: place for name, place in places.items() if place.parent == folder}
 
 
-def _roots(file: Path) -> set[str]:
-    """The first names of all modules that are imported anywhere in a file; none where it is no Python."""
+def _imported_names(file: Path) -> set[str]:
+    """The top-level names of all modules that a file imports anywhere; none if it does not parse."""
     found: set[str] = set()
     try:
         tree = ast.parse(file.read_bytes())
-    except (SyntaxError, ValueError):  # which is told when it runs
+    except (SyntaxError, ValueError):  # reported when it is imported
         return found
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

@@ -1,4 +1,4 @@
-"""Nothing hangs: code that holds up all episodes is ended, and a thread that never returns is left alone."""
+"""The watchdog of the event loop: interrupts code that blocks it. Also threads that may never return."""
 
 from __future__ import annotations
 
@@ -12,23 +12,26 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-_engines_at_work = 0
+_pauses = 0
 
 
 @contextmanager
 def watchdog_paused() -> Iterator[None]:
-    """For engines: what is computed inside of this block, without an await, may take as long as it likes."""
-    global _engines_at_work
-    _engines_at_work += 1
+    """Pause the watchdog, for engines: a forward pass may block the event loop for as long as it takes."""
+    global _pauses
+    _pauses += 1
     try:
         yield
     finally:
-        _engines_at_work -= 1
+        _pauses -= 1
 
 
 async def run_with_watchdog(work: Awaitable[T], seconds: float) -> T:
-    """What `work` gives. A task that computes or blocks for so long, twice at most, gets a TimeoutError where it is:
-    all others wait for it. Only the main thread can be interrupted so."""
+    """Await `work`. A task that blocks the event loop for up to twice `seconds` gets a TimeoutError where it is.
+
+    A heartbeat task restarts a SIGALRM timer; if the event loop is blocked, the alarm fires and raises in the code that
+    blocks it. Signals reach the main thread only, so elsewhere there is no watchdog.
+    """
     if threading.current_thread() is not threading.main_thread():
         return await work
     suspect: asyncio.Task[Any] | None = None
@@ -36,13 +39,15 @@ async def run_with_watchdog(work: Awaitable[T], seconds: float) -> T:
     def interrupt(*_: Any) -> None:
         nonlocal suspect
         task = asyncio.current_task()
-        if task is None or _engines_at_work:
+        if task is None or _pauses:
             return
-        if task is suspect:  # the time before may have been another's
-            raise TimeoutError(f"all episodes waited {seconds:g} seconds for this one; what takes long should be async")
+        if task is suspect:  # the first alarm may have been due to another task
+            raise TimeoutError(
+                f"this episode blocked the event loop for {seconds:g} s; long work should be async"
+            )
         suspect = task
 
-    async def beat() -> None:
+    async def heartbeat() -> None:
         nonlocal suspect
         while True:
             suspect = None
@@ -50,34 +55,34 @@ async def run_with_watchdog(work: Awaitable[T], seconds: float) -> T:
             await asyncio.sleep(min(1.0, seconds / 4))
 
     before, left = signal.signal(signal.SIGALRM, interrupt), signal.getitimer(signal.ITIMER_REAL)
-    beating = asyncio.create_task(beat())
+    beating = asyncio.create_task(heartbeat())
     try:
         return await work
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)  # first, or a last alarm would meet whoever listened before
+        signal.setitimer(signal.ITIMER_REAL, 0)  # first, or a last alarm would reach the previous handler
         signal.signal(signal.SIGALRM, before)
-        signal.setitimer(signal.ITIMER_REAL, *left)  # whoever had set one waits a little longer for it
+        signal.setitimer(signal.ITIMER_REAL, *left)  # a timer set by the caller fires a little later
         beating.cancel()
 
 
 async def run_in_daemon_thread(function: Callable[..., T], *arguments: Any, **named: Any) -> T:
-    """As `asyncio.to_thread`; but nobody waits for the thread at the end, and so it may never come back."""
+    """Like `asyncio.to_thread`, but in a daemon thread: shutdown does not wait for it, so it may never return."""
     loop, context = asyncio.get_running_loop(), contextvars.copy_context()
-    found: asyncio.Future[T] = loop.create_future()
+    future: asyncio.Future[T] = loop.create_future()
 
-    def settle(how: Callable[[Any], None], what: Any) -> None:
-        if not found.done():
-            how(what)
+    def settle(setter: Callable[[Any], None], value: Any) -> None:
+        if not future.done():
+            setter(value)
 
     def work() -> None:
         try:
-            told = found.set_result, context.run(function, *arguments, **named)
-        except BaseException as error:  # whatever it is, it is told to who asked
-            if isinstance(error, StopIteration):  # which no future takes
+            result = future.set_result, context.run(function, *arguments, **named)
+        except BaseException as error:  # any error is raised in the awaiting task
+            if isinstance(error, StopIteration):  # which futures reject
                 error = RuntimeError(f"{type(error).__name__}: {error}")
-            told = found.set_exception, error  # type: ignore[assignment]
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(settle, *told)
+            result = future.set_exception, error  # type: ignore[assignment]
+        with suppress(RuntimeError):  # the event loop is closed
+            loop.call_soon_threadsafe(settle, *result)
 
     threading.Thread(target=work, daemon=True).start()
-    return await found
+    return await future

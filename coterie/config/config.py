@@ -32,7 +32,7 @@ from coterie.config.settings import (
 from coterie.credit.team import Team
 from coterie.limits import Amount, Count, CountFromZero, PositiveShare, Seed, Temperature
 from coterie.types import Part, Sampling, Weighted
-from coterie.user_code import in_run
+from coterie.user_code import resolve_copies
 
 __all__ = [
     "PARTS",
@@ -149,7 +149,7 @@ def of(tree: dict[str, Any], problems: Problems, folder: Path, overrides: Sequen
         yamltree.override(tree, override, problems)
         _spell_out(tree)
     _leave_out_misspelt_roles(tree, problems)
-    tree = in_run(tree, folder)
+    tree = resolve_copies(tree, folder)
     config = Reader(problems, folder).value(Config, tree, ())
     problems.raise_any()
     for path, message in unusable_names(config):

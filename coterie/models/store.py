@@ -25,8 +25,8 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from coterie.disk_cache import build_once, cache_folder
 from coterie.errors import ModelError
+from coterie.files import build_once, cache_folder
 from coterie.models.demo_model import demo
 from coterie.models.gguf import convert
 from coterie.models.progress_bars import no_progress_bars

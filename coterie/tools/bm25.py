@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from coterie.disk_cache import build_once, cache_folder
+from coterie.files import build_once, cache_folder
 
 VERSION = f"3/{version('bm25s')}"  # of the file format and the tokenizer
 WORD = re.compile(r"\w+")

@@ -9,15 +9,17 @@ from urllib.parse import quote
 
 from safetensors import SafetensorError
 
-from coterie.checksums import SUMS, verify_checksums, write_checksums
 from coterie.errors import ModelError, UserError
 from coterie.files import (
+    SUMS,
     WriteFailed,
     atomic_folder,
     numbered_paths,
     remove_folder,
     reporting_write_errors,
+    verify_checksums,
     write_atomic,
+    write_checksums,
 )
 from coterie.models.store import read_tensors, write_tensors
 from coterie.training.rewind import set_aside

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from coterie.config.config import PARTS
-from coterie.user_code import CODE, FILES, SOURCES, imported
+from coterie.user_code import CODE, FILES, SOURCES, imported_files
 
 
 @dataclass
@@ -54,7 +54,7 @@ class UserFileCopies:
         if file.is_relative_to(self.run.resolve() / FILES):
             return file.relative_to(self.run.resolve()).as_posix()
         place = f"{FILES}/{self._number(file.parent)}"
-        for one in (file, *sorted(imported(file))):
+        for one in (file, *sorted(imported_files(file))):
             self.files[f"{place}/{one.relative_to(file.parent).as_posix()}"] = one.read_bytes()
         return f"{place}/{file.name}"
 

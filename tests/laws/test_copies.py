@@ -20,7 +20,7 @@ from coterie.config import load
 from coterie.training.build import build
 from coterie.training.loop import train
 from coterie.training.user_files import UserFileCopies
-from coterie.user_code import imported, original, run_file
+from coterie.user_code import imported_files, original_path, run_file
 from tests.games import game
 
 ROOT = Path(__file__).parents[2]
@@ -203,7 +203,7 @@ def test_files_of_graphs_and_games_are_held_wherever_the_config_names_them(tmp_p
     for name, content in copies.files.items():
         (tmp_path / "run" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "run" / name).write_bytes(content)
-    assert original(tmp_path / "run" / "files" / "1" / "code.py") == two and original(two) == two
+    assert original_path(tmp_path / "run" / "files" / "1" / "code.py") == two and original_path(two) == two
     assert UserFileCopies(tmp_path / "run").config(held | {"x": f"{tmp_path}/run/files/1/code.py:make"})["x"] == (
         "files/1/code.py:make"
     )
@@ -215,7 +215,7 @@ def test_a_module_beside_a_user_s_file_does_not_stand_in_for_python_s(tmp_path: 
     (home / "aid.py").write_text("def later():\n    import bundle.inner\n")
     (home / "uses.py").write_text("import math\nimport torch\nfrom aid import later\nroot = math.sqrt(4)\n")
     assert run_file(home / "uses.py", "a_user_s").root == 2.0
-    assert imported(home / "uses.py") == {home / "aid.py", home / "bundle" / "inner.py"}
+    assert imported_files(home / "uses.py") == {home / "aid.py", home / "bundle" / "inner.py"}
     assert not list(home.rglob("__pycache__"))
 
 
@@ -225,7 +225,7 @@ def test_two_modules_of_one_name_beside_two_files_are_told_apart(tmp_path: Path)
         (tmp_path / folder / "namesake.py").write_text(f"x = {folder!r}\n")
         (tmp_path / folder / "mine.py").write_text("import namesake\n")
     run_file(tmp_path / "one" / "mine.py", "first_of_two")
-    with pytest.raises(ImportError, match=r"imports namesake, but .*one/namesake\.py has that name already"):
+    with pytest.raises(ImportError, match=r"imports namesake, but .*one/namesake\.py is already imported"):
         run_file(tmp_path / "two" / "mine.py", "second_of_two")
 
 

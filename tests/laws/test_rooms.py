@@ -13,7 +13,7 @@ from coterie.config.registry import BUILTIN, find
 PACKAGE = Path(__file__).parents[2] / "coterie"
 ORDER = (
     # Words and small tools that everything may use.
-    *("types", "errors", "seeds", "files", "disk_cache", "checksums", "limits", "statistics", "user_code", "watchdog"),
+    *("types", "errors", "seeds", "files", "limits", "statistics", "user_code", "watchdog"),
     *("prompts", "console"),
     # The mathematics.
     *("rl", "algorithms", "credit"),

@@ -17,10 +17,9 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from coterie.checksums import SUMS
 from coterie.cli.app import app
 from coterie.config import load
-from coterie.files import WriteFailed, append_line, exclusive_lock, write_atomic
+from coterie.files import SUMS, WriteFailed, append_line, exclusive_lock, write_atomic
 from coterie.models.store import write_tensors
 from coterie.training import checkpoint
 from coterie.training.build import build
@@ -157,7 +156,7 @@ def test_a_garbage_line_in_the_metrics_is_named_and_the_run_goes_on_without_it(g
     first, *others = metrics.read_text().splitlines()
     metrics.write_text("\n".join([first, garbage, *others, ""]))
     said = one_line("train", "--resume", run, "steps=3")
-    assert said.startswith(f"{metrics}, line 2 is no row of metrics: ") and said.endswith(
+    assert said.startswith(f"{metrics}, line 2 is not a row of metrics: ") and said.endswith(
         "delete the line, then resume"
     )
     assert metrics.read_text().splitlines()[1] == garbage
@@ -229,7 +228,7 @@ def test_one_flipped_byte_in_any_file_of_a_checkpoint_is_refused_with_its_name(r
         flip(file)
         with pytest.raises(BadCheckpoint) as told:
             checkpoint.restore(whole, saved)
-        assert str(told.value).startswith(f"{file} is damaged: its checksum is not the one in {SUMS}.")
+        assert str(told.value).startswith(f"{file} is damaged: its checksum does not match {SUMS}.")
         flip(file)
     checkpoint.restore(whole, saved)
 

@@ -112,8 +112,8 @@ def test_what_cannot_be_meant_is_refused_with_its_key(config: Path, mistake: str
 
 
 PROMPTS = {
-    "half a field": ("{question", "the { in '{question' has no other half; a field is {question}, and \\{ stays as"),
-    "the other half": ("{question} = }", "the } in '{question} = }' has no other half; a field is {question}"),
+    "half a field": ("{question", "the { in '{question' is unbalanced; fields are {question}, and \\{ is kept as"),
+    "the other half": ("{question} = }", "the } in '{question} = }' is unbalanced; fields are {question}"),
     "an attribute": (
         "{task.__class__}",
         "unknown field {task.__class__}; it may use {question}, and {{task.__class__}}",

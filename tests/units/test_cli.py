@@ -222,10 +222,13 @@ MISTAKES = {
     "other policies": (["eval", "RUN", "policies.doer.lora.rank=4"], "policies.doer.lora.rank: cannot change"),
     "greedy repeats": (["eval", "RUN", "--episodes", "2"], "at eval.temperature=0 all 2 episodes"),
     "eval of a checkpoint": (["eval", "CHECKPOINT"], "is a checkpoint; `coterie eval"),
-    "no place for numbers": (["eval", "RUN", "--json", "no/where.json"], "--json no/where.json: there is no folder no"),
-    "a folder for numbers": (["eval", "RUN", "--json", "OUT"], "this is a folder; name a file in it"),
-    "no place for changes": (["replay", "RUN", "--out", "no/where.jsonl"], "--out no/where.jsonl: there is no folder"),
-    "no place for times": (["bench", "rollout", "--quick", "--out", "no/where.json"], "there is no folder no"),
+    "no place for numbers": (
+        ["eval", "RUN", "--json", "no/where.json"],
+        "no/where.json: the folder no does not exist",
+    ),
+    "a folder for numbers": (["eval", "RUN", "--json", "OUT"], "is a folder; name a file in it"),
+    "no place for changes": (["replay", "RUN", "--out", "no/where.jsonl"], "--out no/where.jsonl: the folder no"),
+    "no place for times": (["bench", "rollout", "--quick", "--out", "no/where.json"], "the folder no does not exist"),
     "eval of nothing": (["eval", "OUT"], "holds no run"),
     "check of nothing": (["check", "nowhere.yaml"], "nowhere.yaml: there is no such file"),
 }

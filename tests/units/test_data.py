@@ -320,7 +320,7 @@ def test_preparing_leaves_all_or_nothing(tmp_path: Path) -> None:
         (["prepare", "gsm8k", "--source", "bad.json"], "bad.json: not JSON"),
         (["prepare", "gsm8k", "--source", "bad.parquet"], "bad.parquet: not Parquet"),
         (["prepare", "gsm8k", "--source", "bad.csv"], "bad.csv: a .jsonl, .json or .parquet file is needed"),
-        (["prepare", "gsm8k", "--source", "good.jsonl", "--out", "there"], "there is already there"),
+        (["prepare", "gsm8k", "--source", "good.jsonl", "--out", "there"], "there already exists"),
         (["prepare", "reasoning_gym:chain_sums"], "did you mean chain_sum?"),
         (["prepare", "reasoning_gym:chain_sum", "--source", "x"], "takes no --source"),
         (["show", "good.jsonl"], "holds nothing that `coterie data prepare` has written"),

@@ -18,8 +18,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, T5Config
 
-from coterie.disk_cache import build_once, cache_folder
 from coterie.errors import ModelError
+from coterie.files import build_once, cache_folder
 from coterie.models import demo_model
 from coterie.models.base import Base
 from coterie.models.chat import Chat
@@ -233,7 +233,7 @@ def test_callers_at_the_same_time_make_it_once(tmp_path: Path) -> None:
 
 def test_a_making_that_fails_or_is_killed_leaves_nothing_half_done(tmp_path: Path) -> None:
     killed = (
-        "import os, pathlib; from coterie.disk_cache import build_once; build_once(pathlib.Path('model'), "
+        "import os, pathlib; from coterie.files import build_once; build_once(pathlib.Path('model'), "
         "lambda out: ((out / 'half').write_text('x'), os.kill(os.getpid(), 9)))"
     )
     environment = {**os.environ, "PYTHONPATH": str(Path.cwd())}
