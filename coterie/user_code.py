@@ -71,9 +71,7 @@ def _check_name_clashes(file: Path) -> None:
             module = sys.modules[name]
             there = Path(next(iter(module.__path__))) if hasattr(module, "__path__") else Path(str(module.__file__))
             if original_path(there) != original_path(place):
-                raise ImportError(
-                    f"imports {name}, but {there} is already imported by that name; rename one of them"
-                )
+                raise ImportError(f"imports {name}, but {there} is already imported by that name; rename one of them")
 
 
 def _finder(folder: str) -> FileFinder:

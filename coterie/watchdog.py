@@ -42,9 +42,7 @@ async def run_with_watchdog(work: Awaitable[T], seconds: float) -> T:
         if task is None or _pauses:
             return
         if task is suspect:  # the first alarm may have been due to another task
-            raise TimeoutError(
-                f"this episode blocked the event loop for {seconds:g} s; long work should be async"
-            )
+            raise TimeoutError(f"this episode blocked the event loop for {seconds:g} s; long work should be async")
         suspect = task
 
     async def heartbeat() -> None:
