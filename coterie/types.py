@@ -1,4 +1,4 @@
-"""The nouns of Coterie, and the shapes of the parts that act on them. Imports nothing of ours."""
+"""The data types (Task, Turn, Episode, Batch …) and the protocols of the parts (Engine, Learner, Env, Workflow …)."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypedDict, runtime_checkable
 
-if TYPE_CHECKING:  # for a process that only grades it would take longer than the grading
+if TYPE_CHECKING:  # importing torch would slow down processes that only grade
     from torch import Tensor
 
-Stop = Literal["end", "stop", "length"]  # the model ended its turn · a stop string · no room left
+Stop = Literal["end", "stop", "length"]  # end-of-turn token · stop string · max_tokens or context reached
 Split = Literal["train", "test"]
 
 
 class Message(TypedDict):
-    """One chat message. `role` is the chat template's word (system, user, assistant), not a seat in the team."""
+    """One chat message. `role` is the chat template's (system, user, assistant), not a role of the team."""
 
     role: str
     content: str
@@ -23,7 +23,7 @@ class Message(TypedDict):
 
 @dataclass(frozen=True)
 class Task:
-    """One problem: what a prompt needs, and the reference answer that only graders see."""
+    """One problem: its prompt, and the reference answer that only graders see."""
 
     id: str
     prompt: str
@@ -33,7 +33,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a turn is drawn. Temperature 0 is greedy; its log-probs are those of temperature 1."""
+    """How a turn is sampled. Temperature 0 is greedy; its log-probs are those of temperature 1."""
 
     max_tokens: int = 128
     temperature: float = 1.0
@@ -44,19 +44,18 @@ class Sampling:
     def __post_init__(self) -> None:
         if self.max_tokens < 1 or self.temperature < 0 or not 0 < self.top_p <= 1 or self.top_k < 0:
             raise ValueError(
-                f"nothing can be drawn with max_tokens {self.max_tokens}, temperature {self.temperature}, top_p "
-                f"{self.top_p}, top_k {self.top_k}; they are at least 1, at least 0, above 0 and at most 1, at least 0"
+                f"invalid sampling: {self}; expected max_tokens ≥ 1, temperature ≥ 0, 0 < top_p ≤ 1 and top_k ≥ 0"
             )
 
 
 def is_correct(reward: float) -> bool:
-    """Whether it is all that an answer can earn; weights of graders that add up to 1 may miss it by rounding."""
+    """Whether a reward is the full 1, up to the rounding of composed rewards."""
     return reward >= 1 - 1e-6
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What an engine answers: the sampled ids with their own log-probs, and which weights spoke."""
+    """An engine's completion: the sampled ids with their log-probs, and the version of the weights."""
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -66,34 +65,34 @@ class Sample:
 
 @dataclass
 class Turn:
-    """One generation by one role: what it read, what it said, what that was worth.
+    """One generation by one role: prompt, response, and what credit assignment makes of it.
 
-    The first block is written when the turn is sampled and never changes; `None` below means
-    nobody has judged this turn, which is not a credit of zero.
+    The first block is set when the turn is sampled and never changes. `None` in the second means "not computed",
+    which is different from zero.
     """
 
     role: str
     policy: str
-    version: int  # of the weights that spoke
-    round: int  # how often this role has spoken before in the episode
+    version: int  # of the weights that sampled it
+    round: int  # earlier turns of this role in the episode
     prompt_ids: tuple[int, ...]
     response_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]  # the sampler's own, one per response id
+    logprobs: tuple[float, ...]  # of the sampler, one per response id
     temperature: float
     text: str
     stop: Stop
-    seen: tuple[int, ...] = ()  # the turns of its episode that had been said when this one was asked for
-    # False: replayed from another episode, written by nobody, excluded by the workflow, or sampled with a truncated
+    seen: tuple[int, ...] = ()  # indices of the episode's turns that were finished when this one was requested
+    # False: replayed from another episode, a fixed text, excluded by the workflow, or sampled with a truncated
     # distribution (top_p, top_k, greedy): no gradient comes from it.
     trainable: bool = True
-    replayed: bool = False  # said in another episode: its origin
-    # Why nobody learns from it at this step; then its reward moves no baseline either. "round": of one that rests.
+    replayed: bool = False  # copied from the origin of a fork
+    # Why it is excluded from this step, also from baselines: stale weights, or a round that is not being trained.
     dropped: Literal["stale", "round"] | None = None
 
-    reward: float | None = None  # this turn's own, on top of the team's
-    credit: float | None = None  # what credit makes of all rewards: this turn's part
-    utility: float | None = None  # what a mixer says this message is worth to the team, standardised
-    old_logprobs: Tensor | None = None  # [L], the learner's own before any update of the step
+    reward: float | None = None  # of this turn, in addition to the team's
+    credit: float | None = None  # this turn's share of all rewards, by credit assignment
+    utility: float | None = None  # the mixer's value of this message for the team, standardized
+    old_logprobs: Tensor | None = None  # [L], of the learner before any update of the step
     ref_logprobs: Tensor | None = None  # [L], of the reference policy
     entropy: Tensor | None = None  # [L]
     values: Tensor | None = None  # [L]
@@ -103,8 +102,8 @@ class Turn:
 
 @dataclass
 class Episode:
-    """All turns of one workflow run on one task. The team's reward and a turn's own are two
-    fields: copied onto every turn, the team's would count once for each."""
+    """One run of the workflow on one task. The team's reward is stored once, not on every turn, where it would count
+    once per turn."""
 
     id: str
     task: Task
@@ -113,35 +112,35 @@ class Episode:
     answer: Any = None
     reward: float = 0.0
     metrics: dict[str, float] = field(default_factory=dict)
-    error: str | None = None  # the traceback, when the episode failed
-    error_kind: str | None = None  # its exception class, to count failures by
-    seed: int = 0  # its turns are sampled with
-    origin: str | None = None  # of a fork: the episode that it begins like
-    fork: str | None = None  # and what it is for
+    error: str | None = None  # the traceback if the episode failed
+    error_kind: str | None = None  # its exception class
+    seed: int = 0  # of its samples
+    origin: str | None = None  # of a fork: the id of the episode that it replays
+    fork: str | None = None  # of a fork: its purpose
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a workflow may return instead of a bare answer, when it has more to tell.
+    """What a workflow may return instead of a bare answer.
 
-    What is judged by the answer key is judged when all is said: `judge` gets a function that grades any answer to the
-    task as the team's would be, gives turns their rewards, and returns more metrics.
+    `judge` runs after the episode: it gets a function that grades any answer to the task, sets the rewards of turns,
+    and returns more metrics.
     """
 
     answer: Any
     metrics: Mapping[str, float] = field(default_factory=dict)
-    reward: float | None = None  # the team's, where the world has said it; the environment's score may say otherwise
+    reward: float | None = None  # of the team, if the world gave one; the environment's score may replace it
     judge: Callable[[Grade], Awaitable[Mapping[str, float]]] | None = None
 
 
 @dataclass(frozen=True)
 class Fork:
-    """An episode to play again in part: some turns are given, the rest is said anew."""
+    """A request to replay an episode with some turns fixed and the rest sampled, as counterfactuals and trees need."""
 
     origin: Episode
     purpose: str
     fixed_turns: Mapping[tuple[str, int], Turn | str]  # by role and its nth turn: a recorded turn, or a text
-    resample: int = 0  # 0: the origin's seed, n: the nth fresh one
+    resample: int = 0  # 0: the seed of the origin; n: the nth new seed
 
     @property
     def id(self) -> str:
@@ -150,26 +149,26 @@ class Fork:
 
 @dataclass
 class Batch:
-    """Rows for one policy, one after the other without padding; every tensor is [T].
+    """Packed rows for one policy, without padding; every tensor is [T].
 
-    A value belongs to the token it stands at: `logprobs[t]` is that of `tokens[t]` given what
-    stands before it in its row, and is meaningful only where `mask[t]`.
+    `logprobs[t]` is the log-prob of `tokens[t]` given the tokens before it in its row, and is valid only where
+    `mask[t]`.
     """
 
     tokens: Tensor
     positions: Tensor
-    row: Tensor  # which row a token is in, ascending
+    row: Tensor  # the row of each token, ascending
     mask: Tensor  # True where the token was sampled by this policy
-    logprobs: Tensor  # the sampler's
-    old_logprobs: Tensor  # the learner's own before any update of the step, where they were read; else the sampler's
+    logprobs: Tensor  # of the sampler
+    old_logprobs: Tensor  # of the learner before any update of the step if computed, else of the sampler
     advantages: Tensor
     returns: Tensor
     values: Tensor
     ref_logprobs: Tensor
     temperature: Tensor
-    words: Tensor  # in the turn's text
-    turn: Tensor  # a number per turn, the same over a whole step
-    episode: Tensor  # a number per episode
+    words: Tensor  # the number of words in the turn's text
+    turn: Tensor  # a turn index that is unique within the step
+    episode: Tensor  # an episode index
     role: Tensor  # index into `roles`
     roles: tuple[str, ...]
 
@@ -181,102 +180,102 @@ class Batch:
         return int(self.row[-1]) + 1 if len(self) else 0
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        """The same change made to every tensor."""
+        """Apply a function to every tensor."""
         return Batch(
             **{f.name: change(getattr(self, f.name)) for f in fields(self) if f.name != "roles"}, roles=self.roles
         )
 
     def take(self, rows: Sequence[int]) -> Batch:
-        """Some of the rows, in the order of this batch and numbered anew."""
-        wanted = self.mask.new_zeros(self.rows)
-        wanted[list(rows)] = True
-        keep = wanted[self.row]
+        """Select rows, in the order of this batch, and renumber them."""
+        selected = self.mask.new_zeros(self.rows)
+        selected[list(rows)] = True
+        keep = selected[self.row]
         taken = self.each(lambda column: column[keep])
         taken.row = taken.row.unique_consecutive(return_inverse=True)[1]
         return taken
 
 
 class TokenMetrics(NamedTuple):
-    """What an update did at each sampled token; each is [N], and its mean is a metric of this name."""
+    """Metrics of an update per sampled token; each is [N], and its mean is logged under its name."""
 
-    ratio_mean: Tensor  # of new over old probability, as the loss has it; its maximum is `ratio_max`
-    clip_fraction: Tensor  # 1 where the clip takes the gradient away
-    kl: Tensor  # to the reference policy; 0 where none was read
+    ratio_mean: Tensor  # the importance ratio new/old of the loss; its maximum is `ratio_max`
+    clip_fraction: Tensor  # 1 where clipping removes the gradient
+    kl: Tensor  # to the reference policy; 0 without one
 
 
 @dataclass
 class Scores:
-    """What the learner's own forward says of the sampled tokens; each is [N]. A critic has values alone."""
+    """The learner's forward pass over the sampled tokens; each is [N]. A critic has only values."""
 
     logprobs: Tensor
     entropy: Tensor
     values: Tensor | None = None
 
 
-# One number per sampled token, from the learner's scores and the batch cut to those tokens [N].
+# The loss per sampled token [N], from the learner's scores and the batch reduced to those tokens.
 Loss = Callable[[Scores, Batch], "Tensor"]
-# Of the same: what the metrics tell of each token.
+# The metrics per sampled token, from the same arguments.
 Measure = Callable[[Scores, Batch], "TokenMetrics"]
 Metrics = dict[str, float]
-Grade = Callable[[Any], Awaitable[float]]  # an answer → what the environment would give for it
+Grade = Callable[[Any], Awaitable[float]]  # answer → reward of the environment
 
 
 class Engine(Protocol):
-    """Where tokens come from."""
+    """Samples tokens."""
 
     async def sample(self, policy: str, prompt_ids: Sequence[int], seed: int, sampling: Sampling) -> Sample: ...
 
     def weights_changed(self, policy: str, version: int) -> None:
-        """From now on `policy` speaks with weights of this version."""
+        """The weights of `policy` changed to this version: drop cached states of the old ones."""
 
 
 class Learner(Protocol):
-    """The weights of one policy and the only place with gradients."""
+    """The weights of one policy and their optimizer: the only place with gradients."""
 
     frozen: bool
     version: int
 
     def logprobs(self, batch: Batch, reference: bool = False) -> Tensor:
-        """Of the sampled tokens, [T]; of the reference policy if asked."""
+        """The log-probs of the sampled tokens [T], by the current weights or the reference policy."""
 
     def scores(self, batch: Batch) -> Scores:
-        """All that one forward says of the sampled tokens, without gradients; each [T]."""
+        """Log-probs, entropies and values of the sampled tokens in one forward pass without gradients; each [T]."""
 
     def fit(self, batch: Batch, weights: Tensor, loss: Loss, measure: Measure | None = None) -> Metrics:
-        """One optimiser step on Σ weights·loss; `measure` says what else to report."""
+        """One optimizer step on Σ weights·loss; `measure` computes metrics per token."""
 
     def fit_together(self, lessons: Sequence[tuple[Any, Batch, Tensor, Loss, Measure]]) -> list[Metrics]:
-        """A fit of each of several learners of this kind, where none has to wait for another."""
+        """One `fit` for each of several learners, concurrently where possible."""
 
 
 class ValueEstimator(Protocol):
-    """Says what turns are worth, and learns it."""
+    """A critic or a mixer: estimates values of turns and learns from returns."""
 
     def read(self, episodes: Sequence[Episode]) -> None:
-        """Write `turn.values`, or what this critic knows instead, before any update of the step."""
+        """Write `turn.values` (a mixer: `turn.utility`) before any update of the step."""
 
     def fit(self, episodes: Sequence[Episode], step: int) -> Metrics:
-        """Learn from what was earned."""
+        """Fit to the returns of the episodes."""
 
     def save(self, folder: Path) -> None:
-        """All that a resumed run needs, into a folder of its own."""
+        """Write the state that a resumed run needs into a folder."""
 
     def load(self, folder: Path) -> None: ...
 
 
 class Agent(Protocol):
-    """One role at work on one episode."""
+    """One role in one episode."""
 
     role: str
 
     async def say(self, messages: str | Sequence[Message], **sampling: Any) -> Turn: ...
 
     async def say_ids(self, ids: Sequence[int], **sampling: Any) -> Turn:
-        """Go on from exactly these ids; no template is laid over them."""
+        """Sample a continuation of exactly these token ids, without a chat template."""
 
     @property
     def chat(self) -> Any:
-        """How its model writes conversations: `chat.prompt(messages)` are ids, `chat.tokenizer` is the model's own."""
+        """The chat template of its model: `chat.prompt(messages)` gives token ids; it has a `tokenizer`."""
 
 
 class Team(Protocol):
@@ -287,7 +286,7 @@ class Team(Protocol):
 
 
 class World(Protocol):
-    """What an episode acts on, one per episode. One that has a `close`, async or not, is closed when the episode ends.
+    """The state that an episode acts on, one per episode. A `close` method, async or not, is called at its end.
 
     Worlds for several roles have `reset` and `step` instead: see `coterie.envs.worlds.world.MultiAgentWorld`.
     """
@@ -301,9 +300,9 @@ class World(Protocol):
 
 @runtime_checkable
 class Workflow(Protocol):
-    """How roles talk about one task. Its fields are its options in the config.
+    """How the roles work on a task. Its fields are its options in the config.
 
-    It may also say `needs_sandbox` (it executes what a model wrote), `judges_turns` (it gives each turn its reward) and
+    Optional: `needs_sandbox` (it executes model output), `judges_turns` (it sets the reward of each turn) and
     `problems(config)`, which yields conflicts with the rest of the config as (dotted key, message).
     """
 
@@ -311,34 +310,34 @@ class Workflow(Protocol):
     def roles(self) -> Sequence[str]: ...
 
     async def run(self, task: Task, team: Team, world: Any) -> Any:
-        """Play the task; what it returns is the team's answer, or an `Outcome`."""
+        """Play the task and return the team's answer, or an `Outcome`."""
 
 
 @runtime_checkable
 class Env(Protocol):
-    """Where tasks come from and what an answer is worth. Its fields are its options in the config.
+    """Provides tasks and scores episodes. Its fields are its options in the config.
 
-    It may also say `needs_sandbox` and `problems(config)`, as a workflow may, and `own_deadline`: `score` limits its
+    Optional: `needs_sandbox` and `problems(config)`, as of a workflow, and `own_deadline`: `score` limits its
     own time, so that `rollout.score_deadline` does not apply.
     """
 
     def tasks(self, split: Split) -> Sequence[Task]: ...
     def open(self, task: Task) -> Any:
-        """A world for one episode, or None where there is nothing to act on."""
+        """A world for one episode, or None."""
 
     async def score(self, episode: Episode) -> None:
-        """Write `episode.reward`, and where roles earn their own, `turn.reward` and metrics."""
+        """Write `episode.reward`, metrics, and `turn.reward` where roles have rewards of their own."""
 
 
 @runtime_checkable
 class Encoder(Protocol):
-    """Texts as vectors that never learn, such as a sentence embedder's. Its fields are its options in the config."""
+    """A frozen text encoder, such as a sentence embedder. Its fields are its options in the config."""
 
     def encode(self, texts: Sequence[str]) -> Tensor:
-        """[N, D]; the same text always becomes the same vector."""
+        """Embeddings [N, D], deterministic per text."""
 
 
-# (what the team answered, the reference) → score. Async where it has to wait.
+# (the team's answer, the reference answer) → reward; may be async.
 Reward = Callable[[Any, Any], Any]
 
 
@@ -348,7 +347,7 @@ class Part:
 
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
-    instance: Any = field(default=None, compare=False, repr=False)  # a reward's function has its options bound
+    instance: Any = field(default=None, compare=False, repr=False)  # a reward: its function with the options bound
 
 
 @dataclass(frozen=True)

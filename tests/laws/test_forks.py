@@ -167,7 +167,7 @@ def test_a_workflow_that_reads_something_else_is_told_so(llama: Base) -> None:
     (again,) = collector.fork([Fork(origin, "again", whole(origin))], PLAYERS)
     assert again.error is not None and again.error_kind == "ValueError"
     assert "turn 0 of left got a different prompt" in again.error
-    assert "may only depend on its task and on what was said" in again.error
+    assert "may depend only on its task and on the replies" in again.error
 
 
 @pytest.mark.parametrize("collector", ["one by one"], indirect=True)
