@@ -1,4 +1,4 @@
-"""What a person sees while a team trains: a live panel on a terminal, one line per step anywhere else."""
+"""The console: a live panel on a terminal or a line per step elsewhere, and the tables of all commands."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from coterie.types import Metrics
 
 BARS = "▁▂▃▄▅▆▇█"
 COLORS = ("cyan", "magenta", "green", "yellow", "blue", "red")
-WIDTH = 40  # of the bars and the sparklines, in characters
-# Metrics whose name begins with one of these belong to the run; any other `<name>/loss` is a policy's.
-OF_THE_RUN = ("reward", "seconds", "failed", "groups", "eval")
-WORDS = {
+WIDTH = 40  # of bars and sparklines, in characters
+# Prefixes of metrics that belong to the run; any other `<name>/loss` belongs to a policy.
+RUN_PREFIXES = ("reward", "seconds", "failed", "groups", "eval")
+FORMATS = {
     "reward": "reward {:.3f}",
     "eval/reward": "eval {:.3f}",
     "right": "right {:.3f}",
@@ -36,7 +36,7 @@ WORDS = {
 
 
 class Display:
-    """Shows nothing: the console of a run that asked for none."""
+    """Shows nothing; the base of the other displays."""
 
     def open(self) -> None:
         """A step begins."""
@@ -45,43 +45,43 @@ class Display:
         """The step is now at this phase."""
 
     def recall(self, rows: Sequence[Mapping[str, float]]) -> None:
-        """These steps were done before the run was resumed."""
+        """Rows of the steps before a resume."""
 
     def write(self, step: int, metrics: Metrics) -> None:
         """A step is done."""
 
     def stopped(self, why: str) -> None:
-        """The run was told to stop, and is saved."""
+        """The run was stopped by a signal, and is saved."""
 
     def close(self) -> None:
-        """The run ends, or something went wrong."""
+        """The run ends or raises."""
 
 
 def display(name: str, steps: int) -> Display:
-    """The live panel where someone watches, plain lines where the output goes to a file or a pipe."""
-    watched = sys.stdout.isatty() and not rich.get_console().is_dumb_terminal
-    return LivePanel(name, steps) if watched else PlainLines(steps)
+    """The live panel on a terminal, plain lines in a file or a pipe."""
+    interactive = sys.stdout.isatty() and not rich.get_console().is_dumb_terminal
+    return LivePanel(name, steps) if interactive else PlainLines(steps)
 
 
 class PlainLines(Display):
-    """One readable line per step."""
+    """One line per step."""
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
 
     def write(self, step: int, metrics: Metrics) -> None:
-        # Not rich: it would break the line at 80 characters.
+        # Not rich, which would wrap the line at 80 characters.
         print(plain_line(step, self.steps, metrics), flush=True)
 
 
 class LivePanel(Display):
-    """Progress, rewards, time and losses, redrawn in place. Drawn only by the training thread; rich repaints it."""
+    """Progress, rewards, time and losses, redrawn in place. Updated by the training thread, repainted by rich."""
 
     def __init__(self, name: str, steps: int) -> None:
         self.name, self.steps = name, steps
         self.done = self.done_here = 0
         self.started = time.monotonic()
-        self.doing = self.ended = ""  # the phase at hand; how the run ended
+        self.doing = self.ended = ""  # the current phase; how the run ended
         self.latest: Metrics = {}
         self.rewards: dict[str, list[float]] = {}  # "team", then each role
         self.live = Live(console=rich.get_console(), refresh_per_second=4)
@@ -102,7 +102,7 @@ class LivePanel(Display):
 
     def write(self, step: int, metrics: Metrics) -> None:
         self.done_here += step > self.done
-        self.latest = metrics if step > self.done else self.latest | metrics  # an evaluation after the step
+        self.latest = metrics if step > self.done else self.latest | metrics  # an evaluation adds to its step
         self._remember(step, metrics)
         self.doing = ""
         self._draw()
@@ -129,8 +129,8 @@ class LivePanel(Display):
 
     def _draw(self) -> None:
         now = self.latest
-        counts = [*spelled(now, "right", "tokens_per_second", "groups/constant", "eval/reward"), failures(now)]
-        counts += spelled(now, "sandbox/unsafe")
+        counts = [*formatted(now, "right", "tokens_per_second", "groups/constant", "eval/reward"), failures(now)]
+        counts += formatted(now, "sandbox/unsafe")
         parts: list[RenderableType] = [self._progress(), reward_table(self.rewards)]
         if now:
             parts += [share_bar(under("seconds/", now)), policy_table(now), Text("  ".join(counts))]
@@ -155,21 +155,21 @@ def plain_line(step: int, steps: int, metrics: Metrics) -> str:
     gaps, kls = of_policies("logprob_gap", metrics).values(), of_policies("kl", metrics).values()
     parts = [
         f"step {step:>{len(str(steps)) + 1}}/{steps}",
-        *spelled(metrics, "reward"),
+        *formatted(metrics, "reward"),
         " ".join(f"{role} {reward:.2f}" for role, reward in under("reward/", metrics).items()),
-        *spelled(metrics, "eval/reward"),
+        *formatted(metrics, "eval/reward"),
         f"gap {max(gaps):.2g}" if gaps else "",
         f"kl {max(kls):.2g}" if kls else "",
-        *spelled(metrics, "tokens_per_second"),
+        *formatted(metrics, "tokens_per_second"),
         " ".join(f"{phase} {seconds:.1f}s" for phase, seconds in under("seconds/", metrics).items()),
         failures(metrics),
-        *spelled(metrics, "sandbox/unsafe"),
+        *formatted(metrics, "sandbox/unsafe"),
     ]
     return "  ".join(part for part in parts if part)
 
 
 def reward_table(rewards: Mapping[str, Sequence[float]]) -> Table:
-    """The reward of the team and of each role: now, lately, at best, and its course over the last steps."""
+    """The rewards of the team and of each role: now, mean of 10, best, and a sparkline of the last steps."""
     grid = Table.grid(padding=(0, 2))
     for _ in range(4):
         grid.add_column(justify="right")
@@ -183,7 +183,7 @@ def reward_table(rewards: Mapping[str, Sequence[float]]) -> Table:
 
 
 def policy_table(metrics: Metrics) -> Table:
-    """What the last update did to each policy."""
+    """Metrics of the last update per policy."""
     columns = {name: of_policies(name, metrics) for name in ("loss", "kl", "logprob_gap", "entropy", "grad_norm")}
     grid = Table.grid(padding=(0, 2))
     grid.add_row(*[Text(word, "dim") for word in ("policy", *columns)])
@@ -194,7 +194,7 @@ def policy_table(metrics: Metrics) -> Table:
 
 
 def share_bar(phases: Mapping[str, float]) -> Text:
-    """How a step's time divides among its phases, as one coloured bar with its legend."""
+    """A bar of a step's time per phase, with its legend."""
     total = sum(phases.values()) or 1.0
     bar, legend = Text(), Text()
     for index, (phase, seconds) in enumerate(phases.items()):
@@ -205,7 +205,7 @@ def share_bar(phases: Mapping[str, float]) -> Text:
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """A curve of one character per value, from the lowest to the highest of them; a gap where one is not finite."""
+    """A curve of one character per value, scaled to their range; a gap where one is not finite."""
     finite = [value for value in values if math.isfinite(value)]
     low = min(finite, default=0.0)
     span = max(finite, default=0.0) - low or 1.0
@@ -215,7 +215,7 @@ def sparkline(values: Sequence[float]) -> str:
 
 
 def table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
-    """A table of dicts: a column per key, numbers to the right, floats with three decimals, no cell where no key."""
+    """A table of dicts: a column per key, numbers right-aligned, floats with three decimals; missing keys are empty."""
     result = Table(title=Text(title) if title else None, title_justify="left", box=rich.box.SIMPLE_HEAD)
     columns = dict.fromkeys(key for row in rows for key in row)
     for column in columns:
@@ -227,33 +227,33 @@ def table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def under(prefix: str, metrics: Mapping[str, float]) -> dict[str, float]:
-    """The metrics whose names begin so, by the rest of their names."""
+    """The metrics with this prefix, by the rest of their names."""
     return {key.removeprefix(prefix): value for key, value in metrics.items() if key.startswith(prefix)}
 
 
 def of_policies(name: str, metrics: Mapping[str, float]) -> dict[str, float]:
-    """One metric of every policy that has it. A role may be called `gap`: its `reward/gap` is no policy's."""
+    """One metric of every policy that has it. `reward/kl` is the reward of a role called `kl`, not a policy's KL."""
     parts = {key.rpartition("/"): value for key, value in metrics.items()}
     return {
         policy: value
         for (policy, slash, last), value in parts.items()
-        if slash and last == name and policy.split("/")[0] not in OF_THE_RUN
+        if slash and last == name and policy.split("/")[0] not in RUN_PREFIXES
     }
 
 
-def spelled(metrics: Metrics, *names: str) -> list[str]:
-    """Those of the named metrics that this step has, in words."""
-    return [WORDS[name].format(metrics[name]) for name in names if name in metrics]
+def formatted(metrics: Metrics, *names: str) -> list[str]:
+    """The named metrics that this step has, formatted."""
+    return [FORMATS[name].format(metrics[name]) for name in names if name in metrics]
 
 
 def failures(metrics: Metrics) -> str:
-    """How many episodes failed and of what, and how many graders had to be killed; nothing where none did."""
+    """Failed episodes by kind, and graders that were killed; empty if none."""
     kinds = ", ".join(f"{kind} {count:.3g}" for kind, count in under("failed/", metrics).items() if count)
     killed = metrics.get("grader_timeouts", 0.0)
-    told = [f"failed: {kinds}" if kinds else "", f"graders killed: {killed:.2g} an episode" if killed else ""]
-    return "  ".join(part for part in told if part)
+    parts = [f"failed: {kinds}" if kinds else "", f"graders killed: {killed:.2g} an episode" if killed else ""]
+    return "  ".join(part for part in parts if part)
 
 
 def _cell(value: Any) -> Text:
-    # Text, not a string: rich would read a role called "[red]" as an instruction.
+    # Text, not str: rich would parse a role called "[red]" as markup.
     return Text(f"{value:.3f}" if isinstance(value, float) else str(value))

@@ -141,7 +141,7 @@ def test_a_function_becomes_a_workflow_whose_options_are_its_keywords() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: workflow(roles=())(lambda task, team, world: None), "write `async def`"),
+        (lambda: workflow(roles=())(lambda task, team, world: None), "must be `async def`"),
         (lambda: reward(lambda answer: 1.0), r"takes \(answer, truth\)"),
         (lambda: env(lambda: []), r"takes \(split\)"),
         (lambda: tool(lambda x: x), "needs a name and a type"),

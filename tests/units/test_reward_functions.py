@@ -193,7 +193,7 @@ def test_a_config_refuses_a_function_that_takes_anything_else(function: Callable
 
 
 def test_the_decorator_checks_where_the_function_is_written() -> None:
-    with pytest.raises(TypeError, match=r"takes \(answers, truths\), and options after a `\*`"):
+    with pytest.raises(TypeError, match=r"must take \(answers, truths\), and options after a `\*`"):
         reward(batched=True)(lambda answers: [])
-    with pytest.raises(TypeError, match=r"takes \(answer, truth, task\), and options after"):
+    with pytest.raises(TypeError, match=r"must take \(answer, truth, task\), and options after"):
         reward(_four)
