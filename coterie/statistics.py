@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import comb
+from math import comb, fsum
 
 import numpy
 
@@ -13,7 +13,8 @@ CHUNK = 500  # resamples at once: [CHUNK, tasks] indices are held in memory
 
 
 def mean(numbers: Sequence[float]) -> float:
-    return sum(numbers) / len(numbers)
+    """By fsum, whose result does not depend on the order."""
+    return fsum(numbers) / len(numbers)
 
 
 def auc(scores: Sequence[float], labels: Sequence[bool]) -> float | None:

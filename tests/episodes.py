@@ -30,7 +30,7 @@ def episode(turns: Sequence[Turn], reward: float = 0.0, task: str = "task", repe
 
 def credited(algorithm: Algorithm, episodes: list[Episode]) -> Metrics:
     """The team's rewards shared as by default, then judged by the algorithm."""
-    Team().assign(episodes, {}, once=algorithm.chain == "team")
+    Team().assign(episodes, {}, team_chain=algorithm.chain == "team")
     return algorithm.compute_advantages(episodes, {})
 
 

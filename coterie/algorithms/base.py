@@ -265,12 +265,5 @@ def _fit_metrics(fits: list[Metrics]) -> Metrics:
     first step's, before the weights moved."""
     mean = {key: sum(metrics[key] for metrics in fits) / len(fits) for key in fits[0]}
     highest = {key: max(metrics[key] for metrics in fits) for key in fits[0] if key == "ratio_max"}
-    return (
-        mean
-        | highest
-        | {
-            "logprob_gap": fits[0]["logprob_gap"],
-            "logprob_gap_max": fits[0]["logprob_gap_max"],
-            "fits": float(len(fits)),
-        }
-    )
+    gap = {key: fits[0][key] for key in ("logprob_gap", "logprob_gap_max")}
+    return mean | highest | gap | {"fits": float(len(fits))}

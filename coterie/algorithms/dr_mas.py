@@ -18,7 +18,4 @@ class DrMas(Grpo):
     def problems(self, config: Any) -> Iterator[tuple[str, str]]:
         yield from super().problems(config)
         if "role" not in self.group_by:
-            yield (
-                "algorithm.group_by",
-                "lacks role, so roles would be compared with each other; Dr. MAS never does that",
-            )
+            yield "algorithm.group_by", "lacks role, so roles would be compared with each other; Dr. MAS never does"

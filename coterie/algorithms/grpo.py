@@ -54,9 +54,7 @@ class Grpo(Algorithm):
     drop_truncated: bool = False  # leave out truncated turns; their rewards still count in their group's baseline
     group_by: tuple[GroupBy, ...] = ("task", "role")  # turns that agree in these form a group
     chain: Chain = "role"  # whose later rewards a turn's return includes: its own role's, or the whole team's
-    confidence_weight: ConfidenceWeight = (
-        "none"  # weight advantages by the message's confidence, alone or relative to the other roles
-    )
+    confidence_weight: ConfidenceWeight = "none"  # scale advantages by confidence, own or relative to other roles
     confidence_alpha: Positive = 0.25
     roles: dict[str, RoleSettings] = field(default_factory=dict)  # options that differ for some roles
 
@@ -123,9 +121,12 @@ class Grpo(Algorithm):
         return weights
 
     @property
+    def _uses_entropy(self) -> bool:
+        return self.confidence_weight in ("confidence", "relative")
+
+    @property
     def needs_entropy(self) -> bool:
-        own = self.confidence_weight in ("confidence", "relative")
-        return own or any(self.for_role(role).needs_entropy for role in self.roles)
+        return self._uses_entropy or any(self.for_role(role).needs_entropy for role in self.roles)
 
     def problems(self, config: Any) -> Iterator[tuple[str, str]]:
         yield from super().problems(config)
@@ -157,15 +158,9 @@ class Grpo(Algorithm):
         if self.confidence_weight == "none" and self.confidence_alpha != type(self).confidence_alpha:
             yield f"{key}.confidence_alpha", "has no effect while confidence_weight is none"
         models = {policy.model for policy in config.policies.values()}
-        if (
-            self.confidence_weight in ("confidence", "relative")
-            and len(models) > 1
-            and not {"role", "policy"} & {*self.group_by}
-        ):
-            yield (
-                f"{key}.confidence_weight",
-                "compares entropies, which needs one vocabulary per group; add role or policy to group_by",
-            )
+        if self._uses_entropy and len(models) > 1 and not {"role", "policy"} & {*self.group_by}:
+            reason = "compares entropies, which needs one vocabulary per group; add role or policy to group_by"
+            yield f"{key}.confidence_weight", reason
 
     def _unused_by_role(self, role: str) -> Iterator[tuple[str, str]]:
         """Options of a role that have no effect."""

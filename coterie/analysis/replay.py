@@ -91,7 +91,7 @@ def _judge_again(
     for episode in episodes:
         for turn in episode.turns:
             turn.advantages = turn.returns = turn.credit = None
-    credit.assign(episodes, {episode.id: episode for episode in counterfactuals}, once=algorithm.chain == "team")
+    credit.assign(episodes, {episode.id: episode for episode in counterfactuals}, team_chain=algorithm.chain == "team")
     algorithm.compute_advantages(episodes, memory)
     clear_dropped_advantages(episodes)
 

@@ -74,7 +74,7 @@ class Loop:
         """What `coterie train` does in a step, less the files it writes; says how many tokens were sampled."""
         played = drop_failed(self.collector.collect(self.tasks, SAMPLES, self.players, self.done), 0.0)
         self.engine.clear()
-        self.credit.assign(played, {}, once=False)
+        self.credit.assign(played, {}, team_chain=False)
         self.algorithm.compute_advantages(played, {})
         self.learner.schedule_lr(self.done)
         self.algorithm.update({"policy": self.learner}, make_batches(played), self.rng, self.done)

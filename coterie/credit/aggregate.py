@@ -1,4 +1,4 @@
-"""The team's reward is made of what its roles were given."""
+"""Aggregate credit: the sum, maximum or mean of the roles' own rewards in a round."""
 
 from __future__ import annotations
 
@@ -6,52 +6,54 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from coterie.credit.base import Credit, last_turns, need_own, rounds_of
-from coterie.rl.credit import Mode, Rounds, aggregated
+from coterie.credit.base import Credit, last_turns, require_own_rewards, rewards_by_round
+from coterie.rl.credit import Aggregation, Rounds, aggregate_round
 from coterie.types import Episode, Metrics, Turn
 
 
 @dataclass(frozen=True, kw_only=True)
 class Aggregate(Credit):
-    """Rounds are worth the sum, maximum or mean of what the roles were given in them, the same to everyone; or what
-    the first role to speak was given; or to each its own. The episode's own reward is left aside.
+    """The reward of a round is the sum, maximum or mean of the roles' own rewards in it, the same for every role; or
+    that of the first role to speak; or each role's own. The episode's reward is not used.
 
-        dense          every turn earns what its round is worth
-        sparse         each role's last turn earns what the last round is worth
-        accumulative   every turn earns its round and all later ones; `algorithm.gamma_turn` must be 0 then
+        dense          every turn gets the reward of its round
+        sparse         each role's last turn gets the reward of the last round
+        accumulative   every turn gets its round's reward and all later ones; `algorithm.gamma_turn` must be 0 then
     """
 
-    mode: Mode = "sum"
+    mode: Aggregation = "sum"
     when: Literal["dense", "sparse", "accumulative"] = "dense"
 
     @property
-    def looks_ahead(self) -> bool:
+    def includes_later_rewards(self) -> bool:
         return self.when == "accumulative"
 
     def rounds(self, episode: Episode) -> Rounds:
-        """What each role's turns are worth before they are put together."""
-        return rounds_of(episode)
+        """The own rewards by round and role, before they are aggregated."""
+        return rewards_by_round(episode)
 
-    def earn(self, episodes: Sequence[Episode], counterfactuals: Mapping[str, Episode], once: bool) -> Metrics:
-        need_own(episodes, self._name)
+    def write_credit(
+        self, episodes: Sequence[Episode], counterfactuals: Mapping[str, Episode], team_chain: bool
+    ) -> Metrics:
+        require_own_rewards(episodes, self._name)
         for episode in episodes:
             rounds = self.rounds(episode)
             for turn in episode.turns:
                 turn.credit = 0.0
-            for turn in self._paid(episode, once and self.mode != "own"):
-                worth = [aggregated(given, self.mode, turn.role, episode.turns[0].role) for given in rounds]
-                turn.credit = self._earned(worth, turn.round)
+            for turn in self._paid_turns(episode, team_chain and self.mode != "own"):
+                rewards = [aggregate_round(some, self.mode, turn.role, episode.turns[0].role) for some in rounds]
+                turn.credit = self._turn_credit(rewards, turn.round)
         return {}
 
-    def _paid(self, episode: Episode, once: bool) -> list[Turn]:
-        """The turns at which rewards stand."""
+    def _paid_turns(self, episode: Episode, team_chain: bool) -> list[Turn]:
+        """The turns that get a reward."""
         if self.when == "sparse":
-            return last_turns(episode.turns, once)
-        if self.when == "dense" and once:
+            return last_turns(episode.turns, team_chain)
+        if self.when == "dense" and team_chain:
             return list({turn.round: turn for turn in episode.turns}.values())
         return episode.turns
 
-    def _earned(self, worth: Sequence[float], t: int) -> float:
+    def _turn_credit(self, rewards: Sequence[float], t: int) -> float:
         if self.when == "sparse":
-            return worth[t if self.mode == "own" else -1]
-        return worth[t] if self.when == "dense" else sum(worth[t:])
+            return rewards[t if self.mode == "own" else -1]
+        return rewards[t] if self.when == "dense" else sum(rewards[t:])

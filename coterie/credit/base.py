@@ -1,4 +1,4 @@
-"""What each turn earned, out of the team's reward and the turns' own."""
+"""Credit assignment: the team's reward and the turns' own rewards become one number per turn, `turn.credit`."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from coterie.errors import UserError
-from coterie.rl.credit import mean
+from coterie.statistics import mean
 from coterie.types import Episode, Fork, Metrics, Turn
 
 
-class NothingToShare(UserError, ValueError):
-    """Credit is made of the turns' own rewards, and no turn has one."""
+class NoOwnRewards(UserError, ValueError):
+    """The credit uses the turns' own rewards, and no turn has one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Credit:
-    """A way to share rewards. The fields are the options in the config."""
+    """A way to assign credit. The fields are the options in the config."""
 
     @property
-    def looks_ahead(self) -> bool:
-        """Whether what a turn earned already counts what came of it later; then it must not flow back once more."""
+    def includes_later_rewards(self) -> bool:
+        """True if a turn's credit already includes later rewards: then `algorithm.gamma_turn` must be 0."""
         return False
 
     @property
@@ -30,25 +30,29 @@ class Credit:
         return True
 
     def problems(self, config: Any) -> Iterator[tuple[str, str]]:
-        """Options that do not fit the rest of the config, as (dotted key, what is wrong)."""
-        if self.looks_ahead and flows_back(config.algorithm.instance):
-            yield "algorithm.gamma_turn", f"must be 0: {self._name} already counts in each turn what came of it later"
+        """Options that do not fit the rest of the config, as (dotted key, message)."""
+        if self.includes_later_rewards and adds_later_credit(config.algorithm.instance):
+            yield (
+                "algorithm.gamma_turn",
+                f"must be 0: {self._name} already includes later rewards in the credit of each turn",
+            )
 
     def forks(self, episodes: Sequence[Episode]) -> list[Fork]:
-        """What would have happened otherwise: episodes to play again for comparison."""
+        """Counterfactuals: episodes to play again with some turns fixed, for comparison."""
         return []
 
-    def assign(self, episodes: Sequence[Episode], counterfactuals: Mapping[str, Episode], once: bool) -> Metrics:
-        """Write `turn.credit` of every turn; what each role earned in an episode, on average, is a metric.
+    def assign(self, episodes: Sequence[Episode], counterfactuals: Mapping[str, Episode], team_chain: bool) -> Metrics:
+        """Write `turn.credit` of every turn; each role's mean credit per episode is a metric.
 
-        `counterfactuals`: the forks that were played, by id. `once`: rewards flow back along the whole team's turns,
-        so what the team earned must stand at its last turn alone and not at every role's.
+        `counterfactuals`: the forks that were played, by id. `team_chain`: the algorithm adds later credit along the
+        whole team's turns, so the team's reward must be at its last turn only, not at every role's.
         """
-        counts = self.earn(episodes, counterfactuals, once)
-        return counts | earned(episodes)
+        return self.write_credit(episodes, counterfactuals, team_chain) | credit_metrics(episodes)
 
-    def earn(self, episodes: Sequence[Episode], counterfactuals: Mapping[str, Episode], once: bool) -> Metrics:
-        """The hook behind `assign`: write `turn.credit`, and count what is worth counting."""
+    def write_credit(
+        self, episodes: Sequence[Episode], counterfactuals: Mapping[str, Episode], team_chain: bool
+    ) -> Metrics:
+        """The hook behind `assign`: write `turn.credit`, return metrics."""
         raise NotImplementedError
 
     @property
@@ -56,24 +60,23 @@ class Credit:
         return f"credit {type(self).__name__.lower()}"
 
 
-def flows_back(algorithm: Any) -> bool:
-    """Whether what a turn earned also counts for earlier turns."""
+def adds_later_credit(algorithm: Any) -> bool:
+    """True if the algorithm adds the credit of later turns to that of earlier ones."""
     return "gamma_turn" not in {f.name for f in fields(algorithm)} or algorithm.gamma_turn > 0
 
 
-def last_turns(turns: Sequence[Turn], once: bool = False) -> list[Turn]:
-    """Each role's own last turn, or only the last of all."""
-    by_role = {"" if once else turn.role: turn for turn in turns}
+def last_turns(turns: Sequence[Turn], team_chain: bool = False) -> list[Turn]:
+    """Each role's last turn, or only the last turn of the team."""
+    by_role = {"" if team_chain else turn.role: turn for turn in turns}
     return list(by_role.values())
 
 
-def own(turn: Turn) -> float:
-    """What the turn was given itself."""
+def own_reward(turn: Turn) -> float:
     return 0.0 if turn.reward is None else turn.reward
 
 
-def rounds_of(episode: Episode) -> list[dict[str, float]]:
-    """What each role's turn of each round was given; a turn without a reward of its own is not in it."""
+def rewards_by_round(episode: Episode) -> list[dict[str, float]]:
+    """The own rewards of each round by role; turns without one are missing."""
     rounds: list[dict[str, float]] = [{} for _ in range(1 + max((turn.round for turn in episode.turns), default=-1))]
     for turn in episode.turns:
         if turn.reward is not None:
@@ -81,23 +84,23 @@ def rounds_of(episode: Episode) -> list[dict[str, float]]:
     return rounds
 
 
-def need_own(episodes: Sequence[Episode], name: str) -> None:
-    """Complain where nobody was given a reward of its own, though credit is made of nothing else."""
+def require_own_rewards(episodes: Sequence[Episode], name: str) -> None:
+    """Raise where no turn has an own reward, though this credit uses nothing else."""
     turns = [turn for episode in episodes for turn in episode.turns]
     if turns and all(turn.reward is None for turn in turns):
-        raise NothingToShare(
-            f"{name}: no turn was given a reward of its own, and there is nothing else to share. A workflow or an "
+        raise NoOwnRewards(
+            f"{name}: no turn was given a reward of its own, and this credit uses nothing else. A workflow or an "
             "environment gives one by writing turn.reward; a workflow that answers {role: text} has each role graded"
         )
 
 
-def earned(episodes: Sequence[Episode]) -> Metrics:
-    """What each role earned in an episode, on average over those in which it spoke."""
+def credit_metrics(episodes: Sequence[Episode]) -> Metrics:
+    """Each role's credit per episode, averaged over the episodes in which it has a turn: `credit/<role>`."""
     sums: dict[str, dict[int, float]] = {}
     for e, episode in enumerate(episodes):
         for turn in episode.turns:
             if turn.trainable:
-                assert turn.credit is not None, "every turn earns something, if only zero"
+                assert turn.credit is not None, "every turn needs credit, if only zero"
                 by_episode = sums.setdefault(turn.role, {})
                 by_episode[e] = by_episode.setdefault(e, 0.0) + turn.credit
     return {f"credit/{role}": mean(list(some.values())) for role, some in sums.items()}

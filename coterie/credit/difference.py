@@ -1,4 +1,4 @@
-"""A role earns the difference that it made."""
+"""Difference rewards: the team's reward minus a counterfactual without the role; also leave-one-out and Shapley."""
 
 from __future__ import annotations
 
@@ -7,26 +7,27 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, Literal
 
-from coterie.credit.base import Credit, flows_back, last_turns, own
-from coterie.rl.credit import mean, shapley
+from coterie.credit.base import Credit, adds_later_credit, last_turns, own_reward
+from coterie.rl.credit import shapley_values
+from coterie.statistics import mean
 from coterie.types import Episode, Fork, Metrics, Turn
 
-MOST_ROLES = 4  # of a team whose coalitions are all played
-MOST_TURNS = 256  # a silenced role may be asked more often than it was in the episode
+MOST_ROLES = 4  # of a team with `by: shapley`
+MOST_TURNS = 256  # a replaced role may be asked more often than it was in the episode
 
 
 @dataclass(frozen=True, kw_only=True)
 class Difference(Credit):
-    """The team's reward less what the team would have earned without the role, at the role's own last turn.
+    """The team's reward minus a counterfactual without the role (a difference reward), at the role's last turn.
 
         replay          play the episode again with the role's messages replaced by `default`: D = R − R(without it).
-                        The others meet the noise that they met. As many episodes more as there are roles
-        shapley         play all coalitions, for teams of up to four: what the role adds to each, averaged over the
-                        orders in which the team could gather. 2ⁿ − 1 episodes more; shares sum to R − R(nobody)
-        leave_one_out   the reward less the mean of the task's other episodes: nothing is played, and roles are not
-                        told apart
+                        The other roles are sampled with the same noise. One more episode per role
+        shapley         play all coalitions of up to four roles: the role's marginal contribution, averaged over all
+                        orders. 2ⁿ − 1 more episodes; the values sum to R − R(no role)
+        leave_one_out   the reward minus the mean of the task's other episodes: nothing more is played, and all roles
+                        get the same
 
-    A role whose comparison failed earns nothing for that episode; `difference/missing` counts them.
+    A role whose counterfactual failed gets nothing for that episode; `difference/missing` counts them.
     """
 
     by: Literal["replay", "leave_one_out", "shapley"] = "replay"
@@ -36,34 +37,36 @@ class Difference(Credit):
         yield from super().problems(config)
         algorithm = config.algorithm.instance
         if self.by == "leave_one_out" and self.default:
-            yield "credit.default", "has no effect with by: leave_one_out, which replaces nothing"
+            yield "credit.default", "has no effect with by: leave_one_out, which replaces no message"
         if self.by == "leave_one_out" and config.episodes_per_task < 2:
             yield "episodes_per_task", "is 1, so there is no other episode to compare with"
         if self.by == "shapley" and len(config.roles) > MOST_ROLES:
             yield "credit.by", f"shapley plays every coalition of up to {MOST_ROLES} roles, not of {len(config.roles)}"
-        if self.by != "leave_one_out" and algorithm.chain == "team" and flows_back(algorithm):
-            mixed = "lets rewards flow back along the whole team, which would mix the differences again"
-            yield "credit", f"{type(algorithm).__name__} {mixed}; algorithm.gamma_turn: 0 keeps them apart"
+        if self.by != "leave_one_out" and algorithm.chain == "team" and adds_later_credit(algorithm):
+            mixed = "adds later credit along the whole team, which would mix the differences again"
+            yield "credit", f"{type(algorithm).__name__} {mixed}; use algorithm.gamma_turn: 0"
 
     def forks(self, episodes: Sequence[Episode]) -> list[Fork]:
         played = [episode for episode in episodes if episode.error is None]
         return [self._without(e, silent) for e in played for silent in self._silenced(roles_of(e))]
 
-    def earn(self, episodes: Sequence[Episode], counterfactuals: Mapping[str, Episode], once: bool) -> Metrics:
+    def write_credit(
+        self, episodes: Sequence[Episode], counterfactuals: Mapping[str, Episode], team_chain: bool
+    ) -> Metrics:
         missing = 0
         for episode in episodes:
             differences = self._differences(episode, episodes, counterfactuals)
             for turn in episode.turns:
-                turn.credit = own(turn)
-            for turn in last_turns(episode.turns, once and self.by == "leave_one_out"):
-                turn.credit = own(turn) + differences[turn.role] if turn.role in differences else own(turn)
+                turn.credit = own_reward(turn)
+            for turn in last_turns(episode.turns, team_chain and self.by == "leave_one_out"):
+                turn.credit = own_reward(turn) + differences.get(turn.role, 0.0)
                 missing += turn.role not in differences
         return {} if self.by == "leave_one_out" else {"difference/missing": float(missing)}
 
     def _differences(
         self, episode: Episode, episodes: Sequence[Episode], counterfactuals: Mapping[str, Episode]
     ) -> dict[str, float]:
-        """By role; a role whose comparison is not there is left out."""
+        """By role; a role whose counterfactual is missing is left out."""
         roles = roles_of(episode)
         if self.by == "leave_one_out":
             others = [e for e in episodes if e.task.id == episode.task.id and e is not episode]
@@ -75,31 +78,31 @@ class Difference(Credit):
             return {role: episode.reward - rewards[(role,)] for role in roles if (role,) in rewards}
         if len(rewards) < len(forks):
             return {}
-        worth = {frozenset(roles) - set(silent): reward for silent, reward in rewards.items()}
-        return shapley(worth | {frozenset(roles): episode.reward}, roles)
+        by_coalition = {frozenset(roles) - set(silent): reward for silent, reward in rewards.items()}
+        return shapley_values(by_coalition | {frozenset(roles): episode.reward}, roles)
 
     def _silenced(self, roles: Sequence[str]) -> list[tuple[str, ...]]:
-        """The sets of roles whose messages are replaced, each in an episode of its own."""
+        """The sets of roles whose messages are replaced, one counterfactual each."""
         sizes = {"leave_one_out": range(0), "replay": range(1, 2), "shapley": range(1, len(roles) + 1)}[self.by]
         return [silent for size in sizes for silent in combinations(roles, size)]
 
     def _without(self, episode: Episode, silent: Collection[str]) -> Fork:
-        """The episode as it would have gone had these roles said the default. What was asked for before any of them
-        had spoken cannot have depended on them, and stays as it was."""
-        given: dict[tuple[str, int], Turn | str] = {}
+        """The counterfactual in which these roles say the default. Turns sampled before any of them had spoken do not
+        depend on them, and are replayed as they were."""
+        fixed: dict[tuple[str, int], Turn | str] = {}
         for turn in episode.turns:
             if not any(episode.turns[i].role in silent for i in turn.seen):
-                given[turn.role, turn.round] = turn
-        given |= {(role, nth): self.default for role in silent for nth in range(MOST_TURNS)}
-        return Fork(episode, f"without {', '.join(map(repr, silent))}", given)
+                fixed[turn.role, turn.round] = turn
+        fixed |= {(role, nth): self.default for role in silent for nth in range(MOST_TURNS)}
+        return Fork(episode, f"without {', '.join(map(repr, silent))}", fixed)
 
 
 def is_dropped(episode: Episode, role: str) -> bool:
-    """Whether nobody learns from anything that the role said in it."""
+    """True if all turns of the role are dropped from training."""
     own = [turn for turn in episode.turns if turn.role == role]
     return bool(own) and all(turn.dropped is not None for turn in own)
 
 
 def roles_of(episode: Episode) -> tuple[str, ...]:
-    """The roles that spoke, in the order in which they first did."""
+    """The roles in order of their first turn."""
     return tuple(dict.fromkeys(turn.role for turn in episode.turns))

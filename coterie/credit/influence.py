@@ -1,4 +1,4 @@
-"""A role earns more if the others did better after it spoke."""
+"""Influence credit (MAVERL): a bonus if the other roles do better in the next round."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from dataclasses import dataclass
 from typing import Any
 
 from coterie.credit.aggregate import Aggregate
-from coterie.credit.base import rounds_of
-from coterie.rl.credit import Mode, Rounds, influenced
+from coterie.credit.base import rewards_by_round
+from coterie.rl.credit import Aggregation, Rounds, with_influence_bonus
 from coterie.types import Episode
 
 
 @dataclass(frozen=True, kw_only=True)
 class Influence(Aggregate):
-    """What a turn was given itself, and a bonus of `weight` if the other roles' own rewards rise from its round to the
-    next, or as much less if they fall (MAVERL). What comes of it is put together as in `aggregate`."""
+    """A turn's own reward, plus `weight` if the other roles' own rewards rise from its round to the next, minus
+    `weight` if they fall (MAVERL). The results are aggregated as in `aggregate`."""
 
-    mode: Mode = "own"
+    mode: Aggregation = "own"
     weight: float = 0.2
 
     def problems(self, config: Any) -> Iterator[tuple[str, str]]:
         yield from super().problems(config)
         if self.weight == 0:
-            yield "credit.weight", "is 0, so nobody earns more for it; credit: aggregate is the same"
+            yield "credit.weight", "is 0, so there is no bonus; credit: aggregate is the same"
         if len(config.roles) < 2:
-            yield "credit", "influence has no effect: one role has nobody to influence"
+            yield "credit", "influence has no effect: a single role has no other to influence"
 
     def rounds(self, episode: Episode) -> Rounds:
-        return influenced(rounds_of(episode), self.weight)
+        return with_influence_bonus(rewards_by_round(episode), self.weight)

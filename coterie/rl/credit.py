@@ -1,4 +1,4 @@
-"""From the rewards of turns to what each turn is credited with: pure functions."""
+"""Credit assignment as pure functions: returns to go, round aggregation, MaPoRL, influence, Shapley values."""
 
 from __future__ import annotations
 
@@ -7,18 +7,20 @@ from itertools import combinations
 from math import comb, fsum
 from typing import Literal
 
-Mode = Literal["sum", "max", "mean", "first", "own"]
-Horizon = Literal["discounted", "last", "current"]
-Among = Literal["all", "individual"]
+from coterie.statistics import mean
 
-# What each role was given in each round; a role that was given nothing then is not in it.
+Aggregation = Literal["sum", "max", "mean", "first", "own"]
+Horizon = Literal["discounted", "last", "current"]
+ScoreShare = Literal["all", "individual"]
+
+# The own rewards of each round by role; a role without an own reward in a round is missing there.
 Rounds = Sequence[Mapping[str, float]]
 
 
 def returns_to_go(rewards: Sequence[float], chain: Sequence[Hashable], gamma: float) -> list[float]:
-    """G_k = Σ_{j≥k} γ^{j−k} r_j over the later turns of its chain; k counts all turns, those of other chains too.
+    """G_k = Σ_{j≥k} γ^{j−k} r_j over turn k and later turns of its chain; j and k count the turns of all chains.
 
-    `chain` names what a turn belongs to: its role, or one name for the whole team.
+    `chain[k]` is the chain of turn k: its role, or one name for the whole team.
 
         a   b   a      γ = 0.5, one reward of 1 at the end  →  by role  0.25 0 1   of the team  0.25 0.5 1
     """
@@ -31,34 +33,30 @@ def returns_to_go(rewards: Sequence[float], chain: Sequence[Hashable], gamma: fl
     return returns
 
 
-def aggregated(given: Mapping[str, float], mode: Mode, role: str, first: str) -> float:
-    """What one round is worth to a role, out of what its roles were given; nothing where nobody was."""
+def aggregate_round(rewards: Mapping[str, float], mode: Aggregation, role: str, first: str) -> float:
+    """One reward for a role from the own rewards of a round; 0 where no role has one."""
     if mode in ("own", "first"):
-        whose = role if mode == "own" else first
-        return given.get(whose, 0.0)
-    return _TOGETHER[mode](list(given.values())) if given else 0.0
+        return rewards.get(role if mode == "own" else first, 0.0)
+    return _REDUCTIONS[mode](list(rewards.values())) if rewards else 0.0
 
 
-def mean(numbers: Sequence[float]) -> float:
-    # fsum does not depend on the order, so neither does anything that is made of it.
-    return fsum(numbers) / len(numbers)
+# fsum, so that the result does not depend on the order of roles.
+_REDUCTIONS: dict[str, Callable[[Sequence[float]], float]] = {"sum": fsum, "max": max, "mean": mean}
 
 
-_TOGETHER: dict[str, Callable[[Sequence[float]], float]] = {"sum": fsum, "max": max, "mean": mean}
+def score_over_turns(rounds: Rounds, t: int, role: str, gamma: float, horizon: Horizon, share: ScoreShare) -> float:
+    """MaPoRL's reward of a role's turn t. With share `all` the score of a round is the mean over the roles, else the
+    role's own.
 
-
-def score_over_turns(rounds: Rounds, t: int, role: str, gamma: float, horizon: Horizon, among: Among) -> float:
-    """MaPoRL's reward of a role's turn t. Among `all`, a score is the mean over the roles; else it is the role's own.
-
-        discounted   the mean of this turn's and all later scores with weights 1, γ, γ² …; this turn's is the role's own
+        discounted   weighted mean of the scores from t on, with weights 1, γ, γ² …; that of round t is the role's own
         last         the score of the last round
-        current      the score of this round
+        current      the score of round t
 
-    A round in which nobody concerned has a score counts neither above nor below the line.
+    Rounds without a score are left out of both sums of the weighted mean.
     """
-    left = range(t, len(rounds))
-    own = {u: rounds[u][role] for u in left if role in rounds[u]}
-    scores = own if among == "individual" else {u: mean(list(rounds[u].values())) for u in left if rounds[u]}
+    later = range(t, len(rounds))
+    own = {u: rounds[u][role] for u in later if role in rounds[u]}
+    scores = own if share == "individual" else {u: mean(list(rounds[u].values())) for u in later if rounds[u]}
     if horizon == "last":
         return scores[max(scores)] if scores else 0.0
     if horizon == "current":
@@ -73,8 +71,8 @@ def is_above_half(score: float) -> bool:
     return score > 0.5
 
 
-def revision(rounds: Rounds, t: int, role: str, leaving: float, joining: float) -> float:
-    """MaPoRL's α1 (`leaving` the peers) and α0 (`joining` them), for changing one's mind:
+def revision_incentive(rounds: Rounds, t: int, role: str, leaving: float, joining: float) -> float:
+    """MaPoRL's incentive for revising one's own answer: α1 (`leaving` the peers) and α0 (`joining` them).
 
     right → wrong   −α1 if the peers were right,  −α0 if they were wrong
     wrong → right   +α1 if the peers were wrong,  +α0 if they were right
@@ -88,8 +86,8 @@ def revision(rounds: Rounds, t: int, role: str, leaving: float, joining: float) 
     return (1 if now else -1) * (leaving if peers == before else joining)
 
 
-def persuasion(rounds: Rounds, t: int, role: str, following: float, opposing: float) -> float:
-    """MaPoRL's α3 (the peers `following` the role) and α2 (`opposing` it), for what became of them after its turn:
+def influence_incentive(rounds: Rounds, t: int, role: str, following: float, opposing: float) -> float:
+    """MaPoRL's incentive for influencing the peers: α3 (they end `following` the role) and α2 (`opposing` it).
 
     peers wrong → right   +α3 if the role was right,  +α2 if it was wrong
     peers right → wrong   −α3 if the role was wrong,  −α2 if it was right
@@ -102,20 +100,20 @@ def persuasion(rounds: Rounds, t: int, role: str, following: float, opposing: fl
     return (1 if after else -1) * (following if is_above_half(rounds[t][role]) == after else opposing)
 
 
-def _peers_right(given: Mapping[str, float], role: str) -> bool | None:
-    """Whether more than half of the others are right; None where there are no others."""
-    peers = [float(is_above_half(score)) for other, score in given.items() if other != role]
+def _peers_right(rewards: Mapping[str, float], role: str) -> bool | None:
+    """True if more than half of the other roles are right; None without other roles."""
+    peers = [float(is_above_half(score)) for other, score in rewards.items() if other != role]
     return is_above_half(mean(peers)) if peers else None
 
 
-def influenced(rounds: Rounds, weight: float) -> list[dict[str, float]]:
-    """What roles were given, and `weight` more (or less) if the others did better (or worse) in the next round.
+def with_influence_bonus(rounds: Rounds, weight: float) -> list[dict[str, float]]:
+    """Own rewards plus a bonus (MAVERL): ±`weight` by the sign of the other roles' change in the next round.
 
-    All changes are taken before anything is added, so the order of roles does not matter.
+    All changes are computed before any bonus is added, so the order of roles does not matter.
     """
     return [
-        {role: reward + weight * _direction(rounds[t : t + 2], role) for role, reward in given.items()}
-        for t, given in enumerate(rounds)
+        {role: reward + weight * _direction(rounds[t : t + 2], role) for role, reward in rewards.items()}
+        for t, rewards in enumerate(rounds)
     ]
 
 
@@ -127,17 +125,18 @@ def _direction(pair: Rounds, role: str) -> int:
     return (change > 0) - (change < 0)
 
 
-def shapley(worth: Mapping[frozenset[str], float], players: Sequence[str]) -> dict[str, float]:
-    """What each player adds to a coalition, averaged over all orders in which the team could gather.
+def shapley_values(coalition_rewards: Mapping[frozenset[str], float], players: Sequence[str]) -> dict[str, float]:
+    """Each player's marginal contribution, averaged over all orders in which the team could form.
 
-    `worth` has every subset of the players; shares sum to the worth of all less the worth of nobody.
+    `coalition_rewards` has every subset of the players; values sum to that of all minus that of none.
     """
-    shares = {}
+    values = {}
     for player in players:
         others = [other for other in players if other != player]
-        shares[player] = fsum(
-            (worth[frozenset(some) | {player}] - worth[frozenset(some)]) / (len(players) * comb(len(others), size))
+        values[player] = fsum(
+            (coalition_rewards[frozenset(some) | {player}] - coalition_rewards[frozenset(some)])
+            / (len(players) * comb(len(others), size))
             for size in range(len(players))
             for some in combinations(others, size)
         )
-    return shares
+    return values

@@ -179,7 +179,7 @@ def assign_credit(run: Run, played: list[Episode], counterfactuals: dict[str, Ep
     read_policies(run, played)
     metrics = drop_stale(played, run.learners)
     drop_other_rounds(played, algorithm, run.step)
-    metrics |= run.credit.assign(played, counterfactuals, once=algorithm.chain == "team")
+    metrics |= run.credit.assign(played, counterfactuals, team_chain=algorithm.chain == "team")
     metrics |= algorithm.compute_advantages(played, run.memory)
     clear_dropped_advantages(played)
     return metrics | count_silent(played, run.config.roles)

@@ -102,7 +102,7 @@ def test_both_earn_what_both_answers_are_worth_each_less_its_own_distance() -> N
     for each in played.turns:
         each.values = torch.zeros(len(each.response_ids))
     algorithm = Cory(kl=0.1, whiten=None)
-    Aggregate().assign([played], {}, once=algorithm.chain == "team")
+    Aggregate().assign([played], {}, team_chain=algorithm.chain == "team")
     algorithm.compute_advantages([played], {})
     assert pioneer.returns is not None and observer.returns is not None
     # All log-probs are −1: the pioneer is 0.5 and 2.0 above its reference.

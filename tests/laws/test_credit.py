@@ -20,11 +20,10 @@ from coterie.credit.aggregate import Aggregate
 from coterie.credit.base import Credit
 from coterie.credit.difference import Difference
 from coterie.credit.influence import Influence
-from coterie.credit.maporl import Maporl
+from coterie.credit.maporl import Maporl, has_box, repeated_share
 from coterie.credit.own import Own
-from coterie.credit.replies import has_box, repeated
 from coterie.credit.team import Team
-from coterie.rl.credit import returns_to_go, shapley
+from coterie.rl.credit import returns_to_go, shapley_values
 from coterie.training.log import read_episodes
 from coterie.types import Episode
 from tests.episodes import episode, turn
@@ -51,8 +50,8 @@ def ragged(seed: int) -> Episode:
     return spoken(*scored, ("role 0", 0.5), reward=draw.random(), task=f"task {seed}")
 
 
-def earned(credit: Credit, played: Episode, once: bool = False) -> list[float]:
-    credit.assign([played], {}, once)
+def earned(credit: Credit, played: Episode, team_chain: bool = False) -> list[float]:
+    credit.assign([played], {}, team_chain)
     assert all(isinstance(t.credit, float) for t in played.turns)
     return [t.credit for t in played.turns if t.credit is not None]
 
@@ -73,7 +72,7 @@ def test_the_team_s_reward_stands_at_each_role_s_own_last_turn() -> None:
 
 
 def test_where_reward_flows_along_the_whole_team_it_stands_there_once() -> None:
-    assert earned(Team(), spoken(*TWO, reward=1.0), once=True) == [0.5, 0.0, 0.25, 3.0]
+    assert earned(Team(), spoken(*TWO, reward=1.0), team_chain=True) == [0.5, 0.0, 0.25, 3.0]
 
 
 def test_with_all_turns_every_turn_earns_the_team_s_reward() -> None:
@@ -99,7 +98,7 @@ def test_a_role_without_a_reward_of_its_own_gets_nothing_or_shares_the_team_s() 
     assert earned(Own(), spoken(*said, reward=1.0)) == [0.5, 0.0, 0.0, 0.0, 0.0]
     assert earned(Own(share_reward=True), spoken(*said, reward=1.0)) == [0.5, 0.0, 1.0, 1.0, 0.0]
     # Along one chain the two would count it twice.
-    assert earned(Own(share_reward=True), spoken(*said, reward=1.0), once=True) == [0.5, 0.0, 0.0, 1.0, 0.0]
+    assert earned(Own(share_reward=True), spoken(*said, reward=1.0), team_chain=True) == [0.5, 0.0, 0.0, 1.0, 0.0]
 
 
 @pytest.mark.parametrize("gamma", [0.0, 0.5, 0.9, 1.0])
@@ -121,7 +120,7 @@ def test_a_turn_of_grpo_counts_what_its_role_earns_later_or_what_all_do() -> Non
     played = spoken(("a", 1.0), ("b", 2.0), ("a", 4.0), reward=8.0)
     for chain, expected in (("role", [1 + 12 / 4, 2 + 8, 12]), ("team", [1 + 2 / 2 + 12 / 4, 2 + 12 / 2, 12])):
         algorithm = Grpo(chain=chain, gamma_turn=0.5, baseline="none", scale="none")
-        Team().assign([played], {}, once=algorithm.chain == "team")
+        Team().assign([played], {}, team_chain=algorithm.chain == "team")
         algorithm.compute_advantages([played], {})
         assert [float(t.advantages[0]) for t in played.turns] == pytest.approx(expected)
 
@@ -134,7 +133,7 @@ def test_what_each_role_earned_in_an_episode_is_a_metric() -> None:
     first, second = spoken(*TWO, reward=1.0), spoken(("a", None), reward=0.5)
     second.turns[0].trainable = True
     first.turns[0].trainable = False  # said elsewhere, so nothing was earned by it here
-    assert Team().assign([first, second], {}, once=False) == {"credit/a": (1.25 + 0.5) / 2, "credit/b": 3.0}
+    assert Team().assign([first, second], {}, team_chain=False) == {"credit/a": (1.25 + 0.5) / 2, "credit/b": 3.0}
 
 
 # Aggregation
@@ -182,14 +181,14 @@ def test_accumulated_rewards_are_dense_ones_that_have_flown_back() -> None:
 def test_along_the_whole_team_a_round_pays_once(seed: int) -> None:
     played = ragged(seed)
     total = sum(worth(played, "sum", "", t) for t in range(5))
-    assert sum(earned(Aggregate(), played, once=True)) == pytest.approx(total)
+    assert sum(earned(Aggregate(), played, team_chain=True)) == pytest.approx(total)
 
 
 @pytest.mark.parametrize("credit", [Aggregate(), Influence(), Maporl()], ids=lambda c: type(c).__name__)
 def test_credit_made_of_own_rewards_says_so_where_there_are_none(credit: Credit) -> None:
     with pytest.raises(ValueError, match=r"no turn was given a reward of its own.*turn\.reward"):
-        credit.assign([spoken(("a", None), ("b", None), reward=1.0)], {}, once=False)
-    assert credit.assign([], {}, once=False) == {}
+        credit.assign([spoken(("a", None), ("b", None), reward=1.0)], {}, team_chain=False)
+    assert credit.assign([], {}, team_chain=False) == {}
 
 
 # MaPoRL
@@ -315,14 +314,14 @@ def test_a_bad_reply_loses_the_penalty_once() -> None:
     for said, text in zip(played.turns, texts, strict=True):
         said.text = text
     credit = Maporl(penalty=0.5, min_words=3, max_repeated=0.3, boxed=True, horizon="current")
-    metrics = credit.assign([played], {}, once=False)
+    metrics = credit.assign([played], {}, team_chain=False)
     assert [t.credit for t in played.turns] == [0.5, 1.0, 0.5, 0.5]
     assert metrics["penalised"] == 0.75
 
 
 def test_runs_of_words_and_boxes_are_found() -> None:
-    assert repeated("a b c d a b c d") == pytest.approx(1 / 5)
-    assert repeated("a b c") == repeated("") == 0.0
+    assert repeated_share("a b c d a b c d") == pytest.approx(1 / 5)
+    assert repeated_share("a b c") == repeated_share("") == 0.0
     assert has_box(r"so \boxed{ 3 }") and not has_box(r"so \boxed{ }") and not has_box("boxed{3}")
 
 
@@ -379,7 +378,7 @@ def test_moves_that_cancel_have_no_sign_whatever_the_order() -> None:
 def test_leaving_one_out_is_the_reward_less_the_mean_of_the_task_s_others() -> None:
     episodes = [spoken(("a", None), ("b", 0.5), reward=r, repeat=i) for i, r in enumerate([1.0, 0.0, 0.5])]
     episodes.append(spoken(("a", None), reward=1.0, task="another"))
-    Difference(by="leave_one_out").assign(episodes, {}, once=False)
+    Difference(by="leave_one_out").assign(episodes, {}, team_chain=False)
     found = [[t.credit for t in e.turns] for e in episodes]
     assert found == [[0.75, 1.25], [-0.75, -0.25], [0.0, 0.5], [0.0]]
 
@@ -405,7 +404,7 @@ def test_shapley_shares_are_the_mean_over_all_orders_and_sum_to_what_the_team_ad
     credit = Difference(by="shapley")
     counterfactuals = fake(played, credit, value)
     assert len(counterfactuals) == 2**count - 1
-    credit.assign([played], counterfactuals, once=False)
+    credit.assign([played], counterfactuals, team_chain=False)
     for t in played.turns:
         gains = []
         for order in itertools.permutations(roles):
@@ -422,21 +421,21 @@ def test_two_who_add_the_same_share_alike_and_one_who_adds_nothing_gets_nothing(
         for n in range(4)
         for some in itertools.combinations("abc", n)
     }
-    assert shapley(worth, "abc") == pytest.approx({"a": 0.5, "b": 0.5, "c": 0.0})
+    assert shapley_values(worth, "abc") == pytest.approx({"a": 0.5, "b": 0.5, "c": 0.0})
 
 
 def test_a_role_s_difference_stands_at_its_last_turn_and_a_failed_comparison_is_counted() -> None:
     played = spoken(("a", None), ("b", 0.5), ("a", None), reward=1.0)
     credit = Difference()
     counterfactuals = fake(played, credit, {frozenset("b"): 0.25, frozenset("a"): 1.5})
-    metrics = credit.assign([played], counterfactuals, once=False)
+    metrics = credit.assign([played], counterfactuals, team_chain=False)
     assert [t.credit for t in played.turns] == [0.0, 0.0, 0.75]
     assert metrics["difference/missing"] == 0
     lost = {name: e for name, e in counterfactuals.items() if "'b'" not in name}
-    metrics = credit.assign([played], lost, once=False)
+    metrics = credit.assign([played], lost, team_chain=False)
     assert [t.credit for t in played.turns] == [0.0, 0.5, 0.75] and metrics["difference/missing"] == 1
     by_coalition = Difference(by="shapley")
-    assert by_coalition.assign([played], {}, once=False)["difference/missing"] == 2
+    assert by_coalition.assign([played], {}, team_chain=False)["difference/missing"] == 2
 
 
 def test_a_failed_episode_is_not_played_again() -> None:
@@ -454,7 +453,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "maporl": ({"credit": "maporl"}, "algorithm.gamma_turn: must be 0: credit maporl"),
     "judged turns": (
         {"credit": "own", "workflow": "refine", "roles": {"optimizer": "policy", "evaluator": "policy"}},
-        "algorithm.gamma_turn: must be 0: refine gives each turn all that it was worth",
+        "algorithm.gamma_turn: must be 0: refine gives each turn its complete reward",
     ),
     "gamma": (
         {"credit": {"name": "maporl", "horizon": "last", "gamma": 0.5}},
@@ -474,7 +473,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"credit": {"name": "difference", "by": "leave_one_out"}, "episodes_per_task": 1},
         "episodes_per_task: is 1",
     ),
-    "mixed": ({"credit": "difference", "algorithm": "ppo"}, "credit: Ppo lets rewards flow back along the whole team"),
+    "mixed": ({"credit": "difference", "algorithm": "ppo"}, "credit: Ppo adds later credit along the whole team"),
 }
 
 
@@ -508,7 +507,9 @@ def test_one_role_has_nobody_to_influence(names: list[str], tmp_path: Path) -> N
     tree["workflow"] |= {"order": names}
     config = written(tree, tmp_path)
     if len(names) == 1:
-        with pytest.raises(ConfigError, match="credit: influence has no effect: one role has nobody to influence"):
+        with pytest.raises(
+            ConfigError, match="credit: influence has no effect: a single role has no other to influence"
+        ):
             check_conflicts(config)
     else:
         check_conflicts(config)
@@ -549,7 +550,7 @@ def test_a_debate_in_which_every_answer_is_graded_trains_on_own_rewards(
     episodes = read_episodes(tmp_path / "episodes" / "000001.jsonl")
     assert len({t.reward for e in episodes for t in e.turns}) > 4 and len(episodes[0].turns) == 4
     before = [[t.credit for t in e.turns] for e in episodes]
-    BY_NAME[credit].assign(episodes, {}, once=False)
+    BY_NAME[credit].assign(episodes, {}, team_chain=False)
     assert [[t.credit for t in e.turns] for e in episodes] == before
     assert any(t.advantages is not None and bool(t.advantages.abs().max() > 0.1) for e in episodes for t in e.turns)
 

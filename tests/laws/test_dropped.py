@@ -38,7 +38,7 @@ def played(*rewards: float) -> list[Episode]:
 
 
 def judged(algorithm: Algorithm, episodes: list[Episode], memory: dict[str, Any]) -> list[list[float] | None]:
-    Team().assign(episodes, {}, once=algorithm.chain == "team")
+    Team().assign(episodes, {}, team_chain=algorithm.chain == "team")
     algorithm.compute_advantages(episodes, memory)
     found = [t.advantages for e in episodes for t in e.turns]
     return [None if advantages is None else advantages.tolist() for advantages in found]
@@ -67,7 +67,7 @@ def test_a_critic_still_learns_from_a_dropped_turn() -> None:
 def test_a_dropped_episode_is_no_baseline_of_the_difference_to_the_others() -> None:
     episodes = played(1.0, 0.0, 100.0)
     episodes[2].turns[0].dropped = "stale"
-    Difference(by="leave_one_out").assign(episodes, {}, once=False)
+    Difference(by="leave_one_out").assign(episodes, {}, team_chain=False)
     assert [e.turns[0].credit for e in episodes[:2]] == [1.0, -1.0]
 
 

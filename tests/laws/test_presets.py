@@ -185,7 +185,7 @@ def test_permuting_episodes_and_renaming_roles_changes_no_advantage(name: str) -
             spoken.role = {"role 0": "z", "role 1": "role 0"}.get(spoken.role, spoken.role)
     mixed = random.Random(3).sample(shuffled, len(shuffled))
     credited(PRESETS[name], straight)
-    Team().assign(mixed, {}, once=False)
+    Team().assign(mixed, {}, team_chain=False)
     PRESETS[name].compute_advantages(mixed, memory)
     for one, other in zip(straight, shuffled, strict=True):
         for a, b in zip(one.turns, other.turns, strict=True):
@@ -402,7 +402,7 @@ def game(*rewards: float, against: str = "rival") -> list[Episode]:
 
 
 def earned(algorithm: Grpo, episodes: list[Episode], memory: dict[str, Any]) -> list[float]:
-    Team().assign(episodes, {}, once=False)
+    Team().assign(episodes, {}, team_chain=False)
     algorithm.compute_advantages(episodes, memory)
     return advantages(episodes, "me")
 

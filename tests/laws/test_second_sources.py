@@ -38,7 +38,7 @@ from coterie.credit.team import Team
 from coterie.kernels.logprob_entropy import forward as logprob_entropy
 from coterie.learners.batch import make_batches
 from coterie.rl.advantages import centered
-from coterie.rl.credit import shapley
+from coterie.rl.credit import shapley_values
 from coterie.rl.losses import KlEstimator, Reduce, clipped_policy_loss, kl, ratio_of, value_loss
 from coterie.rl.mixers import Additive, monotonic, td_target
 from coterie.rl.trees import returns
@@ -162,7 +162,7 @@ def test_rae_holds_a_reward_against_the_average_of_before() -> None:
     found = []
     for reward in (1.0, 0.0, 1.0):
         played = [episode([turn()], reward)]
-        Team().assign(played, {}, once=False)
+        Team().assign(played, {}, team_chain=False)
         Rae().compute_advantages(played, memory)
         found += flat(played[0].turns, "advantages")
     assert found == pytest.approx([0.0, -1.0, 1 - 0.95])
@@ -341,7 +341,7 @@ def test_cory_pays_both_the_sum_each_less_its_own_kl() -> None:
     pioneer = spoken("pioneer", [-1.0], reward=0.25, ref_logprobs=[-1.5], values=[0.0])
     observer = spoken("observer", [-1.0], reward=0.5, ref_logprobs=[-0.8], values=[0.0])
     played = [episode([pioneer, observer])]
-    Aggregate(mode="sum").assign(played, {}, once=False)
+    Aggregate(mode="sum").assign(played, {}, team_chain=False)
     Cory(kl=0.1, whiten=None).compute_advantages(played, {})
     assert flat([pioneer, observer], "advantages") == pytest.approx([0.75 - 0.05, 0.75 + 0.02])
 
@@ -364,7 +364,7 @@ def test_maporl_s_scores_over_turns(horizon: Any, share: Any, of_a: list[float],
     """MAPoRL's score_rule with rule_discount 0.3 (trl/trl/trainer/ppov2_trainer_multi_different_model.py; arXiv
     2502.18439), worked out for two agents over three turns."""
     turns = [spoken(role, [-1.0], t, reward=MAPORL[role][t]) for t in range(3) for role in "ab"]
-    Maporl(horizon=horizon, share=share).assign([episode(turns)], {}, once=False)
+    Maporl(horizon=horizon, share=share).assign([episode(turns)], {}, team_chain=False)
     assert [t.credit for t in turns if t.role == "a"] == pytest.approx(of_a, abs=1e-6)
     assert [t.credit for t in turns if t.role == "b"] == pytest.approx(of_b, abs=1e-6)
 
@@ -385,7 +385,7 @@ def test_maporl_s_incentives_to_revise(own: tuple[float, float], peers: tuple[fl
     plain, shaped = (Maporl(horizon="current", share="individual", alpha0=x, alpha1=10 * x) for x in (0.0, 0.01))
     earned = []
     for credit in (plain, shaped):
-        credit.assign([episode(turns)], {}, once=False)
+        credit.assign([episode(turns)], {}, team_chain=False)
         earned.append(turns[2].credit)
     assert earned[1] - earned[0] == pytest.approx(bonus)
 
@@ -395,4 +395,4 @@ def test_shapley_values_of_the_glove_game() -> None:
     worth = {
         frozenset(some): float("L" in some and len(some) > 1) for some in [(), "L", "R", "S", "LR", "LS", "RS", "LRS"]
     }
-    assert shapley(worth, ["L", "R", "S"]) == pytest.approx({"L": 2 / 3, "R": 1 / 6, "S": 1 / 6})
+    assert shapley_values(worth, ["L", "R", "S"]) == pytest.approx({"L": 2 / 3, "R": 1 / 6, "S": 1 / 6})

@@ -192,7 +192,7 @@ def test_the_data_set_of_the_page_holds_tasks_out(tmp_path: Path) -> None:
 def test_the_credit_of_the_page_shares_the_reward(tmp_path: Path) -> None:
     even = example("adding-a-credit.md", "Even", tmp_path)(price=0.25)
     turns = [a_turn(), a_turn(), replace(a_turn(), role="judge")]
-    metrics = even.assign([Episode("e", Task("t", "?", "!"), 0, turns, reward=4.0)], {}, once=False)
+    metrics = even.assign([Episode("e", Task("t", "?", "!"), 0, turns, reward=4.0)], {}, team_chain=False)
     assert [turn.credit for turn in turns] == [0.5, 0.5, 1.5]
     assert metrics == {"credit/solver": 1.0, "credit/judge": 1.5}
 

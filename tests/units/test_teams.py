@@ -320,7 +320,7 @@ def test_stopping_in_time_is_never_held_against_what_was_found_before(articles: 
     for number, episode in enumerate(episodes):
         episode.id, episode.repeat = f"t/{number}", number
     assert config.algorithm.instance.for_role("query_optimizer").peers == ("task", "role", "turn")
-    config.credit.instance.assign(episodes, {}, once=False)
+    config.credit.instance.assign(episodes, {}, team_chain=False)
     config.algorithm.instance.compute_advantages(episodes, {})
     last = [[turn for turn in episode.turns if turn.role == "query_optimizer"][-1] for episode in episodes]
     good = {name for name, turn in zip(TWO_ROUNDS, last, strict=True) if float(turn.advantages[0]) > 0}

@@ -17,7 +17,9 @@ class GraphCredit(Credit):
 
     share_reward_in_agent: bool = True
 
-    def earn(self, episodes: Sequence[Episode], counterfactuals: Mapping[str, Episode], once: bool) -> Metrics:
+    def write_credit(
+        self, episodes: Sequence[Episode], counterfactuals: Mapping[str, Episode], team_chain: bool
+    ) -> Metrics:
         for episode in episodes:
             for place, turn in enumerate(episode.turns):
                 turn.credit = 0.0
