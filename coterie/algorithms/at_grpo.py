@@ -25,7 +25,7 @@ class AtGrpo(Grpo):
     not_in_advantage: ClassVar[frozenset[str]] = Grpo.not_in_advantage | {"siblings"}
 
     def forks(self, episodes: list[Episode], learning: Collection[str]) -> list[Fork]:
-        """One wave: siblings of every turn that is learned from, and none of the siblings' own later turns."""
+        """Siblings of every turn that is trained on; siblings' own later turns get none."""
         if any(episode.origin is not None for episode in episodes):
             return []
         return [fork for episode in episodes if episode.error is None for fork in self._siblings(episode, learning)]
@@ -34,12 +34,12 @@ class AtGrpo(Grpo):
         for k, turn in enumerate(episode.turns):
             if not turn.trainable or turn.policy not in learning:
                 continue
-            before = {(said.role, said.round): said for said in episode.turns[:k]}
+            before = {(earlier.role, earlier.round): earlier for earlier in episode.turns[:k]}
             for draw in range(1, self.siblings):
                 yield Fork(episode, f"sibling of {turn.role} {turn.round}", before, draw)
 
     def samples(self, episodes: Sequence[Episode]) -> list[Sample]:
-        """The turns of the episodes that were forked, and of each fork the one that it was made for."""
+        """The turns of the original episodes, and of each fork the sibling that it was made for."""
         origins = {episode.id: episode for episode in episodes}
         return [
             sample
@@ -50,7 +50,7 @@ class AtGrpo(Grpo):
 
 
 def _is_sibling(turn: Turn, fork: Episode, origin: Episode) -> bool:
-    """Whether this is the turn of the fork that stands where its origin's stood: right after all that is repeated."""
-    place = sum(said.replayed for said in fork.turns)
+    """True for the first turn of a fork after its replayed ones, if it has the role and round of its origin's."""
+    place = sum(earlier.replayed for earlier in fork.turns)
     first = origin.turns[place] if place < len(origin.turns) else None
     return first is not None and (first.role, first.round) == (turn.role, turn.round)

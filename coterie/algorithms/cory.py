@@ -39,7 +39,7 @@ class Cory(Ppo):
             yield "policies", "CORY's two policies start from the same model and adapter"
         shared = config.credit.name == "aggregate" and config.credit.options["mode"] == "sum"
         if config.workflow.name == "cory" and not shared:
-            yield "credit", "must be aggregate, with mode: sum: in CORY both roles earn what both answers are worth"
+            yield "credit", "must be aggregate, with mode: sum: in CORY both roles get the sum of both rewards"
 
     def assign_roles(self, step: int, roles: Mapping[str, str]) -> Mapping[str, str]:
         if step // self.swap % 2 == 0:

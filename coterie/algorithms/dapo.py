@@ -10,7 +10,7 @@ from coterie.limits import Count, Positive
 
 @dataclass(frozen=True, kw_only=True)
 class Dapo(Grpo):
-    """GRPO with a higher upper clip, which leaves out groups that all earned the same and turns that were cut off.
+    """GRPO with a higher upper clip, without constant groups (all rewards equal) and without truncated turns.
     For long reasoning, where entropy falls early; where turns always fill `max_tokens`, say `drop_truncated: false`.
     Costs a forward for its several optimiser steps; `dropped/…` counts what was left out. (DAPO, arXiv 2503.14476)"""
 

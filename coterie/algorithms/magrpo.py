@@ -10,7 +10,7 @@ from coterie.algorithms.base import Algorithm, Chain
 from coterie.algorithms.group_estimator import Baseline, Groups, Scale, group_advantages, write_advantages
 from coterie.limits import CountFromTwo, Share
 from coterie.rl.groups import Sample
-from coterie.rl.trees import levels, returns, said, tree
+from coterie.rl.trees import levels, returns, sampled_rounds, tree
 from coterie.types import Episode, Fork, Metrics, Turn
 
 
@@ -63,7 +63,7 @@ class Magrpo(Algorithm):
     def forks(self, episodes: list[Episode], learning: Collection[str]) -> list[Fork]:
         """Siblings that joint actions still lack; called again, as the new rounds lack siblings too."""
         made = {(episode.origin, episode.fork) for episode in episodes}
-        later = [(e, *joint) for e in episodes if e.error is None for joint in list(said(e).items())[1:]]
+        later = [(e, *joint) for e in episodes if e.error is None for joint in list(sampled_rounds(e).items())[1:]]
         trained = [(e, level) for e, level, turns in later if any(t.policy in learning and t.trainable for t in turns)]
         lacking = [*((e, level, self.branches - 1) for e, level in trained), *self._first_rounds(episodes)]
         return [

@@ -20,9 +20,9 @@ def count_silent(episodes: Sequence[Episode], roles: Iterable[str]) -> Metrics:
 
 def drop_stale(episodes: Sequence[Episode], learners: Mapping[str, Learner]) -> Metrics:
     """Drop and count turns sampled with other weights than the learner's, as by an engine that missed an update."""
-    said = [turn for episode in episodes for turn in episode.turns if turn.response_ids and turn.trainable]
-    learned = [turn for turn in said if not learners[turn.policy].frozen]
-    stale = [turn for turn in learned if turn.version != learners[turn.policy].version]
+    sampled = [turn for episode in episodes for turn in episode.turns if turn.response_ids and turn.trainable]
+    trained = [turn for turn in sampled if not learners[turn.policy].frozen]
+    stale = [turn for turn in trained if turn.version != learners[turn.policy].version]
     for turn in stale:
         turn.dropped = "stale"
     return {"stale": float(len(stale))}

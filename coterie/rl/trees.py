@@ -42,11 +42,11 @@ def tree(episodes: Sequence[Episode]) -> list[Node]:
             tuple(turn for turn in turns if turn.trainable),
         )
         for episode in episodes
-        for level, turns in said(episode).items()
+        for level, turns in sampled_rounds(episode).items()
     ]
 
 
-def said(episode: Episode) -> dict[int, list[Turn]]:
+def sampled_rounds(episode: Episode) -> dict[int, list[Turn]]:
     """The turns sampled in this episode, by the team's round; a fork's replayed turns are left out."""
     rounds: dict[int, list[Turn]] = {}
     for turn, level in zip(episode.turns, levels(episode.turns), strict=True):
@@ -57,7 +57,7 @@ def said(episode: Episode) -> dict[int, list[Turn]]:
 
 def _parent(episode: Episode, level: int, by_id: Mapping[str, Episode]) -> tuple[str, int] | None:
     """The round before, in the episode in which it was sampled."""
-    while level - 1 not in said(episode):
+    while level - 1 not in sampled_rounds(episode):
         if episode.origin is None or level == 0:
             return None
         episode = by_id[episode.origin]

@@ -60,7 +60,7 @@ def scores(played: Episode) -> dict[tuple[str, int], float]:
     return {(t.role, t.round): t.reward for t in played.turns if t.reward is not None}
 
 
-SEEDS = range(30)
+SEEDS = range(10)
 TWO = [("a", 0.5), ("b", None), ("a", 0.25), ("b", 2.0)]
 
 
@@ -79,18 +79,16 @@ def test_with_all_turns_every_turn_earns_the_team_s_reward() -> None:
     assert earned(Team(turns="all"), spoken(*TWO, reward=1.0)) == [1.5, 1.0, 1.25, 3.0]
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_every_turn_counts_the_team_s_reward_once_with_last_turns_and_gamma_one_or_all_turns_and_gamma_zero(
-    seed: int,
-) -> None:
-    played = ragged(seed)
-    for each in played.turns:
-        each.reward = None
-    at_last = earned(Team(), played)
-    everywhere = earned(Team(turns="all"), played)
-    roles = [t.role for t in played.turns]
-    flowing, cut = returns_to_go(at_last, roles, 1.0), returns_to_go(everywhere, roles, 0.0)
-    assert flowing == cut == [played.reward] * len(played.turns)
+def test_every_turn_counts_the_team_s_reward_once_with_last_turns_and_gamma_one_or_all_turns_and_gamma_zero() -> None:
+    for seed in SEEDS:
+        played = ragged(seed)
+        for each in played.turns:
+            each.reward = None
+        at_last = earned(Team(), played)
+        everywhere = earned(Team(turns="all"), played)
+        roles = [t.role for t in played.turns]
+        flowing, cut = returns_to_go(at_last, roles, 1.0), returns_to_go(everywhere, roles, 0.0)
+        assert flowing == cut == [played.reward] * len(played.turns)
 
 
 def test_a_role_without_a_reward_of_its_own_gets_nothing_or_shares_the_team_s() -> None:
@@ -102,18 +100,18 @@ def test_a_role_without_a_reward_of_its_own_gets_nothing_or_shares_the_team_s() 
 
 
 @pytest.mark.parametrize("gamma", [0.0, 0.5, 0.9, 1.0])
-@pytest.mark.parametrize("seed", SEEDS)
-def test_what_is_earned_later_counts_less_with_every_turn_in_between(seed: int, gamma: float) -> None:
+def test_what_is_earned_later_counts_less_with_every_turn_in_between(gamma: float) -> None:
     """G_k = Σ_{j≥k} γ^{j−k} r_j, of the same role or of the whole team, as it is written."""
-    played, draw = ragged(seed), random.Random(seed)
-    rewards = [draw.gauss(0, 1) for _ in played.turns]
-    roles = [t.role for t in played.turns]
-    for chain in (roles, [""] * len(roles)):
-        expected = [
-            sum(gamma ** (j - k) * rewards[j] for j in range(k, len(roles)) if chain[j] == chain[k])
-            for k in range(len(roles))
-        ]
-        assert returns_to_go(rewards, chain, gamma) == pytest.approx(expected)
+    for seed in SEEDS:
+        played, draw = ragged(seed), random.Random(seed)
+        rewards = [draw.gauss(0, 1) for _ in played.turns]
+        roles = [t.role for t in played.turns]
+        for chain in (roles, [""] * len(roles)):
+            expected = [
+                sum(gamma ** (j - k) * rewards[j] for j in range(k, len(roles)) if chain[j] == chain[k])
+                for k in range(len(roles))
+            ]
+            assert returns_to_go(rewards, chain, gamma) == pytest.approx(expected)
 
 
 def test_a_turn_of_grpo_counts_what_its_role_earns_later_or_what_all_do() -> None:
@@ -154,20 +152,20 @@ MODES = ["sum", "max", "mean", "first", "own"]
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("seed", SEEDS)
-def test_rounds_are_put_together_as_defined(seed: int, mode: Any) -> None:
-    played = ragged(seed)
-    last = max(t.round for t in played.turns)
-    final = {t.role: t for t in played.turns}
-    dense = [worth(played, mode, t.role, t.round) for t in played.turns]
-    sparse = [
-        0.0 if final[t.role] is not t else worth(played, mode, t.role, t.round if mode == "own" else last)
-        for t in played.turns
-    ]
-    ahead = [sum(worth(played, mode, t.role, later) for later in range(t.round, last + 1)) for t in played.turns]
-    assert earned(Aggregate(mode=mode), played) == pytest.approx(dense)
-    assert earned(Aggregate(mode=mode, when="sparse"), played) == pytest.approx(sparse)
-    assert earned(Aggregate(mode=mode, when="accumulative"), played) == pytest.approx(ahead)
+def test_rounds_are_put_together_as_defined(mode: Any) -> None:
+    for seed in SEEDS:
+        played = ragged(seed)
+        last = max(t.round for t in played.turns)
+        final = {t.role: t for t in played.turns}
+        dense = [worth(played, mode, t.role, t.round) for t in played.turns]
+        sparse = [
+            0.0 if final[t.role] is not t else worth(played, mode, t.role, t.round if mode == "own" else last)
+            for t in played.turns
+        ]
+        ahead = [sum(worth(played, mode, t.role, later) for later in range(t.round, last + 1)) for t in played.turns]
+        assert earned(Aggregate(mode=mode), played) == pytest.approx(dense)
+        assert earned(Aggregate(mode=mode, when="sparse"), played) == pytest.approx(sparse)
+        assert earned(Aggregate(mode=mode, when="accumulative"), played) == pytest.approx(ahead)
 
 
 def test_accumulated_rewards_are_dense_ones_that_have_flown_back() -> None:
@@ -177,11 +175,11 @@ def test_accumulated_rewards_are_dense_ones_that_have_flown_back() -> None:
     assert earned(Aggregate(mode="mean", when="accumulative"), played) == pytest.approx(flown)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_along_the_whole_team_a_round_pays_once(seed: int) -> None:
-    played = ragged(seed)
-    total = sum(worth(played, "sum", "", t) for t in range(5))
-    assert sum(earned(Aggregate(), played, team_chain=True)) == pytest.approx(total)
+def test_along_the_whole_team_a_round_pays_once() -> None:
+    for seed in SEEDS:
+        played = ragged(seed)
+        total = sum(worth(played, "sum", "", t) for t in range(5))
+        assert sum(earned(Aggregate(), played, team_chain=True)) == pytest.approx(total)
 
 
 @pytest.mark.parametrize("credit", [Aggregate(), Influence(), Maporl()], ids=lambda c: type(c).__name__)
@@ -246,12 +244,12 @@ def slow_score(played: Episode, i: str, t: int, gamma: float, horizon: str, shar
 
 @pytest.mark.parametrize("share", ["all", "individual"])
 @pytest.mark.parametrize("horizon", ["discounted", "last", "current"])
-@pytest.mark.parametrize("seed", SEEDS)
-def test_scores_over_turns_are_as_defined_also_where_roles_leave_early(seed: int, horizon: Any, share: Any) -> None:
-    played = ragged(seed)
-    credit = Maporl(gamma=0.1 + 0.02 * seed, horizon=horizon, share=share)
-    wanted = [slow_score(played, t.role, t.round, credit.gamma, horizon, share) for t in played.turns]
-    assert earned(credit, played) == pytest.approx(wanted, abs=1e-12)
+def test_scores_over_turns_are_as_defined_also_where_roles_leave_early(horizon: Any, share: Any) -> None:
+    for seed in SEEDS:
+        played = ragged(seed)
+        credit = Maporl(gamma=0.1 + 0.02 * seed, horizon=horizon, share=share)
+        wanted = [slow_score(played, t.role, t.round, credit.gamma, horizon, share) for t in played.turns]
+        assert earned(credit, played) == pytest.approx(wanted, abs=1e-12)
 
 
 def slow_incentive(played: Episode, i: str, t: int, alpha: tuple[float, float, float, float]) -> float:
@@ -278,14 +276,14 @@ def slow_incentive(played: Episode, i: str, t: int, alpha: tuple[float, float, f
     return total
 
 
-@pytest.mark.parametrize("seed", range(100))
-def test_incentives_are_as_defined(seed: int) -> None:
-    played = ragged(seed)
-    alpha = (0.01, 0.1, 1.0, 10.0)
-    plain = earned(Maporl(), played)
-    with_them = earned(Maporl(alpha0=alpha[0], alpha1=alpha[1], alpha2=alpha[2], alpha3=alpha[3]), played)
-    wanted = [slow_incentive(played, t.role, t.round, alpha) for t in played.turns]
-    assert [a - b for a, b in zip(with_them, plain, strict=True)] == pytest.approx(wanted, abs=1e-9)
+def test_incentives_are_as_defined() -> None:
+    for seed in range(30):
+        played = ragged(seed)
+        alpha = (0.01, 0.1, 1.0, 10.0)
+        plain = earned(Maporl(), played)
+        with_them = earned(Maporl(alpha0=alpha[0], alpha1=alpha[1], alpha2=alpha[2], alpha3=alpha[3]), played)
+        wanted = [slow_incentive(played, t.role, t.round, alpha) for t in played.turns]
+        assert [a - b for a, b in zip(with_them, plain, strict=True)] == pytest.approx(wanted, abs=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -328,17 +326,17 @@ def test_runs_of_words_and_boxes_are_found() -> None:
 # Influence
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_influence_is_the_sign_of_how_the_others_fared_next(seed: int) -> None:
-    played = ragged(seed)
-    s = scores(played)
-    wanted = []
-    for t in played.turns:
-        peers = {role for role, _ in s} - {t.role}
-        moves = [s[j, t.round + 1] - s[j, t.round] for j in peers if {(j, t.round), (j, t.round + 1)} <= s.keys()]
-        moved = sum(moves) / len(moves) if moves and t.reward is not None else 0.0
-        wanted.append((t.reward or 0.0) + 0.2 * ((moved > 1e-12) - (moved < -1e-12)))
-    assert earned(Influence(), played) == pytest.approx(wanted)
+def test_influence_is_the_sign_of_how_the_others_fared_next() -> None:
+    for seed in SEEDS:
+        played = ragged(seed)
+        s = scores(played)
+        wanted = []
+        for t in played.turns:
+            peers = {role for role, _ in s} - {t.role}
+            moves = [s[j, t.round + 1] - s[j, t.round] for j in peers if {(j, t.round), (j, t.round + 1)} <= s.keys()]
+            moved = sum(moves) / len(moves) if moves and t.reward is not None else 0.0
+            wanted.append((t.reward or 0.0) + 0.2 * ((moved > 1e-12) - (moved < -1e-12)))
+        assert earned(Influence(), played) == pytest.approx(wanted)
 
 
 @pytest.mark.parametrize(
@@ -354,13 +352,13 @@ def test_influence_is_the_sign_of_how_the_others_fared_next(seed: int) -> None:
     ],
     ids=str,
 )
-@pytest.mark.parametrize("seed", SEEDS)
-def test_the_order_of_agents_does_not_matter(seed: int, credit: Credit) -> None:
-    played = ragged(seed)
-    straight = {(t.role, t.round): e for t, e in zip(played.turns, earned(credit, played), strict=True)}
-    turns = [t for at in range(5) for t in reversed(played.turns) if t.round == at]
-    turned = earned(credit, replace(played, turns=turns))
-    assert {(t.role, t.round): e for t, e in zip(turns, turned, strict=True)} == straight  # to the bit
+def test_the_order_of_agents_does_not_matter(credit: Credit) -> None:
+    for seed in SEEDS:
+        played = ragged(seed)
+        straight = {(t.role, t.round): e for t, e in zip(played.turns, earned(credit, played), strict=True)}
+        turns = [t for at in range(5) for t in reversed(played.turns) if t.round == at]
+        turned = earned(credit, replace(played, turns=turns))
+        assert {(t.role, t.round): e for t, e in zip(turns, turned, strict=True)} == straight  # to the bit
 
 
 def test_moves_that_cancel_have_no_sign_whatever_the_order() -> None:
@@ -394,25 +392,25 @@ def fake(played: Episode, credit: Difference, reward: dict[frozenset[str], float
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
-@pytest.mark.parametrize("seed", range(5))
-def test_shapley_shares_are_the_mean_over_all_orders_and_sum_to_what_the_team_adds(count: int, seed: int) -> None:
-    draw = random.Random(seed)
-    roles = "abcd"[:count]
-    coalitions = [frozenset(some) for size in range(count + 1) for some in itertools.combinations(roles, size)]
-    value = {some: draw.random() for some in coalitions}
-    played = spoken(*[(role, None) for role in roles], reward=value[frozenset(roles)])
-    credit = Difference(by="shapley")
-    counterfactuals = fake(played, credit, value)
-    assert len(counterfactuals) == 2**count - 1
-    credit.assign([played], counterfactuals, team_chain=False)
-    for t in played.turns:
-        gains = []
-        for order in itertools.permutations(roles):
-            before = frozenset(order[: order.index(t.role)])
-            gains.append(value[before | {t.role}] - value[before])
-        assert t.credit == pytest.approx(sum(gains) / len(gains))
-    total = sum(t.credit or 0.0 for t in played.turns)
-    assert total == pytest.approx(value[frozenset(roles)] - value[frozenset()])
+def test_shapley_shares_are_the_mean_over_all_orders_and_sum_to_what_the_team_adds(count: int) -> None:
+    for seed in range(5):
+        draw = random.Random(seed)
+        roles = "abcd"[:count]
+        coalitions = [frozenset(some) for size in range(count + 1) for some in itertools.combinations(roles, size)]
+        value = {some: draw.random() for some in coalitions}
+        played = spoken(*[(role, None) for role in roles], reward=value[frozenset(roles)])
+        credit = Difference(by="shapley")
+        counterfactuals = fake(played, credit, value)
+        assert len(counterfactuals) == 2**count - 1
+        credit.assign([played], counterfactuals, team_chain=False)
+        for t in played.turns:
+            gains = []
+            for order in itertools.permutations(roles):
+                before = frozenset(order[: order.index(t.role)])
+                gains.append(value[before | {t.role}] - value[before])
+            assert t.credit == pytest.approx(sum(gains) / len(gains))
+        total = sum(t.credit or 0.0 for t in played.turns)
+        assert total == pytest.approx(value[frozenset(roles)] - value[frozenset()])
 
 
 def test_two_who_add_the_same_share_alike_and_one_who_adds_nothing_gets_nothing() -> None:
