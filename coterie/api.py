@@ -14,8 +14,8 @@ from typing import Any
 from coterie import api_config
 from coterie.cli.commands import new_run_folder
 from coterie.config import ConfigError
-from coterie.config.config import of, plain
-from coterie.config.functions import named
+from coterie.config.load import from_tree, to_plain
+from coterie.config.registry import replace_functions
 from coterie.files import write_atomic
 from coterie.training import loop
 from coterie.training.build import build
@@ -68,7 +68,7 @@ class AgentTrainer:
                     api_config.part("env", train_dataset) if files is None else api_config.with_files(tree, files)
                 )
             self._override(tree, workflow, workflow_args or {}, reward)
-            self.config = of(tree, problems, folder, overrides)
+            self.config = from_tree(tree, problems, folder, overrides)
 
     def train(self, console: bool = True) -> Trained:
         """Train to the last step in a new run folder."""
@@ -86,7 +86,10 @@ class AgentTrainer:
         if workflow is not None:
             tree["workflow"] = api_config.part("workflow", workflow)
         if arguments:
-            tree["workflow"] = {**api_config.part_tree(tree, "workflow"), **plain(named(arguments, "workflow_args"))}
+            tree["workflow"] = {
+                **api_config.part_tree(tree, "workflow"),
+                **to_plain(replace_functions(arguments, "workflow_args")),
+            }
         if reward is not None:
             tree["reward"] = api_config.part("reward", reward)
 

@@ -13,21 +13,24 @@ from typing import Any
 from coterie.compat.siirl.read import is_graph
 from coterie.compat.siirl.translate import translate
 from coterie.config import ConfigError, yamltree
-from coterie.config.config import plain, text_of
-from coterie.config.functions import named
+from coterie.config.load import read_text, to_plain
 from coterie.config.problems import Problems, Sources
-from coterie.config.registry import BUILTIN, Kind
+from coterie.config.registry import BUILTIN, Kind, replace_functions
 
 
 def tree(config: str | Path | Mapping[str, Any]) -> tuple[dict[str, Any], Problems, Path]:
     """The keys of a recipe, a collector for its problems, and the folder that its relative paths start from."""
     if isinstance(config, Mapping):
-        return copy.deepcopy(named(config, "config")), Problems(Sources("the config given to AgentTrainer")), Path()
+        return (
+            copy.deepcopy(replace_functions(config, "config")),
+            Problems(Sources("the config given to AgentTrainer")),
+            Path(),
+        )
     path = Path(config)
     if not path.is_file():
         raise ConfigError(f"{path}: there is no such file")
     problems = Problems(Sources(str(path)))
-    keys = yamltree.read(text_of(path), problems)
+    keys = yamltree.read(read_text(path), problems)
     if not isinstance(keys, dict):
         raise ConfigError(f"{path}: a config is a mapping of keys to values")
     return {"name": path.stem, **keys}, problems, path.parent
@@ -35,7 +38,7 @@ def tree(config: str | Path | Mapping[str, Any]) -> tuple[dict[str, Any], Proble
 
 def is_graph_file(path: Path) -> bool:
     """Whether a file is a graph in siiRL's format rather than a recipe."""
-    return path.is_file() and is_graph(text_of(path))
+    return path.is_file() and is_graph(read_text(path))
 
 
 def graph(
@@ -45,7 +48,7 @@ def graph(
     keys = {"train": "data.train_files", "test": "data.val_files"}
     datasets = [f"{keys[split]}={json.dumps(file)}" for split, file in files.items()]
     problems = Problems(Sources(str(path)))
-    translated, rest = translate(text_of(path), path, [*datasets, *overrides], problems)
+    translated, rest = translate(read_text(path), path, [*datasets, *overrides], problems)
     return {"name": path.stem, **translated}, problems, path.parent, rest
 
 
@@ -78,7 +81,7 @@ def part(kind: Kind, value: Any) -> dict[str, Any]:
     if not is_dataclass(value):
         raise ConfigError(f"{kind}: {type(value).__name__} must be a dataclass, so that a run can store its options")
     options = {f.name: getattr(value, f.name) for f in fields(value) if f.name[0] != "_"}
-    return {"name": _name(kind, type(value)), **plain(named(options, kind))}
+    return {"name": _name(kind, type(value)), **to_plain(replace_functions(options, kind))}
 
 
 def _name(kind: Kind, part: Any) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -18,3 +18,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 PositiveShare = Annotated[float, Field(gt=0, le=1)]  # also top_p and learning rates
 Temperature = Annotated[float, Field(ge=0, le=10)]  # above 10 the distribution is almost uniform
 Names = Annotated[tuple[str, ...], Field(min_length=1)]
+
+
+class FieldLimits(dict[str, Any]):
+    """Narrower types for the fields of a dataclass: `Annotated[Sampling, FieldLimits(max_tokens=Count)]`."""

@@ -18,7 +18,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from coterie.analysis.comparison import Comparison, Result, load, read_result
-from coterie.config.config import load as load_config
+from coterie.config.load import load as load_config
 from coterie.console import table
 from coterie.errors import UserError
 from coterie.files import write_atomic

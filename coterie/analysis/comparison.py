@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coterie.config import ConfigError, yamltree
-from coterie.config.config import text_of
+from coterie.config.load import read_text
 from coterie.config.problems import Problems, Sources, did_you_mean
 from coterie.config.reader import Reader
 
@@ -53,7 +53,7 @@ def load(path: Path) -> Comparison:
     if not path.is_file():
         raise ConfigError(f"{path}: there is no such file")
     problems = Problems(Sources(str(path)))
-    tree = yamltree.read(text_of(path), problems)
+    tree = yamltree.read(read_text(path), problems)
     comparison: Comparison = Reader(problems, path.parent).value(Comparison, tree, ())
     problems.raise_any()
     for name, arm in comparison.arms.items():

@@ -16,7 +16,7 @@ from coterie.analysis.rescore import score_again
 from coterie.config import Config, ConfigError
 from coterie.config.conflicts import check_conflicts
 from coterie.config.problems import Problems
-from coterie.config.sandbox_check import must_be_protected
+from coterie.config.requirements import require_sandbox
 from coterie.credit.base import Credit
 from coterie.envs.base import attach_reward
 from coterie.files import numbered_paths
@@ -50,7 +50,7 @@ def replay(folder: Path, config: Config, rescore: bool) -> Iterator[Verdict]:
     memory: dict[str, Any] = {}
     env = attach_reward(config.env.instance, config.reward.name, config.reward.options, config.rollout.score_deadline)
     if rescore:
-        must_be_protected(config, env)
+        require_sandbox(config, env)
     # Of the whole run: of one step all episodes with one purpose may have failed.
     purposes = {e.fork for path in numbered_paths(folder / "counterfactuals", ".jsonl") for e in read_episodes(path)}
     for path in _stored(folder):

@@ -1,8 +1,8 @@
 """YAML and `a.b=1` overrides → frozen dataclasses, strictly: an error names the key, its place and the nearest name."""
 
-from coterie.config.config import Config, dump, load
+from coterie.config.load import dump, load
 from coterie.config.problems import ConfigError
-from coterie.config.settings import CriticConfig, EngineConfig, Learning, Lora, Policy, Role, Rollout
+from coterie.config.settings import Config, CriticConfig, EngineConfig, Learning, Lora, Policy, Role, Rollout
 from coterie.types import Part
 
 __all__ = [

@@ -1,51 +1,40 @@
-"""Whether the keys of a config agree with each other; asked before any model loads."""
+"""Find keys of a config that contradict each other or have no effect, before any model loads.
+
+A part states its own conflicts: `problems(config)` yields (dotted key, message), on any part that has this method.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 
-from coterie.config.config import PARTS, Config
-from coterie.config.no_effect import empty_targets, idle_in_training, idle_rows, idle_sampling
 from coterie.config.problems import Path, Problems, did_you_mean, undotted
-from coterie.config.settings import Hidden, Lora
+from coterie.config.settings import PARTS, Config, EngineConfig, Hidden, Lora, Policy
 from coterie.envs.base import attach_reward
-from coterie.types import Encoder
+from coterie.types import Encoder, Sampling
 
 Found = Iterator[tuple[Path, str]]
 DEVICE = re.compile(r"(cpu|cuda)(:\d+)?")
-MOST = 1_000_000  # episodes at once
+MOST_EPISODES = 1_000_000  # in memory at once
 
 
 def check_conflicts(config: Config, training: bool = True) -> None:
-    """Raise a ConfigError that lists every contradiction, or pass."""
+    """Raise a ConfigError that lists every conflict. `training` is False for evaluation and replay, which may ignore
+    keys of training."""
     problems = Problems(config.sources)
     checks = (
-        _episodes,
-        _players,
-        _adapters,
-        _devices,
-        _reward,
-        _sampling,
-        _room,
-        _learning,
-        _evaluation,
-        idle_rows,
-        idle_sampling,
-        empty_targets,
-    )
-    for check in (*checks, _anything_to_train, idle_in_training) if training else checks:
+        _episodes, _policies, _adapters, _devices, _reward, _sampling, _max_tokens, _warmup, _evaluation,
+        _engine_rows, _unused_sampling, _empty_targets,
+    )  # fmt: skip
+    for check in (*checks, *((_all_frozen, _unused_in_training) if training else ()), _roles):
         for path, message in check(config):
             problems.add(path, message)
-    for path, message in _seats(config):
-        problems.add(path, message)
     for key, message in (*_parts(config), *_critics(config), *_encoder(config), *_opponents(config)):
         problems.add(undotted(key), message)
     problems.raise_any()
 
 
 def _parts(config: Config) -> Iterator[tuple[str, str]]:
-    """Each part knows its own conflicts with the rest of the config: `problems(config)`, where it has such a method."""
     for kind in PARTS:
         find_problems = getattr(getattr(config, kind).instance, "problems", None)
         if callable(find_problems):
@@ -53,88 +42,87 @@ def _parts(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _episodes(config: Config) -> Found:
-    """The episodes of a step, or of an evaluation, are all in memory at once."""
+    """All episodes of a step, or of an evaluation, are in memory at once."""
     for path, tasks, repeats in (
         (("tasks_per_step",), config.tasks_per_step, config.episodes_per_task),
         (("eval", "tasks"), config.eval.tasks, config.eval.episodes_per_task),
     ):
-        if tasks * repeats > MOST:
-            each = f"{tasks:,} with {repeats:,} episodes of each are {tasks * repeats:,} episodes at once"
-            yield path, f"{each}; at most {MOST:,} are possible"
+        if tasks * repeats > MOST_EPISODES:
+            total = f"{tasks:,} tasks with {repeats:,} episodes each are {tasks * repeats:,} episodes at once"
+            yield path, f"{total}; at most {MOST_EPISODES:,} are possible"
 
 
-def _seats(config: Config) -> Found:
-    """Every role of the workflow is played, and nobody else is there."""
-    workflow = config.workflow.instance
-    seats = list(dict.fromkeys(workflow.roles))
-    if not seats:
-        yield ("workflow",), f"{type(workflow).__name__}.roles is empty, so nobody would speak; name a role at least"
+def _roles(config: Config) -> Found:
+    """Every role of the workflow has an entry under `roles`, and there are no others."""
+    workflow = type(config.workflow.instance).__name__
+    needed = list(dict.fromkeys(config.workflow.instance.roles))
+    if not needed:
+        yield ("workflow",), f"{workflow}.roles is empty, so nobody would speak; name at least one role"
         return
-    idle = [role for role in config.roles if role not in seats]
-    empty = [seat for seat in seats if seat not in config.roles]
-    kind = type(workflow).__name__
-    for seat in empty:
-        yield ("roles",), f"{kind} has a role {seat!r} that nobody plays{did_you_mean(seat, idle)}"
-    for role in idle:
-        yield ("roles", role), f"{kind} has no such role; it has {', '.join(seats)}{did_you_mean(role, empty)}"
+    extra = [role for role in config.roles if role not in needed]
+    missing = [role for role in needed if role not in config.roles]
+    for role in missing:
+        yield ("roles",), f"{workflow} has a role {role!r} that nobody plays{did_you_mean(role, extra)}"
+    for role in extra:
+        yield ("roles", role), f"{workflow} has no such role; it has {', '.join(needed)}{did_you_mean(role, missing)}"
 
 
-def _players(config: Config) -> Found:
-    """Every role has a policy, every policy a role."""
+def _policies(config: Config) -> Found:
+    """Every role has a known policy, and every policy plays a role."""
     for name, role in config.roles.items():
         for policy in role.policies:
             if policy not in config.policies:
                 known = ", ".join(config.policies) or "none"
                 near = did_you_mean(policy, config.policies)
                 yield ("roles", name, "policy"), f"no policy is called {policy!r}; there is {known}{near}"
-    played = {policy for role in config.roles.values() for policy in role.policies}
-    for name in [name for name in config.policies if name not in played]:
-        meant = f"there is {', '.join(sorted(played))}{did_you_mean(name, played)}"
+    used = {policy for role in config.roles.values() for policy in role.policies}
+    for name in [name for name in config.policies if name not in used]:
+        known = f"there is {', '.join(sorted(used))}{did_you_mean(name, used)}"
         misspelt = config.sources.is_overridden(("policies", name))
-        yield ("policies", name), f"no role plays it; {meant if misspelt else 'name it under roles, or leave it out'}"
+        yield ("policies", name), f"no role plays it; {known if misspelt else 'name it under roles, or remove it'}"
 
 
 def _critics(config: Config) -> Iterator[tuple[str, str]]:
-    """Where turns need values, every role that learns has one critic, or all have a head on their policy's trunk."""
+    """If there are critics, every trained role has exactly one, and the algorithm uses values."""
     algorithm = config.algorithm.instance
     if config.critics and not algorithm.needs_values:
-        yield "critics", f"have no effect: {type(algorithm).__name__} asks for no values"
+        yield "critics", f"have no effect: {type(algorithm).__name__} uses no values"
         return
-    judged: dict[str, str] = {}
+    critic_of: dict[str, str] = {}
     for name, critic in config.critics.items():
         for role in critic.roles or config.roles:
             if role not in config.roles:
-                yield f"critics.{name}.roles", f"nobody is called {role!r}{did_you_mean(role, config.roles)}"
-            elif role in judged:
-                yield f"critics.{name}.roles", f"{role} is already judged by {judged[role]}"
-            judged[role] = name
-        judges = [role for role in critic.roles or config.roles if role in config.roles]
-        if judges and not any(_is_trained(config, role) for role in judges):
-            yield f"critics.{name}", f"has no effect: nobody learns who plays {', '.join(judges)}"
+                yield f"critics.{name}.roles", f"there is no role {role!r}{did_you_mean(role, config.roles)}"
+            elif role in critic_of:
+                yield f"critics.{name}.roles", f"{role} already has the critic {critic_of[role]}"
+            critic_of[role] = name
+        roles = [role for role in critic.roles or config.roles if role in config.roles]
+        if roles and not any(_is_trained(config, role) for role in roles):
+            yield f"critics.{name}", f"has no effect: only frozen policies play {', '.join(roles)}"
         if algorithm.central_critic and critic.sees == "own":
             yield f"critics.{name}.sees", f"{type(algorithm).__name__} needs critics that see the joint context: joint"
-    alone = [role for role in config.roles if _is_trained(config, role) and role not in judged]
-    if config.critics and alone:
-        yield "critics", f"nobody judges {', '.join(alone)}"
+    without = [role for role in config.roles if _is_trained(config, role) and role not in critic_of]
+    if config.critics and without:
+        yield "critics", f"no critic for {', '.join(without)}"
 
 
 def _encoder(config: Config) -> Iterator[tuple[str, str]]:
-    """Texts become vectors for a mixer, which VDN and QMIX have."""
-    algorithm = config.algorithm.instance
+    """Only a mixer encodes texts, in VDN and QMIX."""
+    algorithm, encoder = config.algorithm.instance, config.encoder
     if algorithm.needs_mixer:
-        if not isinstance(config.encoder.instance, Hidden) and not isinstance(config.encoder.instance, Encoder):
-            yield "encoder", f"{config.encoder.name} has no method encode(texts), which gives a vector for each text"
-    elif config.sources.is_written(("encoder",)):  # a run's own config.yaml leaves the usual one out
-        read = "vdn and qmix with a mixer do"
-        yield "encoder", f"has no effect: {type(algorithm).__name__} reads no vectors of texts; {read}; leave it out"
+        if not isinstance(encoder.instance, Hidden) and not isinstance(encoder.instance, Encoder):
+            yield "encoder", f"{encoder.name} has no method encode(texts), which returns a vector per text"
+    elif config.sources.is_written(("encoder",)):  # a run's own config.yaml leaves the default out
+        used = "only vdn and qmix with a mixer do"
+        yield "encoder", f"has no effect: {type(algorithm).__name__} encodes no texts; {used}; remove it"
 
 
 def _opponents(config: Config) -> Iterator[tuple[str, str]]:
-    """Where a pool would have no effect, or could not be kept."""
+    """Snapshots are of adapters, play whole roles, and must be taken and used within the run."""
     if config.opponents is None:
         return
     if config.opponents.share == 0:
-        yield "opponents.share", "is 0, so snapshots never play; leave opponents out, or give them a share of the steps"
+        yield "opponents.share", "is 0, so snapshots never play; remove opponents, or give them a share of the steps"
     if len(config.roles) < 2:
         yield "opponents", "there is only one role, so nobody to play against"
     for name, policy in config.policies.items():
@@ -142,46 +130,46 @@ def _opponents(config: Config) -> Iterator[tuple[str, str]]:
             yield f"policies.{name}.lora", "is null, and opponents are snapshots of adapters"
     for name, role in config.roles.items():
         if len(role.policies) > 1:
-            yield f"roles.{name}.policy", "opponents take over a role as a whole; give it one policy"
+            yield f"roles.{name}.policy", "an opponent plays all turns of a role; give it one policy"
     if config.opponents.every > config.steps:
         yield "opponents.every", f"has no effect: no snapshot is taken in a run of steps={config.steps}"
 
 
 def _adapters(config: Config) -> Found:
-    """An adapter to start from has a shape of its own."""
+    """An adapter that is loaded has its own rank, alpha and targets."""
     for name, policy in config.policies.items():
         if policy.adapter is None:
             continue
         if policy.lora is None:
-            yield ("policies", name, "adapter"), "an adapter is given, but lora is null; give lora, or leave it out"
+            yield ("policies", name, "adapter"), "needs lora, which is null; set lora, or remove the adapter"
             continue
-        for key, usual in vars(Lora()).items():
-            if getattr(policy.lora, key) != usual:
-                yield ("policies", name, "lora", key), "has no effect: the adapter keeps its own; leave it out"
+        for key, default in vars(Lora()).items():
+            if getattr(policy.lora, key) != default:
+                yield ("policies", name, "lora", key), "has no effect: the adapter keeps its own; remove it"
 
 
 def _devices(config: Config) -> Found:
-    """Every device has a name that PyTorch knows, and adapters on one model are where that is."""
-    there: dict[str, tuple[str, str]] = {}
+    """A device has a name that PyTorch knows; adapters on the same base are on the same device."""
+    first: dict[str, tuple[str, str]] = {}
     for name, policy in config.policies.items():
-        own = policy.device or config.device
+        device = policy.device or config.device
         if policy.device is not None and not DEVICE.fullmatch(policy.device):
-            yield ("policies", name, "device"), f"{policy.device!r} names no device; cpu, cuda and cuda:1 do"
+            yield ("policies", name, "device"), f"{policy.device!r} is not a device; use cpu, cuda or cuda:1"
         if policy.lora is None:
             continue
-        other, place = there.setdefault(policy.model, (name, own))
-        if place != own:
-            shared = f"{name} and {other} are adapters on one {policy.model}, which can be on one device alone"
-            yield ("policies", name, "device"), f"{shared}, but {name} is to be on {own} and {other} on {place}"
+        other, expected = first.setdefault(policy.model, (name, device))
+        if expected != device:
+            shared = f"{name} and {other} are adapters on the same {policy.model} and need the same device"
+            yield ("policies", name, "device"), f"{shared}, but {name} is on {device} and {other} on {expected}"
 
 
-def _anything_to_train(config: Config) -> Found:
+def _all_frozen(config: Config) -> Found:
     if config.policies and all(policy.frozen for policy in config.policies.values()):
         yield ("policies",), "every policy is frozen, so there is nothing to train; `coterie eval` plays such a team"
 
 
 def _reward(config: Config) -> Found:
-    """The environment and the reward fit together: either it scores itself, or it takes the one that is named."""
+    """The environment either scores itself (`reward: native`) or accepts the reward."""
     try:
         attach_reward(config.env.instance, config.reward.name, config.reward.options, config.rollout.score_deadline)
     except ValueError as error:
@@ -189,29 +177,28 @@ def _reward(config: Config) -> Found:
 
 
 def _sampling(config: Config) -> Found:
-    """What is trained on must be drawn from the distribution that the learner scores: the whole one."""
-    full = {"top_p": 1.0, "top_k": 0}
-    for key, value in full.items():
-        if getattr(config.sampling, key) != value:
-            wrong = "the learner scores the whole distribution, so a cut one would give wrong ratios"
-            yield ("sampling", key), f"training needs {value}: {wrong}; eval.{key} may cut"
+    """Turns that are trained on must be sampled from the full distribution, which the learner scores."""
+    for key, off in {"top_p": 1.0, "top_k": 0}.items():
+        if getattr(config.sampling, key) != off:
+            why = "the learner scores the full distribution, so a truncated one would give wrong importance ratios"
+            yield ("sampling", key), f"training needs {off}: {why}; eval.{key} may truncate"
     for name, role in config.roles.items():
         if _is_trained(config, name) and config.sampling_of(name).temperature == 0:
             path = ("sampling", "temperature") if role.temperature is None else ("roles", name, "temperature")
-            yield path, f"at 0 every episode says the same, so {name} has nothing to learn from; 1.0 is usual"
+            yield path, f"at 0 all episodes of a task are the same, so {name} has nothing to learn from; 1.0 is usual"
         if "" in config.sampling_of(name).stop:
             path = ("sampling", "stop") if role.stop is None else ("roles", name, "stop")
             yield path, f"an empty stop string would end every turn of {name} at once"
 
 
 def _is_trained(config: Config, role: str) -> bool:
-    """Whether any of its turns is learned from."""
+    """True if any of the role's policies learns."""
     known = [config.policies[policy] for policy in config.roles[role].policies if policy in config.policies]
     return any(not policy.frozen for policy in known)
 
 
-def _room(config: Config) -> Found:
-    """A turn and its prompt fit into the context together."""
+def _max_tokens(config: Config) -> Found:
+    """A reply and its prompt must fit into the context together."""
     context = config.engine.context
     for name, role in config.roles.items():
         most = config.sampling_of(name).max_tokens
@@ -220,23 +207,49 @@ def _room(config: Config) -> Found:
             yield path, f"{most} tokens for {name} leave no room for a prompt in engine.context={context}"
 
 
-def _learning(config: Config) -> Found:
+def _warmup(config: Config) -> Found:
     warmup, steps = config.learning.warmup, config.steps
     if warmup >= steps:
-        yield (
-            ("learning", "warmup"),
-            f"{warmup} steps of warm-up in a run of steps={steps} never reach the learning rate",
-        )
+        message = f"{warmup} steps of warm-up in a run of steps={steps} never reach the learning rate"
+        yield ("learning", "warmup"), message
 
 
 def _evaluation(config: Config) -> Found:
-    """At temperature 0 there is one answer: nothing to cut, nothing to repeat."""
+    """Greedy decoding has nothing to truncate and nothing to repeat."""
     if config.eval.temperature > 0:
         return
-    unused = {"top_p": 1.0, "top_k": 0}
-    for key, value in unused.items():
-        if getattr(config.eval, key) != value:
+    for key, off in {"top_p": 1.0, "top_k": 0}.items():
+        if getattr(config.eval, key) != off:
             yield ("eval", key), "has no effect while eval.temperature is 0, which always takes the likeliest token"
     if config.eval.episodes_per_task > 1:
         repeats = config.eval.episodes_per_task
         yield ("eval", "episodes_per_task"), f"at eval.temperature=0 all {repeats} episodes of a task are the same one"
+
+
+def _unused_in_training(config: Config) -> Found:
+    for name, policy in config.policies.items():
+        if policy.frozen and policy.lr != Policy().lr:
+            yield ("policies", name, "lr"), f"has no effect: {name} is frozen; remove it"
+    if config.checkpoint.best is not None and config.eval.every == 0:
+        why = "with one evaluation, at the end, the last checkpoint is the best"
+        yield ("checkpoint", "best"), f"has no effect while eval.every is 0: {why}"
+
+
+def _engine_rows(config: Config) -> Found:
+    if config.engine.name == "hf" and config.engine.rows != EngineConfig().rows:
+        yield ("engine", "rows"), "has no effect: the engine hf decodes one sequence at a time; remove it"
+
+
+def _unused_sampling(config: Config) -> Found:
+    """A value in `sampling` is unused if every role has its own."""
+    for key in ("max_tokens", "temperature", "stop"):
+        all_own = config.roles and all(getattr(role, key) is not None for role in config.roles.values())
+        if all_own and getattr(config.sampling, key) != getattr(Sampling(), key):
+            yield ("sampling", key), "has no effect: every role has its own"
+
+
+def _empty_targets(config: Config) -> Found:
+    for group, models in (("policies", config.policies), ("critics", config.critics)):
+        for name, model in models.items():
+            if model.lora is not None and model.lora.targets == ():
+                yield (group, name, "lora", "targets"), "is empty, so no layer has an adapter and nothing can learn"

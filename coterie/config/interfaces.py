@@ -1,4 +1,4 @@
-"""Whether a user's own part has what a run asks of it."""
+"""Check that a user's own part has the interface of its kind: the methods, coroutines and base class a run needs."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from coterie.config.registry import Kind
 from coterie.credit.base import Credit
 from coterie.rewards.reward_function import reward_signature
 
-ASKED: dict[Kind, tuple[str, ...]] = {"workflow": ("roles", "run"), "env": ("tasks", "open", "score")}
-AWAITED: dict[Kind, str] = {"workflow": "run", "env": "score"}
+MEMBERS: dict[Kind, tuple[str, ...]] = {"workflow": ("roles", "run"), "env": ("tasks", "open", "score")}
+COROUTINES: dict[Kind, str] = {"workflow": "run", "env": "score"}
 BASES: dict[Kind, type] = {"algorithm": Algorithm, "credit": Credit}
 
 
-def misfit(kind: Kind, part: Any, made: Any) -> str | None:
-    """What is wrong with it as a part of this kind; `part` is the class or function that it was made of."""
+def interface_problem(kind: Kind, part: Any, instance: Any) -> str | None:
+    """What `part`, a user's class or function, lacks as a part of this kind; None if nothing."""
     name = part.__name__
-    lacking = [asked for asked in ASKED.get(kind, ()) if not hasattr(made, asked)]
-    if lacking:
-        return f"{name} has no {' and no '.join(lacking)}; {kind}s have {', '.join(ASKED[kind])}"
-    if kind == "workflow" and not _are_names(made.roles):
-        return f"{name}.roles is {made.roles!r}; a list of role names is wanted, as in roles = ('solver', 'judge')"
-    if kind in AWAITED and not inspect.iscoroutinefunction(getattr(made, AWAITED[kind])):
-        return f"{name}.{AWAITED[kind]} is no coroutine; write `async def {AWAITED[kind]}`"
-    if kind in BASES and not isinstance(made, BASES[kind]):
-        return f"{name} is no {BASES[kind].__name__}; write `class {name}({BASES[kind].__name__})`"
-    return _answered(name, part) if kind == "reward" else None
+    missing = [member for member in MEMBERS.get(kind, ()) if not hasattr(instance, member)]
+    if missing:
+        return f"{name} has no {' and no '.join(missing)}; {kind}s have {', '.join(MEMBERS[kind])}"
+    if kind == "workflow" and not _are_names(instance.roles):
+        return f"{name}.roles is {instance.roles!r}, expected a list of role names, as in roles = ('solver', 'judge')"
+    if kind in COROUTINES and not inspect.iscoroutinefunction(getattr(instance, COROUTINES[kind])):
+        return f"{name}.{COROUTINES[kind]} is not a coroutine; write `async def {COROUTINES[kind]}`"
+    if kind in BASES and not isinstance(instance, BASES[kind]):
+        return f"{name} is not a subclass of {BASES[kind].__name__}; write `class {name}({BASES[kind].__name__})`"
+    return _signature_problem(name, part) if kind == "reward" else None
 
 
 def _are_names(roles: Any) -> bool:
     return isinstance(roles, list | tuple) and all(isinstance(role, str) for role in roles)
 
 
-def _answered(name: str, reward: Any) -> str | None:
-    """A reward is called with two arguments, or three with the task; its options are known by name."""
+def _signature_problem(name: str, reward: Any) -> str | None:
+    """A reward is called with (answer, truth) or (answer, truth, task); its options are keyword-only."""
     signature, names = inspect.signature(reward), reward_signature(reward).names
     options = {p.name: None for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY}
     try:

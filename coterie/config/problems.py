@@ -1,4 +1,4 @@
-"""What is wrong with a config, and where it says so."""
+"""Problems of a config, collected with the place of each key; and "did you mean" suggestions."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from typing import NoReturn
 from coterie.errors import UserError
 
 Path = tuple[str, ...]
-OVERRIDE = "override "  # begins the place of a key that the command line has set
+OVERRIDE = "override "  # prefix of the place of a key from the command line
 
 
 class ConfigError(UserError, ValueError):
-    """The config cannot run as it stands; one line per problem."""
+    """A config that cannot run; one line per problem."""
 
 
 def dotted(path: Path) -> str:
-    """A path as it is written in an override; a name with a dot in it is quoted."""
+    """A path as an override writes it; a name with a dot in it is quoted."""
     return ".".join(f'"{name}"' if "." in name else name for name in path)
 
 
 def undotted(key: str) -> Path:
-    """The names in a dotted key: `roles."v1.5".stop` has three."""
+    """The names of a dotted key: `roles."v1.5".stop` has three."""
     return tuple(quoted or bare for quoted, bare in re.findall(r'"([^"]*)"|([^."]+)', key))
 
 
@@ -32,24 +32,24 @@ NAME = r'(?:"[^"]+"|[^."]+)'
 
 
 def is_dotted(key: str) -> bool:
-    """Whether a key is names with dots between them; `steps.`, `.steps` and `a..b` lack one."""
+    """True for names separated by dots; `steps.`, `.steps` and `a..b` are not."""
     return re.fullmatch(rf"{NAME}(?:\.{NAME})*", key) is not None
 
 
 def shortened(text: str, most: int = 100) -> str:
-    """A text as a complaint quotes it."""
+    """A text, cut for an error message."""
     return text if len(text) <= most else f"{text[:most]}…"
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """`; did you mean clip?`, or nothing where no name is near."""
+    """`; did you mean clip?` if a known name is similar, else an empty string."""
     by_folded = {known.casefold(): known for known in names}
     near = get_close_matches(name.casefold(), by_folded, n=1)
     return f"; did you mean {by_folded[near[0]]}?" if near else ""
 
 
 def listed(names: Sequence[str], like: str, most: int = 8) -> str:
-    """The names, or the most similar of them where they are many."""
+    """The names; of many the most similar ones."""
     if len(names) <= most:
         return ", ".join(names)
     return ", ".join(get_close_matches(like, names, n=most, cutoff=0.0)) + ", …"
@@ -63,17 +63,17 @@ class Sources:
     places: dict[Path, str] = field(default_factory=dict)
 
     def place(self, path: Path) -> str:
-        """Where a key stands, or the nearest thing around it that was written."""
+        """Where a key was written, or else the nearest key around it."""
         while path and path not in self.places:
             path = path[:-1]
         return self.places[path] if path else self.file
 
     def is_written(self, path: Path) -> bool:
-        """Whether a key was given at all, in the file or on the command line."""
+        """True if the key stands in the file or on the command line."""
         return path in self.places
 
     def is_overridden(self, path: Path) -> bool:
-        """Whether a key was set on the command line, or made there to set one inside it."""
+        """True if the key, or the one around it, was set on the command line."""
         return self.place(path).startswith(OVERRIDE)
 
     def overridden(self) -> list[Path]:
@@ -81,13 +81,13 @@ class Sources:
         return [path for path in self.places if self.is_overridden(path)]
 
     def forget(self, path: Path) -> None:
-        """Drop a key and all below it, which an override replaces."""
+        """Drop a key and all keys inside it; an override replaces them."""
         self.places = {known: place for known, place in self.places.items() if known[: len(path)] != path}
 
 
 @dataclass
 class Problems:
-    """Collects what is wrong, so that a user sees all of it at once."""
+    """Collects problems, so that a user sees all of them at once."""
 
     sources: Sources
     found: list[str] = field(default_factory=list)
@@ -97,7 +97,7 @@ class Problems:
         self.found.append(f"{where}{message} ({self.sources.place(path)})")
 
     def refuse(self, path: Path, message: str) -> NoReturn:
-        """Go no further: a value made up in the place of this one would be complained of as well."""
+        """Report and stop: reading on without this value would only add follow-up errors."""
         self.add(path, message)
         raise ConfigError("\n".join(self.found))
 

@@ -1,4 +1,4 @@
-"""Plain data into dataclasses, strictly: every key known, every value of its type, all mistakes found at once."""
+"""Read plain data into dataclasses, strictly: every key known, every value of its type, all problems at once."""
 
 from __future__ import annotations
 
@@ -12,30 +12,37 @@ from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from coterie.config.functions import FunctionName, function, takes_function
 from coterie.config.hints import hint_for
-from coterie.config.interfaces import misfit
-from coterie.config.paths import located
+from coterie.config.interfaces import interface_problem
 from coterie.config.problems import ConfigError, Path, Problems, did_you_mean, listed, undotted
-from coterie.config.registry import BUILTIN, Kind, Option, find, is_file, lasting, line_in_users_file, options_of
-from coterie.config.type_names import bare, choices, given, is_union, wanted
+from coterie.config.registry import (
+    BUILTIN,
+    FunctionName,
+    Kind,
+    Option,
+    find,
+    find_function,
+    find_path,
+    line_in_users_file,
+    names_file,
+    options_of,
+    portable_name,
+)
+from coterie.config.type_names import bare, choices, is_union, takes_function, type_name, value_name
+from coterie.limits import FieldLimits
 from coterie.types import Part, Weighted
 
 STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 EMPTY: Mapping[str, Any] = {}
-WRONG = object()  # stands where a value could not be read; its problem has been noted
-
-
-class Limits(dict[str, Any]):
-    """Types for the fields of a dataclass that states none so narrow, as in `Annotated[Sampling, Limits(...)]`."""
+INVALID = object()  # in place of a value whose problem has been reported
 
 
 class Reader:
-    """Reads data as a type; what does not fit becomes a problem with the key's path."""
+    """Reads data as a type; every mismatch is reported with the key's path."""
 
     def __init__(self, problems: Problems, folder: File) -> None:
         self.problems = problems
-        self.folder = folder  # where a user's own files are looked for first
+        self.folder = folder  # where relative paths are looked up first
 
     def value(self, hint: Any, data: Any, path: Path) -> Any:
         kind = bare(hint)
@@ -60,150 +67,158 @@ class Reader:
 
     def function(self, hint: Any, data: Any, path: Path) -> Any:
         if not takes_function(hint):
-            declare = f"`{path[-1]}: Callable` in its class takes one"
-            return self.wrong(path, f"a function is given where {wanted(hint)} is wanted; {declare}")
+            declare = f"an option that takes one is declared `{path[-1]}: Callable`"
+            return self.invalid(path, f"got a function, expected {type_name(hint)}; {declare}")
         try:
-            return function(data, self.folder)
+            return find_function(data, self.folder)
         except ConfigError as error:
-            return self.wrong(path, str(error))
+            return self.invalid(path, str(error))
 
     def leaf(self, hint: Any, data: Any, path: Path) -> Any:
         try:
             written = json.dumps(data)
         except TypeError:
-            kept = "a config is kept as text, numbers, lists and mappings"
-            return self.wrong(path, f"a {type(data).__name__} is given, or is inside what is given; {kept}")
+            right = "a config holds text, numbers, lists and mappings"
+            return self.invalid(path, f"got a {type(data).__name__}, or a value with one inside; {right}")
         try:
-            # As JSON, because strict Python input refuses a list where a tuple is meant.
+            # As JSON: strict validation of Python input rejects a list for a tuple.
             read = TypeAdapter(hint, config=STRICT).validate_json(written, context={"folder": self.folder})
-            return located(read, self.folder) if isinstance(read, File) else read
+            return find_path(read, self.folder) if isinstance(read, File) else read
         except ValidationError:
             near = did_you_mean(data, choices(hint)) if isinstance(data, str) else ""
-            return self.wrong(path, f"{given(data)} is given where {wanted(hint)} is wanted{near}")
+            return self.invalid(path, f"got {value_name(data)}, expected {type_name(hint)}{near}")
 
     def group(self, hint: Any, data: Any, path: Path) -> Any:
         """A list or a mapping, item by item, so that a problem names the item."""
         kind = list if get_origin(hint) is tuple else dict
         if not isinstance(data, kind):
-            return self.wrong(path, f"{given(data)} is given where {wanted(hint)} is wanted")
+            return self.invalid(path, f"got {value_name(data)}, expected {type_name(hint)}")
         inner = get_args(hint)[0 if kind is list else 1]
         keyed = data.items() if isinstance(data, dict) else enumerate(data)
         items = {key: self.value(inner, item, (*path, str(key))) for key, item in keyed}
-        if any(item is WRONG for item in items.values()):
-            return WRONG
+        if any(item is INVALID for item in items.values()):
+            return INVALID
         return items if kind is dict else tuple(items.values())
 
-    def record(self, cls: Any, limits: Limits, data: Any, path: Path) -> Any:
+    def record(self, cls: Any, limits: FieldLimits, data: Any, path: Path) -> Any:
         if not isinstance(data, dict):
             own = ", ".join(options_of(cls))
-            return self.wrong(path, f"{given(data)} is given where a mapping is wanted; {cls.__name__} has {own}")
-        return self.made(cls, cls, self.fill(cls.__name__, options_within(cls, limits), data, path), path)
+            return self.invalid(path, f"got {value_name(data)}, expected a mapping; {cls.__name__} has {own}")
+        return self.construct(cls, cls, self.fill(cls.__name__, options_within(cls, limits), data, path), path)
 
     def part(self, data: Any, path: Path) -> Any:
-        """`{name: chain, …options}`; the key it stands under, or the nearest above that names a kind, is its kind."""
+        """`{name: chain, …options}`; its kind is the nearest key on its path that names one."""
         if not isinstance(data, dict) or "name" not in data:
-            return self.wrong(path, f"{given(data)} is given where a name, or a mapping with a name, is wanted")
+            return self.invalid(path, f"got {value_name(data)}, expected a name or a mapping with a name")
         name = self.value(str, data["name"], (*path, "name"))
         kind: Kind = next(key for key in reversed(path) if key in BUILTIN)
         try:
-            cls = WRONG if name is WRONG else find(kind, name, self.folder)
+            cls = INVALID if name is INVALID else find(kind, name, self.folder)
         except ConfigError as error:
-            return self.wrong((*path, "name"), str(error))
-        return WRONG if cls is WRONG else self.filled(cls, lasting(name, self.folder), data, path)
+            return self.invalid((*path, "name"), str(error))
+        return INVALID if cls is INVALID else self.with_options(cls, portable_name(name, self.folder), data, path)
 
     def weighted(self, data: Any, path: Path) -> Any:
-        """A part with its weight beside its own options; a name alone weighs 1."""
+        """A part with a `weight` beside its options, 1 by default."""
         own = {"name": data} if isinstance(data, str) else data
         weight = 1.0
         if isinstance(own, dict) and "weight" in own:
             weight = self.value(float, own["weight"], (*path, "weight"))
             own = {key: item for key, item in own.items() if key != "weight"}
         part = self.part(own, path)
-        return WRONG if part is WRONG or weight is WRONG else Weighted(part.name, part.options, part.instance, weight)
+        return (
+            INVALID
+            if part is INVALID or weight is INVALID
+            else Weighted(part.name, part.options, part.instance, weight)
+        )
 
-    def filled(self, cls: Any, name: str, data: dict[str, Any], path: Path) -> Any:
-        known = self.tried(cls, lambda: options_of(cls), path)
-        if known is WRONG:
-            return WRONG
+    def with_options(self, cls: Any, name: str, data: dict[str, Any], path: Path) -> Any:
+        """The part made with the options in `data`; a user's own is checked for the interface of its kind."""
+        known = self.guard(cls, lambda: options_of(cls), path)
+        if known is INVALID:
+            return INVALID
         if "name" in known:
-            return self.wrong(path, f"{cls.__name__} calls an option `name`, which is taken: it says which {path[-1]}")
+            return self.invalid(
+                path, f"{cls.__name__} has an option `name`, but that key chooses the {path[-1]}; rename it"
+            )
         own = {key: item for key, item in data.items() if key != "name"}
         options = self.fill(cls.__name__, known, own, path)
-        made = self.made(cls, cls if isinstance(cls, type) else partial(partial, cls), options, path)
-        if made is WRONG:
-            return WRONG
+        instance = self.construct(cls, cls if isinstance(cls, type) else partial(partial, cls), options, path)
+        if instance is INVALID:
+            return INVALID
         kind: Kind = next(key for key in reversed(path) if key in BUILTIN)
-        unfit = self.tried(cls, lambda: misfit(kind, cls, made), path) if is_file(name) else None
-        if unfit is not None:
-            return WRONG if unfit is WRONG else self.wrong((*path, "name"), unfit)
-        return Part(name, options, made)
+        if names_file(name):
+            problem = self.guard(cls, lambda: interface_problem(kind, cls, instance), path)
+            if problem is not None:
+                return INVALID if problem is INVALID else self.invalid((*path, "name"), problem)
+        return Part(name, options, instance)
 
     def fill(self, owner: str, known: Mapping[str, Option], data: dict[str, Any], path: Path) -> dict[str, Any]:
-        """A value for every known option: as given, or its default."""
+        """A value for every known option: from `data`, or its default."""
         for key in [key for key in data if key not in known]:
             self.unknown(owner, list(known), data[key], (*path, key))
         for key in [name for name, option in known.items() if option.default is MISSING and name not in data]:
-            self.wrong((*path, key), f"missing; {owner} needs it")
+            self.invalid((*path, key), f"missing; {owner} needs it")
         defaults = {name: option.default for name, option in known.items()}
         return defaults | {key: self.value(known[key].hint, data[key], (*path, key)) for key in data if key in known}
 
-    def made(self, part: Any, make: Any, options: dict[str, Any], path: Path) -> Any:
-        """What `make` makes of the options; `part` is the class or function that a complaint is about."""
-        if any(value is WRONG or value is MISSING for value in options.values()):
-            return WRONG
-        return self.tried(part, lambda: make(**options), path, options)
+    def construct(self, part: Any, make: Any, options: dict[str, Any], path: Path) -> Any:
+        """`make(**options)`, unless an option is missing or invalid."""
+        if any(value is INVALID or value is MISSING for value in options.values()):
+            return INVALID
+        return self.guard(part, lambda: make(**options), path, options)
 
-    def tried(self, part: Any, work: Callable[[], Any], path: Path, options: Mapping[str, Any] = EMPTY) -> Any:
-        """What `work` gives; what a user's own part raises there, whatever it is, is told with its line."""
+    def guard(self, part: Any, work: Callable[[], Any], path: Path, options: Mapping[str, Any] = EMPTY) -> Any:
+        """The result of `work`. A ValueError is reported; so is any exception of a user's own part, with its line."""
         try:
             return work()
         except (Exception, SystemExit) as error:
-            found, message = complaint(str(error), options, path)
+            found, message = key_and_message(str(error), options, path)
             where = line_in_users_file(part, error)
             if isinstance(error, ValueError) and (where is None or found != path):
-                return self.wrong(found, message)
+                return self.invalid(found, message)
             if where is None:
-                raise  # what our own part raises is a bug
-            return self.wrong(path, f"{where}: {type(error).__name__}: {error}")
+                raise  # a bug of a built-in part
+            return self.invalid(path, f"{where}: {type(error).__name__}: {error}")
 
     def unknown(self, owner: str, known: list[str], data: Any, path: Path) -> None:
         hints = {leaf: hint_for(leaf) for leaf in _leaves(data, path)}
         if not any(hints.values()):
             names = listed(known, like=path[-1]) or "no options"
-            self.wrong(path, f"unknown key; {owner} has {names}{did_you_mean(path[-1], known)}")
+            self.invalid(path, f"unknown key; {owner} has {names}{did_you_mean(path[-1], known)}")
             return
         for leaf, hint in hints.items():
-            self.wrong(leaf, f"unknown key; {hint or 'nothing here corresponds to it'}")
+            self.invalid(leaf, f"unknown key; {hint or 'Coterie has no such option'}")
 
-    def wrong(self, path: Path, message: str) -> Any:
+    def invalid(self, path: Path, message: str) -> Any:
         self.problems.add(path, message)
-        return WRONG
+        return INVALID
 
 
-def complaint(message: str, options: Mapping[str, Any], path: Path) -> tuple[Path, str]:
-    """A part may begin its own complaint with the option it means: `prompts.actor: names {x}`."""
+def key_and_message(message: str, options: Mapping[str, Any], path: Path) -> tuple[Path, str]:
+    """A part may begin its message with the option it is about: `prompts.actor: names {x}`."""
     key, colon, rest = message.partition(": ")
     inside = undotted(key)
     return ((*path, *inside), rest) if colon and inside[:1] and inside[0] in options else (path, message)
 
 
 def _is_group(hint: Any) -> bool:
-    """Whether values of this type are read item by item."""
+    """True for types that are read item by item."""
     many = get_origin(hint) is tuple and get_args(hint)[-1] is Ellipsis
     keyed = get_origin(hint) in (dict, Mapping) and get_args(hint)[0] is str
     return many or keyed or is_dataclass(bare(hint))
 
 
-def options_within(cls: Any, limits: Limits) -> dict[str, Option]:
-    """A dataclass's options with the narrower types in place."""
+def options_within(cls: Any, limits: FieldLimits) -> dict[str, Option]:
+    """A dataclass's options with the narrower types of `limits`."""
     known = options_of(cls)
     return known | {name: Option(hint, known[name].default) for name, hint in limits.items()}
 
 
-def limits_of(hint: Any) -> Limits:
-    """The narrower types that are noted on a dataclass."""
+def limits_of(hint: Any) -> FieldLimits:
+    """The `FieldLimits` of an annotated dataclass."""
     notes = hint.__metadata__ if get_origin(hint) is Annotated else ()
-    return next((note for note in notes if isinstance(note, Limits)), Limits())
+    return next((note for note in notes if isinstance(note, FieldLimits)), FieldLimits())
 
 
 def _leaves(data: Any, path: Path) -> list[Path]:

@@ -1,4 +1,7 @@
-"""Where the parts of a run come from: built in, by name, or a user's own file, `path/to/file.py:Name`."""
+"""The registry of parts: built in, by name, or from a user's own file, `path/to/file.py:Name`.
+
+Options that are functions are named in the same way, so that a resumed run can import them again.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import importlib
 import inspect
 import sys
 import traceback
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
 from pathlib import Path
@@ -14,11 +18,12 @@ from typing import Any, Literal, get_type_hints
 from zlib import crc32
 
 from coterie.config.problems import ConfigError, did_you_mean
+from coterie.types import Part
 from coterie.user_code import run_file
 
 Kind = Literal["algorithm", "credit", "workflow", "env", "reward", "encoder"]
 
-USERS = "coterie_user_"  # begins the name of a module that is a user's file
+USERS = "coterie_user_"  # prefix of the module name of a user's file
 
 BUILTIN: dict[Kind, dict[str, str]] = {
     "algorithm": {
@@ -117,12 +122,18 @@ class Option:
 
 
 def native() -> None:
-    """The reward of an environment that scores itself: a name in the config, with no options of its own."""
+    """The reward of an environment that scores itself; it has no options."""
+
+
+def default_part(kind: Kind, name: str) -> Part:
+    """A built-in part with its default options."""
+    cls = find(kind, name)
+    return Part(name, {key: option.default for key, option in options_of(cls).items()}, cls())
 
 
 def find(kind: Kind, name: str, folder: Path = Path()) -> Any:
     """The class of an algorithm, workflow or environment, or a reward's function."""
-    if is_file(name):
+    if names_file(name):
         return _from_file(kind, name, folder)
     known = BUILTIN[kind]
     if name not in known:
@@ -140,21 +151,21 @@ def foreign_format(text: str) -> Any:
     return next((module for module in modules if module.recognizes(text)), None)
 
 
-def is_file(name: str) -> bool:
+def names_file(name: str) -> bool:
     return ".py:" in name
 
 
-def lasting(name: str, folder: Path) -> str:
-    """The name by which a part is found wherever the config is stored: a path from here, else an absolute one."""
-    if not is_file(name):
+def portable_name(name: str, folder: Path) -> str:
+    """A part's name that does not depend on the config's folder: relative to the current one, else absolute."""
+    if not names_file(name):
         return name
     path, _, attribute = name.rpartition(":")
-    found = _locate(path, folder)
+    found = _user_file(path, folder)
     return name if Path(path).exists() and Path(path).resolve() == found else f"{found}:{attribute}"
 
 
 def options_of(part: Any) -> dict[str, Option]:
-    """What can be set on a part: a dataclass's fields, a class's arguments, a reward's keyword-only arguments."""
+    """The options of a part: a dataclass's fields, a class's arguments, a reward's keyword-only arguments."""
     if is_dataclass(part):
         hints = get_type_hints(part, include_extras=True)
         return {f.name: Option(hints[f.name], _default(f)) for f in fields(part) if f.init and f.name[0] != "_"}
@@ -172,9 +183,9 @@ def _default(field: Any) -> Any:
 
 
 def attribute_of(name: str, folder: Path) -> Any:
-    """What `path/to/file.py:name` names."""
+    """The object that `path/to/file.py:name` names."""
     path, _, attribute = name.rpartition(":")
-    module = user_module(_locate(path, folder))
+    module = user_module(_user_file(path, folder))
     own = [known for known, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
     if attribute not in vars(module):
         raise ConfigError(f"{path} has no {attribute}; it has {', '.join(own)}" + did_you_mean(attribute, own))
@@ -183,14 +194,19 @@ def attribute_of(name: str, folder: Path) -> Any:
 
 def _from_file(kind: Kind, name: str, folder: Path) -> Any:
     part = attribute_of(name, folder)
-    wanted = "function" if kind == "reward" else "class"
+    expected = "function" if kind == "reward" else "class"
     if not (inspect.isfunction(part) if kind == "reward" else inspect.isclass(part)):
-        raise ConfigError(f"{name} is a {type(part).__name__}, but {kind} wants a {wanted}")
+        raise ConfigError(f"{name} is a {type(part).__name__}, but {kind} needs a {expected}")
     return part
 
 
-def _locate(path: str, folder: Path) -> Path:
-    """A user's file: beside the config first, then from where the command was given."""
+def find_path(path: Path, folder: Path) -> Path:
+    """The absolute path of a file or folder, looked up in `folder`, then in the current one; as given if in neither."""
+    candidates = (folder / path.expanduser(), path.expanduser())
+    return next((candidate.resolve() for candidate in candidates if candidate.exists()), path)
+
+
+def _user_file(path: str, folder: Path) -> Path:
     for candidate in (folder / path, Path(path)):
         if candidate.is_file():
             return candidate.resolve()
@@ -199,25 +215,63 @@ def _locate(path: str, folder: Path) -> Path:
 
 @cache
 def user_module(path: Path) -> ModuleType:
-    """A user's file, run once. Whatever goes wrong in it is a ConfigError that tells where."""
+    """A user's file, imported once. Any exception in it becomes a ConfigError with its line."""
     try:
         return run_file(path, f"{USERS}{path.stem}_{crc32(str(path).encode()):08x}")
-    except (Exception, SystemExit) as error:  # it is not our code, so it may be anything
+    except (Exception, SystemExit) as error:  # a user's code may raise anything
         raise ConfigError(f"{path}{_line_of(error, path)}: {type(error).__name__}: {error}") from error
 
 
 def line_in_users_file(part: Any, error: BaseException) -> str | None:
-    """`parts.py, line 3`, where an error of a user's own class or function arose; None for one of ours."""
+    """`parts.py, line 3`, where an exception arose in a user's own part; None for a built-in part."""
     if not part.__module__.startswith(USERS):
         return None
     spec = sys.modules[part.__module__].__spec__
-    path = Path(str(spec and spec.origin))  # not `__file__`, which in a run's copy is the original's
+    path = Path(str(spec and spec.origin))  # `__file__` of a run's copy is the original's
     return f"{path}{_line_of(error, path)}"
 
 
 def _line_of(error: BaseException, path: Path) -> str:
-    """The last line of a file that led to an error."""
+    """The innermost line of the file in the traceback."""
     if isinstance(error, SyntaxError) and error.filename == str(path):
         return f", line {error.lineno}"
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     return f", line {lines[-1]}" if lines else ""
+
+
+class FunctionName(str):
+    """The name of a function that was given from Python; a plain `str` would be accepted by options that take text."""
+
+
+def find_function(name: Any, folder: Path) -> Any:
+    """The function that a config names."""
+    if not isinstance(name, str) or not names_file(name):
+        raise ConfigError(f"{name!r} is not the name of a function; write path/to/file.py:name")
+    found = attribute_of(name, folder)
+    if not callable(found):
+        raise ConfigError(f"{name} is a {type(found).__name__}, expected a function")
+    return found
+
+
+def replace_functions(value: Any, key: str) -> Any:
+    """A value from Python with every function in it replaced by its name; `key` is its place in error messages."""
+    if isinstance(value, Mapping):
+        return {name: replace_functions(item, f"{key}.{name}") for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [replace_functions(item, f"{key}.{place}") for place, item in enumerate(value)]
+    if not callable(value):
+        return value
+    if (name := function_name(value)) is None:
+        what = getattr(value, "__qualname__", type(value).__name__)
+        raise ConfigError(
+            f"{key}: {what} must be a function at the top of a file, so that a resumed run can import it again"
+        )
+    return FunctionName(name)
+
+
+def function_name(function: Any) -> str | None:
+    """`/path/to/file.py:name` of a function; None for one that cannot be imported by name, such as a lambda."""
+    if not inspect.isfunction(function) or not function.__qualname__.isidentifier():
+        return None
+    file = inspect.getsourcefile(function)
+    return f"{Path(file).resolve()}:{function.__qualname__}" if file is not None and Path(file).is_file() else None

@@ -7,11 +7,11 @@ from typing import Any, get_args, get_origin
 
 from pydantic import TypeAdapter
 
-from coterie.config.config import PARTS, Config
-from coterie.config.reader import Limits, limits_of, options_within
+from coterie.config.reader import limits_of, options_within
 from coterie.config.registry import BUILTIN, Kind, Option, find, options_of
-from coterie.config.settings import Role
+from coterie.config.settings import PARTS, Config, Role
 from coterie.config.type_names import bare, is_union
+from coterie.limits import FieldLimits
 from coterie.types import Part, Weighted
 
 OWN_FILE = {"type": "string", "pattern": r"\.py:\w+$", "description": "path/to/file.py:Name"}
@@ -29,12 +29,12 @@ def schema() -> dict[str, Any]:
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Coterie",
-        **_record(Config, Limits()),
+        **_record(Config, FieldLimits()),
         "$defs": parts,
     }
 
 
-def _record(cls: type, limits: Limits) -> dict[str, Any]:
+def _record(cls: type, limits: FieldLimits) -> dict[str, Any]:
     return {**_object(options_within(cls, limits)), "description": (cls.__doc__ or cls.__name__).splitlines()[0]}
 
 

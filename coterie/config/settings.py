@@ -1,62 +1,93 @@
-"""The groups of settings that make up a config, each with its defaults and limits."""
+"""The config as frozen dataclasses: every key with its type, limits and default.
+
+The comment beside a field describes its key in the JSON schema and in docs/configuration.md.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from coterie.config.paths import DEMO, Model
-from coterie.limits import Amount, Count, CountFromZero, Names, NotNegative, Positive, PositiveShare, Share, Temperature
+from pydantic import AfterValidator, ValidationInfo
+
+from coterie.config.problems import Sources
+from coterie.config.registry import Kind, default_part, find_path
+from coterie.limits import (
+    Amount,
+    Count,
+    CountFromZero,
+    FieldLimits,
+    Names,
+    NotNegative,
+    Positive,
+    PositiveShare,
+    Seed,
+    Share,
+    Temperature,
+)
+from coterie.types import Part, Sampling
+
+PARTS: tuple[Kind, ...] = ("workflow", "env", "reward", "algorithm", "credit", "encoder")
+DEMO = "demo"  # the built-in model; never a folder of that name
+
+
+def _model(name: str, info: ValidationInfo) -> str:
+    """A folder or file of that name becomes an absolute path; any other name is the hub's."""
+    return name if name == DEMO else str(find_path(Path(name), info.context["folder"]))  # type: ignore[index]
+
+
+Model = Annotated[str, AfterValidator(_model)]
 
 
 @dataclass(frozen=True)
 class Lora:
-    """A low-rank adapter: the base stays as it is, and policies on one base share it."""
+    """A low-rank adapter. The base weights are frozen and shared by all policies on the same base."""
 
-    rank: Count = 16
-    alpha: Positive = 32.0
-    targets: tuple[str, ...] | Literal["all-linear"] | None = None  # null: q_proj … down_proj; without these, all
+    rank: Count = 16  # rank of the two factors
+    alpha: Positive = 32.0  # the product of the factors is scaled by alpha / rank
+    # layers with an adapter, by the end of their names; null: q_proj … down_proj, or all linear layers without these
+    targets: tuple[str, ...] | Literal["all-linear"] | None = None
 
 
 @dataclass(frozen=True)
 class Policy:
-    """What plays a role: a model, and how it learns."""
+    """A model that plays roles, and how it learns."""
 
-    model: Model = DEMO  # a folder, a hub name, a .gguf file, or `demo`
-    lora: Lora | None = field(default_factory=Lora)  # null trains the whole model
-    adapter: Path | None = None  # a PEFT folder to start from, in whose shape it stays
-    lr: PositiveShare = 1e-4
-    frozen: bool = False
-    device: str | None = None  # cpu, cuda, cuda:1 …; null: the run's
+    model: Model = DEMO  # a folder, a hub name, a .gguf file, or `demo` for the built-in tiny model
+    lora: Lora | None = field(default_factory=Lora)  # the adapter to train; null trains all weights
+    adapter: Path | None = None  # a PEFT folder to start from; its rank, alpha and targets stay
+    lr: PositiveShare = 1e-4  # learning rate
+    frozen: bool = False  # play, but do not learn
+    device: str | None = None  # cpu, cuda, cuda:1 …; null: as in the top-level `device`
 
 
 @dataclass(frozen=True)
 class CriticConfig:
-    """A model that says what turns of some roles are worth; without any, a head on the policy's trunk says it."""
+    """A separate value model for some roles. Without critics, PPO puts a value head on the policy itself."""
 
-    roles: tuple[str, ...] = ()  # none named: all
-    sees: Literal["own", "joint"] = "own"  # what the role read, or the task and all that was said
-    model: Model = DEMO
-    lora: Lora | None = field(default_factory=Lora)
-    lr: PositiveShare = 1e-4  # of the trunk; the head's is algorithm.value_lr
+    roles: tuple[str, ...] = ()  # the roles whose turns it values; none named: all
+    sees: Literal["own", "joint"] = "own"  # `own`: the role's prompt; `joint`: the task and all turns so far
+    model: Model = DEMO  # as in policies
+    lora: Lora | None = field(default_factory=Lora)  # as in policies
+    lr: PositiveShare = 1e-4  # learning rate of the model; that of its value head is algorithm.value_lr
 
 
 @dataclass(frozen=True)
 class Hidden:
-    """The encoder that mixers see texts through by default: a model's own mean hidden state, without adapters."""
+    """Encode a text as a model's mean hidden state, with adapters off; the default encoder of mixers."""
 
     model: Model | None = None  # null: the first policy's
 
 
 @dataclass(frozen=True)
 class Role:
-    """Who plays a seat in the team; `solver: small` is short for `solver: {policy: small}`."""
+    """Who plays a role of the workflow; `solver: small` is short for `solver: {policy: small}`."""
 
-    policy: str | Names  # or one for its first turn, one for its second …; the last one plays all that follow
-    max_tokens: Count | None = None  # null, here and below: as in `sampling`
-    temperature: Temperature | None = None
-    stop: tuple[str, ...] | None = None
+    policy: str | Names  # a policy; or a list: one per turn of the role, the last one for all later turns
+    max_tokens: Count | None = None  # null: as in `sampling`
+    temperature: Temperature | None = None  # null: as in `sampling`
+    stop: tuple[str, ...] | None = None  # null: as in `sampling`
 
     @property
     def policies(self) -> tuple[str, ...]:
@@ -65,76 +96,76 @@ class Role:
 
 @dataclass(frozen=True)
 class Opponents:
-    """Self-play against the past: snapshots of the policies' adapters that play the other seats now and then."""
+    """Self-play against the past: in some steps, snapshots of the adapters play all roles but one."""
 
-    share: Share = 0.5  # of the steps; in these one role is played by who learns, all others by snapshots
+    share: Share = 0.5  # share of the steps that are played against snapshots
     every: Count = 10  # steps between snapshots
-    keep: Count = 8  # the last ones
+    keep: Count = 8  # snapshots kept; the oldest is dropped
 
 
 @dataclass(frozen=True)
 class Collapse:
-    """When a run counts as collapsed: a sign that holds for so many steps on end."""
+    """Warn of collapse: constant replies, near-zero entropy or constant rewards."""
 
-    steps: Count = 10
-    same: Share = 0.99  # one and the same reply is more than this share of a role's turns
-    entropy: NotNegative = 0.01  # a policy's mean entropy is below this, in nats
+    steps: Count = 10  # steps in a row for which a sign must hold
+    same: Share = 0.99  # sign: one reply makes up more than this share of a role's turns
+    entropy: NotNegative = 0.01  # sign: a policy's mean entropy is below this, in nats
 
 
 @dataclass(frozen=True)
 class Learning:
-    """How gradients become steps, the same for every policy.
+    """How gradients become optimizer steps, the same for every policy.
 
-    What is trained, and what the optimizer keeps of it, is fp32 whatever the precision; frozen weights are in it.
+    Trained weights and optimizer states are fp32 whatever the precision; frozen weights are in the precision.
     """
 
-    warmup: CountFromZero = 0  # steps
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    weight_decay: NotNegative = 0.0
-    clip_norm: Positive = 1.0
-    microbatch_tokens: Count | None = None  # null: 4096 on a CPU, on a GPU what a sixth of its memory holds
-    precision: Literal["auto", "bf16", "fp32"] = "auto"  # of products; auto: bf16 on a GPU, fp32 on a CPU
-    checkpointing: bool = False  # recompute activations: less memory, more time
+    warmup: CountFromZero = 0  # steps in which the learning rate rises linearly to its value
+    schedule: Literal["constant", "linear", "cosine"] = "constant"  # of the learning rate after warmup
+    weight_decay: NotNegative = 0.0  # of AdamW
+    clip_norm: Positive = 1.0  # gradients are scaled down to this norm
+    microbatch_tokens: Count | None = None  # null: 4096 on a CPU; on a GPU what fits into a sixth of its memory
+    precision: Literal["auto", "bf16", "fp32"] = "auto"  # of matrix products; auto: bf16 on a GPU, fp32 on a CPU
+    checkpointing: bool = False  # gradient checkpointing: recompute activations; less memory, more time
 
 
 @dataclass(frozen=True)
 class Rollout:
     """How episodes are played, and when a run gives up on them."""
 
-    concurrency: Count = 64  # episodes at once
-    deadline: Positive = 300.0  # seconds an episode may take
-    score_deadline: Positive = 30.0
-    max_failed: Share = 0.5  # of a step's episodes
+    concurrency: Count = 64  # episodes played at the same time
+    deadline: Positive = 300.0  # seconds for an episode
+    score_deadline: Positive = 30.0  # seconds for grading an answer
+    max_failed: Share = 0.5  # share of a step's episodes that may fail; with more, the run stops
 
 
 @dataclass(frozen=True)
 class EngineConfig:
     """What samples tokens."""
 
-    name: Literal["native", "hf", "vllm"] = "native"
-    rows: Count = 64  # sequences decoded at once
-    context: Count | None = None  # tokens, prompt and answer together; null: as long as the model's own
+    name: Literal["native", "hf", "vllm"] = "native"  # Coterie's own engine, transformers' generate, or vLLM
+    rows: Count = 64  # sequences decoded at the same time
+    context: Count | None = None  # tokens of prompt and reply together; null: the model's own limit
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How the team is measured on held-out tasks."""
+    """How the team is evaluated on held-out tasks."""
 
-    every: CountFromZero = 0  # steps; 0: only at the end
-    tasks: Amount = 100
-    episodes_per_task: Amount = 1
-    temperature: Temperature = 0.0
-    top_p: PositiveShare = 1.0
-    top_k: CountFromZero = 0  # 0: all
+    every: CountFromZero = 0  # steps between evaluations; 0: only at the end
+    tasks: Amount = 100  # held-out tasks
+    episodes_per_task: Amount = 1  # repeats of each task
+    temperature: Temperature = 0.0  # 0: greedy
+    top_p: PositiveShare = 1.0  # nucleus sampling; 1: off
+    top_k: CountFromZero = 0  # sample from the k most likely tokens; 0: all
 
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """When the run is saved, and what is kept."""
+    """When checkpoints are written, and which ones are kept."""
 
-    every: Count = 10  # steps
-    keep: Count = 2  # the last ones
-    best: bool | None = None  # keep the one that evaluated best, too; null: where eval.every compares several
+    every: Count = 10  # steps between checkpoints
+    keep: Count = 2  # the last ones to keep
+    best: bool | None = None  # also keep the one with the best evaluation; null: if eval.every is set
 
 
 @dataclass(frozen=True)
@@ -142,3 +173,60 @@ class Logging:
     """Where metrics go besides the run's folder."""
 
     wandb: str | None = None  # a Weights & Biases project
+
+
+ENCODER = Part("hidden", {"model": None}, Hidden())
+SAMPLING = FieldLimits(max_tokens=Count, temperature=Temperature, top_p=PositiveShare, top_k=CountFromZero)
+
+
+@dataclass(frozen=True)
+class Config:
+    """A whole run: the team, how it talks, what it works on, and how it learns."""
+
+    policies: dict[str, Policy]  # the models that play and learn, by name
+    roles: dict[str, Role]  # who plays each role of the workflow
+    workflow: Part  # how the roles talk about a task
+    env: Part  # where tasks come from
+    reward: Part  # how an answer is graded
+    algorithm: Part  # how rewards become advantages and a loss
+    credit: Part = field(default_factory=lambda: default_part("credit", "team"))  # how the team's reward reaches turns
+    critics: dict[str, CriticConfig] = field(default_factory=dict)  # value models, by name
+    encoder: Part = ENCODER  # how a mixer (vdn, qmix) encodes texts
+    name: str = "run"  # of the run and its folder; by default the file's
+    seed: Seed = 0  # of sampling, shuffling and fresh weights
+    steps: Amount = 100  # training steps
+    tasks_per_step: Amount = 8  # tasks played in a step
+    episodes_per_task: Amount = 8  # episodes of each task in a step: the group size of GRPO
+    sampling: Annotated[Sampling, SAMPLING] = field(default_factory=Sampling)  # how turns are sampled in training
+    opponents: Opponents | None = None  # self-play against snapshots; null: off
+    collapse: Collapse | None = None  # warn when the run collapses; null: off
+    learning: Learning = field(default_factory=Learning)  # optimizer and memory
+    rollout: Rollout = field(default_factory=Rollout)  # concurrency and deadlines
+    engine: EngineConfig = field(default_factory=EngineConfig)  # what samples tokens
+    eval: Evaluation = field(default_factory=Evaluation)  # evaluation on held-out tasks
+    checkpoint: Checkpoints = field(default_factory=Checkpoints)  # when to save
+    log: Logging = field(default_factory=Logging)  # where metrics go
+    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: a GPU if there is one
+    # `bubblewrap` isolates programs that a model wrote; `unsafe` runs them even where bubblewrap does not work
+    sandbox: Literal["bubblewrap", "unsafe"] = "bubblewrap"
+    _sources: Sources = field(default_factory=Sources, compare=False, repr=False)
+
+    @property
+    def sources(self) -> Sources:
+        """Where each key was written, for error messages."""
+        return self._sources
+
+    def sampling_of(self, role: str) -> Sampling:
+        """How a role's turns are sampled in training: its own settings over `sampling`."""
+        own = self.roles[role]
+        return replace(
+            self.sampling,
+            max_tokens=self.sampling.max_tokens if own.max_tokens is None else own.max_tokens,
+            temperature=self.sampling.temperature if own.temperature is None else own.temperature,
+            stop=self.sampling.stop if own.stop is None else own.stop,
+        )
+
+    def evaluation_sampling_of(self, role: str) -> Sampling:
+        """How a role's turns are sampled in evaluation: as in training, with eval's temperature, top_p and top_k."""
+        how = self.eval
+        return replace(self.sampling_of(role), temperature=how.temperature, top_p=how.top_p, top_k=how.top_k)

@@ -1,7 +1,8 @@
-"""Types in a reader's words: `Annotated[int, Field(ge=1)] | None` is `a whole number ≥ 1 or null`."""
+"""Types and values in words, for messages and docs: `Count | None` is `a whole number ≥ 1 or null`."""
 
 from __future__ import annotations
 
+import collections.abc
 from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
@@ -25,27 +26,27 @@ PLAIN = {
 SIGNS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 
 
-def wanted(hint: Any) -> str:
-    """What would be right where a value of this type goes."""
+def type_name(hint: Any) -> str:
+    """A type in words, with its limits."""
     if get_origin(hint) is Annotated:
-        return f"{wanted(bare(hint))} {' and '.join(_bounds(hint))}".rstrip()
+        return f"{type_name(bare(hint))} {' and '.join(_bounds(hint))}".rstrip()
     if get_origin(hint) is Literal:
         *others, last = map(str, get_args(hint))
         return f"{', '.join(others)} or {last}" if others else last
     if is_union(hint):
-        return " or ".join(wanted(member) for member in get_args(hint))
+        return " or ".join(type_name(member) for member in get_args(hint))
     if is_dataclass(hint):
         return "a mapping"
     if hint is Any:
         return "a value of no declared type"
     kind = get_origin(hint) or hint
     if kind is tuple and get_args(hint)[-1] is not Ellipsis:
-        return f"a list of {', '.join(wanted(member) for member in get_args(hint))}"
+        return f"a list of {', '.join(type_name(member) for member in get_args(hint))}"
     return PLAIN[kind] if kind in PLAIN else str(hint)
 
 
-def given(value: Any) -> str:
-    """A value as it was given, so that `8` and `'8'` can be told apart."""
+def value_name(value: Any) -> str:
+    """A value as it was written, so that `8` and `'8'` differ."""
     if isinstance(value, str):
         return f"the text {value!r}"
     if isinstance(value, list):
@@ -56,7 +57,7 @@ def given(value: Any) -> str:
 
 
 def choices(hint: Any) -> list[str]:
-    """The words among which a value of this type is chosen, if any."""
+    """The words that a type allows, if it is a choice."""
     if get_origin(hint) is Literal:
         return [str(word) for word in get_args(hint)]
     return [word for member in get_args(hint) for word in choices(member)] if is_union(hint) else []
@@ -64,6 +65,14 @@ def choices(hint: Any) -> list[str]:
 
 def is_union(hint: Any) -> bool:
     return get_origin(hint) in (Union, UnionType)
+
+
+def takes_function(hint: Any) -> bool:
+    """True for `Callable[…]` and `Callable[…] | None`."""
+    kind = bare(hint)
+    if is_union(kind):
+        return any(takes_function(member) for member in get_args(kind) if member is not NoneType)
+    return kind is collections.abc.Callable or get_origin(kind) is collections.abc.Callable
 
 
 def bare(hint: Any) -> Any:

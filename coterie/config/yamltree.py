@@ -15,9 +15,9 @@ import yaml
 from coterie.config.problems import OVERRIDE, ConfigError, Path, Problems, dotted, is_dotted, shortened, undotted
 
 MERGE = "<<"
-DEEPEST = 50  # collections inside each other; composing YAML is recursive, and a config has about six
-MOST = 100_000  # values; anchors in anchors multiply
-LONGEST = 4000  # digits of a number, which Python reads no more of
+MAX_DEPTH = 50  # nested collections; composing YAML is recursive, and a config has about six
+MAX_VALUES = 100_000  # anchors inside anchors multiply
+MAX_DIGITS = 4000  # Python's limit for reading an integer
 NULL, BOOL, INT, FLOAT, TEXT = (f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float", "str"))
 SCALARS = {
     NULL: (r"~|null|Null|NULL|", ["~", "n", "N", ""]),
@@ -40,7 +40,7 @@ class Loader(yaml.SafeLoader):
 
 
 class Dumper(yaml.SafeDumper):
-    """Quotes text that the loader would read as something else."""
+    """Quotes text that the loader would read as a number, a boolean or null."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -58,7 +58,7 @@ def write(data: Any) -> str:
 
 
 def read(text: str, problems: Problems) -> Any:
-    """The file's data; where each key stands goes into `problems.sources`."""
+    """The file's data; the line of each key goes into `problems.sources`."""
     try:
         root = composed(text)
     except yaml.YAMLError as error:
@@ -68,22 +68,22 @@ def read(text: str, problems: Problems) -> Any:
 
 
 def composed(text: str) -> yaml.Node | None:
-    """The root node. Parsing events takes no recursion, so the depth is known before composing would overflow."""
+    """The root node. Parsing events is not recursive, so the depth is checked before composing could overflow."""
     depth = 0
     for event in yaml.parse(text, Loader=Loader):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > DEEPEST:
-            raise yaml.MarkedYAMLError(problem=f"nested more than {DEEPEST} deep", problem_mark=event.start_mark)
+        if depth > MAX_DEPTH:
+            raise yaml.MarkedYAMLError(problem=f"nested more than {MAX_DEPTH} deep", problem_mark=event.start_mark)
     return yaml.compose(text, Loader=Loader)
 
 
 def _trouble(error: yaml.YAMLError, text: str) -> tuple[int, str]:
-    """The line of an error, and what it is about."""
+    """The line and the message of a YAML error."""
     if isinstance(error, yaml.MarkedYAMLError):
         mark = error.problem_mark or error.context_mark
         return mark.line + 1 if mark else 1, str(error.problem or error.context)
     assert isinstance(error, yaml.reader.ReaderError)  # there are no others
-    return text.count("\n", 0, error.position) + 1, f"the character U+{error.character:04X} may not stand there"
+    return text.count("\n", 0, error.position) + 1, f"the character U+{error.character:04X} is not allowed there"
 
 
 def override(tree: dict[str, Any], text: str, problems: Problems) -> None:
@@ -104,7 +104,7 @@ def override(tree: dict[str, Any], text: str, problems: Problems) -> None:
 
 
 def _open(tree: dict[str, Any], path: Path, problems: Problems, place: str) -> dict[str, Any] | None:
-    """The mapping that holds the last name of `path`; mappings on the way are made where there are none."""
+    """The mapping that holds the last name of `path`; missing mappings on the way are created."""
     for depth, name in enumerate(path[:-1], start=1):
         if name not in tree or tree[name] is None:
             tree[name] = {}
@@ -126,35 +126,35 @@ def _parse(text: str, path: Path, problems: Problems, place: str) -> Any:
 
 
 class Tree:
-    """Turns nodes into data, noting where each key stands: its line, or the override it came with."""
+    """Turns nodes into data and records where each key was written: its line, or the override."""
 
     def __init__(self, problems: Problems, place: str | None = None) -> None:
         self.problems = problems
         self.place = place
-        self.around: list[yaml.Node] = []  # what the node at hand stands in
+        self.around: list[yaml.Node] = []  # the collections around the current node
         self.values = 0  # read so far
 
     def value(self, node: yaml.Node, path: Path) -> Any:
         self.values += 1
-        if self.values > MOST:
+        if self.values > MAX_VALUES:
             self.problems.refuse(
-                path[:1], f"more than {MOST:,} values, through anchors that are used inside each other"
+                path[:1], f"more than {MAX_VALUES:,} values, through anchors that are used inside each other"
             )
         if node.tag not in (*READ, *GROUPS):
-            self.problems.refuse(path, f"the tag {node.tag} means nothing here; leave it out")
+            self.problems.refuse(path, f"unknown tag {node.tag}; remove it")
         if isinstance(node, yaml.CollectionNode):
             return self.collection(node, path)
         if node.tag in SCALARS and not re.fullmatch(SCALARS[node.tag][0], node.value):
             self.problems.refuse(
-                path, f"{shortened(node.value)!r} is tagged {node.tag}, which it is not; leave the tag out"
+                path, f"{shortened(node.value)!r} is tagged {node.tag}, which it is not; remove the tag"
             )
-        if node.tag == INT and len(node.value) > LONGEST:
-            self.problems.refuse(path, f"a number of {len(node.value):,} digits; at most {LONGEST:,} are read")
+        if node.tag == INT and len(node.value) > MAX_DIGITS:
+            self.problems.refuse(path, f"a number of {len(node.value):,} digits; at most {MAX_DIGITS:,} are possible")
         return READ[node.tag](node.value)
 
     def collection(self, node: yaml.CollectionNode, path: Path) -> Any:
         if any(outer is node for outer in self.around):
-            self.problems.add(path, "an anchor is used inside itself, which has no end")
+            self.problems.add(path, "an anchor is used inside itself, which never ends")
             return None
         self.around.append(node)
         try:
@@ -169,21 +169,21 @@ class Tree:
         return self.value(node, path)
 
     def mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
-        """Its keys; before them those of `<<: *anchor`, over which its own go."""
+        """Its keys, over those of `<<: *anchor`."""
         merged = [value for key, value in node.value if key.value == MERGE]
         own = [(key, value) for key, value in node.value if key.value != MERGE]
-        return self.taken_over(merged, path) | self.own(own, path)
+        return self.merged(merged, path) | self.own(own, path)
 
-    def taken_over(self, merged: list[yaml.Node], path: Path) -> dict[str, Any]:
+    def merged(self, sources: list[yaml.Node], path: Path) -> dict[str, Any]:
         taken: dict[str, Any] = {}
-        for source in merged:
-            # The first one named wins.
+        for source in sources:
+            # The first one in the list wins.
             for one in reversed(source.value if isinstance(source, yaml.SequenceNode) else [source]):
                 found = self.value(one, path)
                 if isinstance(found, dict):
                     taken |= found
                 else:
-                    self.problems.add(path, f"{MERGE} takes over a mapping, not {found!r}")
+                    self.problems.add(path, f"{MERGE} merges a mapping, not {found!r}")
         return taken
 
     def own(self, pairs: list[tuple[yaml.Node, yaml.Node]], path: Path) -> dict[str, Any]:

@@ -15,14 +15,13 @@ from torch import Tensor
 
 from coterie.algorithms.base import Algorithm
 from coterie.config import Config, ConfigError, CriticConfig, Lora, Policy, yamltree
-from coterie.config.config import to_tree
 from coterie.config.conflicts import check_conflicts
-from coterie.config.installed import must_be_installed
+from coterie.config.load import to_tree
 from coterie.config.problems import Path as Names
 from coterie.config.problems import Problems
-from coterie.config.reader import complaint
+from coterie.config.reader import key_and_message
 from coterie.config.registry import line_in_users_file
-from coterie.config.sandbox_check import must_be_protected
+from coterie.config.requirements import require_packages, require_sandbox
 from coterie.config.settings import Hidden
 from coterie.engines.hf import HfEngine
 from coterie.engines.native.engine import NativeEngine
@@ -62,9 +61,9 @@ def build(config: Config, folder: Path, console: bool = True, training: bool = T
     algorithm: Algorithm = config.algorithm.instance
     workflow = config.workflow.instance
     check_conflicts(config, training)
-    must_be_installed(config)
+    require_packages(config)
     env = attach_reward(config.env.instance, config.reward.name, config.reward.options, config.rollout.score_deadline)
-    must_be_protected(config, env)
+    require_sandbox(config, env)
     tasks = TaskStream(tasks_of(env, "train", config), config.tasks_per_step, config.seed)
     unseen = tasks_of(env, "test", config)
     held_out = [unseen[i] for i in range(min(config.eval.tasks, len(unseen)))]
@@ -180,7 +179,7 @@ def blaming(config: Config, path: Names, options: Mapping[str, Any], otherwise: 
     try:
         yield
     except (ValueError, ImportError, ModelError) as error:
-        found, message = complaint(str(error), options, path)
+        found, message = key_and_message(str(error), options, path)
         problems = Problems(config.sources)
         problems.add(otherwise or path if found == path else found, message)
         raise ConfigError(problems.found[0]) from error

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from coterie.config import yamltree
-from coterie.config.config import text_of
+from coterie.config.load import read_text
 from coterie.config.problems import Path as Keys
 from coterie.config.problems import Problems, Sources, dotted
 from coterie.user_code import FILES
@@ -28,7 +28,7 @@ def manual_edits(run: Path) -> list[str]:
 
 
 def _read(file: Path) -> Any:
-    return yamltree.read(text_of(file), Problems(Sources(str(file))))
+    return yamltree.read(read_text(file), Problems(Sources(str(file))))
 
 
 def _values(tree: Any, keys: Keys) -> Iterator[tuple[Keys, str]]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from coterie.config.config import PARTS
+from coterie.config.settings import PARTS
 from coterie.user_code import CODE, FILES, SOURCES, imported_files
 
 

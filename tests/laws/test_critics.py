@@ -307,10 +307,10 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "a clip of one fit": ({"name": "mappo", "epochs": 2, "value_clip": 0.2}, {}, r"value_clip: has no effect with one"),
     "no rate": ({"name": "ppo", "value_lr": 0}, {}, r"algorithm.value_lr: "),
     "turns of tokens": ({"name": "vdn_token", "level": "turn"}, {}, r"algorithm.level: is token for vdn_token"),
-    "nobody wants it": ({"name": "grpo"}, {"a": {}}, r"critics: have no effect: Grpo asks for no values"),
-    "nobody judged": ({"name": "ppo"}, {"a": {"roles": ["left"]}}, r"critics: nobody judges right"),
-    "judged twice": ({"name": "ppo"}, {"a": {}, "b": {"roles": ["left"]}}, r"left is already judged by a"),
-    "a stranger": ({"name": "ppo"}, {"a": {"roles": ["lefty", "right"]}}, r"nobody is called 'lefty'"),
+    "nobody wants it": ({"name": "grpo"}, {"a": {}}, r"critics: have no effect: Grpo uses no values"),
+    "nobody judged": ({"name": "ppo"}, {"a": {"roles": ["left"]}}, r"critics: no critic for right"),
+    "judged twice": ({"name": "ppo"}, {"a": {}, "b": {"roles": ["left"]}}, r"left already has the critic a"),
+    "a stranger": ({"name": "ppo"}, {"a": {"roles": ["lefty", "right"]}}, r"there is no role 'lefty'"),
     "not central": ({"name": "happo"}, {"a": {"sees": "own"}}, r"critics.a.sees: Happo needs critics that see"),
 }
 
@@ -328,7 +328,7 @@ def test_options_of_critics_that_contradict_the_rest_are_refused(
 def test_a_critic_of_frozen_roles_alone_is_refused(model_folder: Folder, tmp_path: Path) -> None:
     tree = config(model_folder("llama"), "one for each role")
     tree["policies"] = tree["policies"] | {"right": tree["policies"]["right"] | {"frozen": True, "lr": 1e-4}}
-    with pytest.raises(ConfigError, match=r"critics.right: has no effect: nobody learns who plays right"):
+    with pytest.raises(ConfigError, match=r"critics.right: has no effect: only frozen policies play right"):
         started(tree, tmp_path)
 
 

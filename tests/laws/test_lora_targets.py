@@ -121,7 +121,7 @@ def test_all_linear_may_be_asked_for_where_the_usual_names_are_there(
         ),
         (
             "policies.doer.lora.targets=all",
-            "policies.doer.lora.targets: the text 'all' is given where a list or all-li",
+            "policies.doer.lora.targets: got the text 'all', expected a list or all-li",
         ),
     ],
 )

@@ -60,5 +60,5 @@ def test_fp32_is_what_a_cpu_does_by_itself(tmp_path: Path, model_folder: Folder)
 
 
 def test_another_precision_is_refused_with_those_that_there_are(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"learning\.precision: the text 'fp16' .* auto, bf16 or fp32 is wanted"):
+    with pytest.raises(ConfigError, match=r"learning\.precision: got the text 'fp16', expected auto, bf16 or fp32"):
         load(game(tmp_path, tmp_path), ["learning.precision=fp16"])

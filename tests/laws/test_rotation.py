@@ -209,5 +209,5 @@ def test_a_list_of_policies_is_checked_and_shown_and_kept(tmp_path: Path) -> Non
     shown = console.export_text()
     assert "left, turn 1" in shown and "left, turn 2" in shown
     tree["roles"]["left"] = {"policy": []}
-    with pytest.raises(ConfigError, match=r"roles\.left\.policy: the list \[\] is given where"):
+    with pytest.raises(ConfigError, match=r"roles\.left\.policy: got the list \[\], expected"):
         written(tree, tmp_path)

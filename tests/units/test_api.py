@@ -239,16 +239,24 @@ def test_a_function_among_the_workflow_s_arguments_is_written_down_and_found_aga
         (
             Edits,
             {"edit": shorter, "limit": shorter},
-            r"workflow\.limit: a function is given where a whole number is wan",
+            r"workflow\.limit: got a function, expected a whole number",
         ),
-        (Edits, {"edit": "shorter"}, r"workflow\.edit: 'shorter' names no function; path/to/file\.py:name does"),
-        (Plain, {"edit": shorter}, r"workflow\.edit: a function is given .*; `edit: Callable` in its class takes one"),
+        (
+            Edits,
+            {"edit": "shorter"},
+            r"workflow\.edit: 'shorter' is not the name of a function; write path/to/file\.py",
+        ),
+        (
+            Plain,
+            {"edit": shorter},
+            r"workflow\.edit: got a function.*; an option that takes one is declared `edit: Callable`",
+        ),
         (
             Edits,
             {"edit": shorter, "limit": {1}},
-            r"workflow\.limit: a set is given, or is inside what is given; a config",
+            r"workflow\.limit: got a set, or a value with one inside; a config",
         ),
-        ("chain", {"roles": shorter}, r"workflow\.roles: a function is given where a list is wanted"),
+        ("chain", {"roles": shorter}, r"workflow\.roles: got a function, expected a list"),
     ],
 )
 def test_an_argument_that_cannot_be_kept_is_refused_with_its_key(

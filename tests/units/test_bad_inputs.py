@@ -43,21 +43,21 @@ class One(Quits):
 """
 
 REFUSED = {
-    "rate over one": ("policies.doer.lr=5", "policies.doer.lr: 5 is given where a number > 0 and ≤ 1 is wanted"),
-    "rate of a critic": ("critics={all: {lr: 2}}", "critics.all.lr: 2 is given where a number > 0 and ≤ 1 is wanted"),
-    "hot": ("sampling.temperature=11", "sampling.temperature: 11 is given where a number ≥ 0 and ≤ 10 is wanted"),
-    "hot role": ("roles.actor.temperature=11", "roles.actor.temperature: 11 is given where a number ≥ 0 and ≤ 10"),
-    "hot evaluation": ("eval.temperature=11", "eval.temperature: 11 is given where a number ≥ 0 and ≤ 10 is wanted"),
+    "rate over one": ("policies.doer.lr=5", "policies.doer.lr: got 5, expected a number > 0 and ≤ 1"),
+    "rate of a critic": ("critics={all: {lr: 2}}", "critics.all.lr: got 2, expected a number > 0 and ≤ 1"),
+    "hot": ("sampling.temperature=11", "sampling.temperature: got 11, expected a number ≥ 0 and ≤ 10"),
+    "hot role": ("roles.actor.temperature=11", "roles.actor.temperature: got 11, expected a number ≥ 0 and ≤ 10"),
+    "hot evaluation": ("eval.temperature=11", "eval.temperature: got 11, expected a number ≥ 0 and ≤ 10"),
     "a billion tasks": (
         "tasks_per_step=1000000000",
-        "tasks_per_step: 1000000000 is given where a whole number ≥ 1 and",
+        "tasks_per_step: got 1000000000, expected a whole number ≥ 1 and",
     ),
-    "a billion steps": ("steps=1000000000", "steps: 1000000000 is given where a whole number ≥ 1 and ≤ 1000000"),
+    "a billion steps": ("steps=1000000000", "steps: got 1000000000, expected a whole number ≥ 1 and ≤ 1000000"),
     "a billion episodes": (
         "episodes_per_task=1000000",
-        "tasks_per_step: 3 with 1,000,000 episodes of each are 3,000,000 episodes at once; at most 1,000,000",
+        "tasks_per_step: 3 tasks with 1,000,000 episodes each are 3,000,000 episodes at once; at most 1,000,000",
     ),
-    "an encoder as it is": ("encoder=hidden", "encoder: has no effect: Grpo reads no vectors of texts; vdn and qmix"),
+    "an encoder as it is": ("encoder=hidden", "encoder: has no effect: Grpo encodes no texts; only vdn and qmix"),
     "a dot at the end": ("steps.=3", "override steps.=3: an override looks like key=value", "did you mean steps=3?"),
     "a dot at the beginning": (".steps=3", "override .steps=3: an override looks", "did you mean steps=3?"),
     "two dots": ("eval..tasks=3", "override eval..tasks=3: an override looks", "did you mean eval.tasks=3?"),
@@ -65,23 +65,39 @@ REFUSED = {
     "2,000 brackets": (f"steps={BRACKETS}", "steps: '[[[[", "…' is not YAML: nested more than 50 deep"),
     "2,000 that close": (f"steps={BRACKETS}{']' * 2000}", "is not YAML: nested more than 50 deep"),
     "2,000 mappings": (f"steps={'{a: ' * 2000}{'}' * 2000}", "is not YAML: nested more than 50 deep"),
-    "a long name": (f"name={'x' * 300}", "name: 'xxxxxxxxxxxxxxxxxxxx…' has 300 bytes", "a name of at most 200"),
+    "a long name": (
+        f"name={'x' * 300}",
+        "name: 'xxxxxxxxxxxxxxxxxxxx…' names a folder and has 300 bytes",
+        "at most 200",
+    ),
     "a long name of a policy": (
         f"policies={{{'x' * 300}: {{}}}}",
-        "policies: 'xxxxxxxxxxxxxxxxxxxx…' has 300 bytes, and a folder is called by it; give it a name of at most 200",
+        "policies: 'xxxxxxxxxxxxxxxxxxxx…' names a folder and has 300 bytes; at most 200",
     ),
-    "NUL in a name": ('name="a\\0b"', r"name: 'a\x00b' has a character that cannot be printed"),
-    "an object": ("steps=!!python/object:os.system {}", "steps: the tag tag:yaml.org,2002:python/object:os.system me"),
-    "a call": ("steps=!!python/object/apply:os.system [x]", "steps: the tag tag:yaml.org,2002:python/object/apply:os"),
-    "a tagged list": ("roles.actor.stop=!!python/tuple [a]", "roles.actor.stop: the tag tag:yaml.org,2002:python/tup"),
-    "a tag that lies": ("steps=!!int many", "steps: 'many' is tagged tag:yaml.org,2002:int, which it is not; leave"),
-    "a long number": (f"steps={'9' * 5000}", "steps: a number of 5,000 digits; at most 4,000 are read"),
+    "NUL in a name": ('name="a\\0b"', r"name: 'a\x00b' has an unprintable character"),
+    "an object": ("steps=!!python/object:os.system {}", "steps: unknown tag tag:yaml.org,2002:python/object:os.system"),
+    "a call": (
+        "steps=!!python/object/apply:os.system [x]",
+        "steps: unknown tag tag:yaml.org,2002:python/object/apply:os",
+    ),
+    "a tagged list": (
+        "roles.actor.stop=!!python/tuple [a]",
+        "roles.actor.stop: unknown tag tag:yaml.org,2002:python/tup",
+    ),
+    "a tag that lies": ("steps=!!int many", "steps: 'many' is tagged tag:yaml.org,2002:int, which it is not; remove"),
+    "a long number": (f"steps={'9' * 5000}", "steps: a number of 5,000 digits; at most 4,000 are possible"),
     "a part that quits": ("workflow=parts.py:Quits", "parts.py, line 4: SystemExit: no licence (override workflow="),
     "a part that fails": ("workflow=parts.py:Fails", "parts.py, line 10: ValueError: no licence (override workflow="),
     "a type that is none": ("workflow=parts.py:Unknown", "parts.py: NameError: name 'Size' is not defined"),
     "roles that fail": ("workflow=parts.py:Asks", "parts.py, line 17: KeyError: 'roles' (override workflow="),
-    "nobody": ("workflow=parts.py:Nobody", "workflow: Nobody.roles is empty, so nobody would speak; name a role at"),
-    "roles that are a text": ("workflow=parts.py:One", "workflow.name: One.roles is 'solver'; a list of role names is"),
+    "nobody": (
+        "workflow=parts.py:Nobody",
+        "workflow: Nobody.roles is empty, so nobody would speak; name at least one role",
+    ),
+    "roles that are a text": (
+        "workflow=parts.py:One",
+        "workflow.name: One.roles is 'solver', expected a list of role names",
+    ),
 }
 
 
@@ -185,7 +201,7 @@ def test_an_encoder_that_nothing_reads_is_refused_in_a_file_too(config: Path) ->
     config.write_text(config.read_text() + "encoder: hidden\n")
     last = len(config.read_text().splitlines())
     said = refused("train", config, "--out", config.parent)
-    assert said.startswith("encoder: has no effect: Grpo reads no vectors") and said.endswith(f"line {last})")
+    assert said.startswith("encoder: has no effect: Grpo encodes no texts") and said.endswith(f"line {last})")
 
 
 def test_the_usual_encoder_is_not_written_down_where_it_would_be_refused(config: Path) -> None:

@@ -289,8 +289,8 @@ def test_a_device_that_is_not_there_is_told_before_a_model_loads(tmp_path: Path)
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ("log.wandb=teams", "log.wandb: wandb is not installed; `pip install -e '.[wandb]'` brings it"),
-        ("engine.name=vllm", "engine.name: vllm is not installed; `pip install -e '.[vllm]'` brings it"),
+        ("log.wandb=teams", "log.wandb: wandb is not installed; `pip install -e '.[wandb]'` installs it"),
+        ("engine.name=vllm", "engine.name: vllm is not installed; `pip install -e '.[vllm]'` installs it"),
     ],
 )
 def test_a_package_that_is_missing_is_told_with_the_key_that_asks_for_it(

@@ -139,42 +139,42 @@ MISTAKES_IN_THE_FILE = {
     "text for a number": (
         "steps: 20",
         "steps: '20'",
-        "steps: the text '20' is given where a whole number ≥ 1 and ≤ 1000000 is wanted",
+        "steps: got the text '20', expected a whole number ≥ 1 and ≤ 1000000",
     ),
     "fraction for a count": (
         "steps: 20",
         "steps: 2.5",
-        "steps: 2.5 is given where a whole number ≥ 1 and ≤ 1000000 is wanted",
+        "steps: got 2.5, expected a whole number ≥ 1 and ≤ 1000000",
     ),
     "bool for a count": (
         "steps: 20",
         "steps: true",
-        "steps: true is given where a whole number ≥ 1 and ≤ 1000000 is wanted",
+        "steps: got true, expected a whole number ≥ 1 and ≤ 1000000",
     ),
     "no steps": (
         "steps: 20",
         "steps: 0",
-        "steps: 0 is given where a whole number ≥ 1 and ≤ 1000000 is wanted",
+        "steps: got 0, expected a whole number ≥ 1 and ≤ 1000000",
         "line 16",
     ),
-    "negative rate": ("lr: 3e-4", "lr: -3e-4", "policies.thinker.lr: -0.0003 is given where a number > 0", "line 2"),
+    "negative rate": ("lr: 3e-4", "lr: -3e-4", "policies.thinker.lr: got -0.0003, expected a number > 0", "line 2"),
     "infinite rate": (
         "lr: 3e-4",
         "lr: 1e999",
-        "policies.thinker.lr: inf is given where a number > 0 and ≤ 1 is wanted",
+        "policies.thinker.lr: got inf, expected a number > 0 and ≤ 1",
     ),
-    "no number at all": ("lr: 3e-4", "lr: fast", "policies.thinker.lr: the text 'fast' is given where a number > 0"),
+    "no number at all": ("lr: 3e-4", "lr: fast", "policies.thinker.lr: got the text 'fast', expected a number > 0"),
     "null for a mapping": (
         "{lr: 3e-4}",
         "",
-        "policies.thinker: null is given where a mapping is wanted; Policy has model",
+        "policies.thinker: got null, expected a mapping; Policy has model",
     ),
-    "list for a mapping": ("{rank: 8}", "[8]", "policies.doer.lora: the list [8] is given where a mapping is wanted"),
-    "text for a list": ("[task, role]", "task", "algorithm.group_by: the text 'task' is given where a list is wanted"),
+    "list for a mapping": ("{rank: 8}", "[8]", "policies.doer.lora: got the list [8], expected a mapping"),
+    "text for a list": ("[task, role]", "task", "algorithm.group_by: got the text 'task', expected a list"),
     "a wrong item": (
         "[task, role]",
         "[task, rol]",
-        "algorithm.group_by.1: the text 'rol'",
+        "algorithm.group_by.1: got the text 'rol'",
         "did you mean role?",
         "line 15",
     ),
@@ -187,14 +187,14 @@ MISTAKES_IN_THE_FILE = {
     "part without a name": (
         "  name: grpo\n",
         "",
-        "algorithm: a mapping is given where a name, or a mapping with a name",
+        "algorithm: got a mapping, expected a name or a mapping with a name",
     ),
     "missing key": ("reward: number\n", "", "reward: missing; Config needs it (good.yaml)"),
     "missing option": ("  train: sums.jsonl\n", "", "env.train: missing; Rows needs it (good.yaml, line 9)"),
     "missing policy": ("{policy: doer, max", "{max", "roles.actor.policy: missing; Role needs it (good.yaml, line 7)"),
     "key twice": ("reward: number", "steps: 9\nreward: number", "steps: written twice, on lines 12 and 17"),
     "not YAML": ("steps: 20", "steps: [20", "good.yaml: not YAML on line 17"),
-    "a strange tag": ("steps: 20", "steps: !!python/name:os 20", "steps: the tag tag:yaml.org,2002:python/name:os"),
+    "a strange tag": ("steps: 20", "steps: !!python/name:os 20", "steps: unknown tag tag:yaml.org,2002:python/name:os"),
     "option the reward has not": ("reward: number", "reward: {name: number, case: no}", "number has no options"),
     "a field nobody fills": (
         "workflow: chain",
@@ -222,12 +222,12 @@ MISTAKES_IN_THE_FILE = {
     "adapter without lora": (
         "{lr: 3e-4}",
         "{adapter: old, lora: null}",
-        "policies.thinker.adapter: an adapter is given, but",
+        "policies.thinker.adapter: needs lora, which is null",
     ),
     "a shape beside an adapter": (
         "lora: {rank: 8}",
         "{adapter: old, lora: {rank: 8}}",
-        "policies.doer.lora.rank: has no effect: the adapter keeps its own; leave it out",
+        "policies.doer.lora.rank: has no effect: the adapter keeps its own; remove it",
     ),
     "foreign batch size": (
         "steps: 20",
@@ -251,25 +251,31 @@ MISTAKES_IN_OVERRIDES = {
         "algorithm.clp: unknown key; Grpo has clip",
         "did you mean clip? (override algo",
     ),
-    "unknown word": ("learning.schedule=cosin", "constant, linear or cosine is wanted; did you mean cosine?"),
+    "unknown word": ("learning.schedule=cosin", "constant, linear or cosine; did you mean cosine?"),
     "old option": ("algorithm.name=ppo", "algorithm.group_by: unknown key; Ppo has", "good.yaml, line 15"),
-    "share over one": ("rollout.max_failed=2", "rollout.max_failed: 2 is given where a number ≥ 0 and ≤ 1 is wanted"),
-    "cold": ("sampling.temperature=-1", "sampling.temperature: -1 is given where a number ≥ 0 and ≤ 10 is wanted"),
+    "share over one": ("rollout.max_failed=2", "rollout.max_failed: got 2, expected a number ≥ 0 and ≤ 1"),
+    "cold": ("sampling.temperature=-1", "sampling.temperature: got -1, expected a number ≥ 0 and ≤ 10"),
     "cold role": (
         "roles.actor.temperature=-1",
-        "roles.actor.temperature: -1 is given where a number ≥ 0 and ≤ 10 or null is wanted",
+        "roles.actor.temperature: got -1, expected a number ≥ 0 and ≤ 10 or null",
     ),
-    "top_p over one": ("eval.top_p=1.5", "eval.top_p: 1.5 is given where a number > 0 and ≤ 1 is wanted"),
-    "cut training": ("sampling.top_p=0.9", "sampling.top_p: training needs 1.0", "eval.top_p may cut"),
+    "top_p over one": ("eval.top_p=1.5", "eval.top_p: got 1.5, expected a number > 0 and ≤ 1"),
+    "cut training": ("sampling.top_p=0.9", "sampling.top_p: training needs 1.0", "eval.top_p may truncate"),
     "cut training by rank": ("sampling.top_k=5", "sampling.top_k: training needs 0"),
-    "greedy role": ("roles.actor.temperature=0", "roles.actor.temperature: at 0 every episode says the same, so actor"),
-    "greedy team": ("sampling.temperature=0", "sampling.temperature: at 0 every episode says the same, so reasoner"),
+    "greedy role": (
+        "roles.actor.temperature=0",
+        "roles.actor.temperature: at 0 all episodes of a task are the same, so actor",
+    ),
+    "greedy team": (
+        "sampling.temperature=0",
+        "sampling.temperature: at 0 all episodes of a task are the same, so reasoner",
+    ),
     "ends at once": ("sampling.stop=['']", "sampling.stop: an empty stop string would end every turn"),
-    "no device": ("policies.doer.device=gpu", "policies.doer.device: 'gpu' names no device; cpu, cuda and cuda:1 do"),
+    "no device": ("policies.doer.device=gpu", "policies.doer.device: 'gpu' is not a device; use cpu, cuda or cuda:1"),
     "one model on two devices": (
         "policies.doer.device=cuda:1",
-        "policies.doer.device: doer and thinker are adapters on one demo, which can be on one device alone",
-        "doer is to be on cuda:1 and thinker on auto",
+        "policies.doer.device: doer and thinker are adapters on the same demo and need the same device",
+        "doer is on cuda:1 and thinker on auto",
     ),
     "no room": ("engine.context=32", "sampling.max_tokens: 32 tokens for reasoner leave no room", "line 18"),
     "endless warm-up": ("learning.warmup=20", "learning.warmup: 20 steps of warm-up in a run of steps=20 never reach"),
@@ -277,26 +283,26 @@ MISTAKES_IN_OVERRIDES = {
     "same again": ("eval.episodes_per_task=4", "eval.episodes_per_task: at eval.temperature=0 all 4 episodes"),
     "group of one": ("episodes_per_task=1", "episodes_per_task: is 1, so every group has one member"),
     "no effect": ("algorithm.kl_in=reward", "algorithm.kl_in: has no effect while algorithm.kl is 0"),
-    "a folder's name": ("name=a/b", "name: 'a/b' cannot be a folder's name"),
+    "a folder's name": ("name=a/b", "name: 'a/b' cannot be the name of the run's folder"),
     "no own reward": ("reward=native", "reward: Rows has none of its own"),
     "scores itself": ("env=parts.py:Quiz", "reward: no effect, because Quiz scores itself; write reward: native"),
     "no such file": ("env=part.py:Quiz", "env.name: there is no file part.py"),
     "no such class": ("env=parts.py:Quizz", "env.name: parts.py has no Quizz; it has Quiz", "did you mean Quiz?"),
-    "not a class": ("env=parts.py:near", "env.name: parts.py:near is a function, but env wants a class"),
-    "not a function": ("reward=parts.py:Quiz", "reward.name: parts.py:Quiz is a type, but reward wants a function"),
+    "not a class": ("env=parts.py:near", "env.name: parts.py:near is a function, but env needs a class"),
+    "not a function": ("reward=parts.py:Quiz", "reward.name: parts.py:Quiz is a type, but reward needs a function"),
     "limit of an own part": (
         "env={name: 'parts.py:Quiz', level: 4}",
-        "env.level: 4 is given where a whole number ≥ 1 and ≤ 3",
+        "env.level: got 4, expected a whole number ≥ 1 and ≤ 3",
     ),
-    "an own list's length": ("env={name: 'parts.py:Quiz', words: []}", "env.words: the list [] is given where"),
+    "an own list's length": ("env={name: 'parts.py:Quiz', words: []}", "env.words: got the list [], expected"),
     "an own complaint": ("env={name: 'parts.py:Quiz', level: 2}", "env.level: two is unlucky (override env="),
     "an own pair": (
         "env={name: 'parts.py:Quiz', pairs: [[1, x]]}",
-        "env.pairs.0: the list [1, 'x'] is given where a list of a whole number, a number is",
+        "env.pairs.0: got the list [1, 'x'], expected a list of a whole number, a number",
     ),
     "argument of an own class": (
         "env={name: 'parts.py:Plain', size: x}",
-        "env.size: the text 'x' is given where a whole",
+        "env.size: got the text 'x', expected a whole",
     ),
     "argument not given": ("env=parts.py:Plain", "env.size: missing; Plain needs it"),
     "option of an own reward": (
@@ -307,32 +313,35 @@ MISTAKES_IN_OVERRIDES = {
         "workflow=parts.py:Nobody",
         "workflow.name: Nobody has no roles; workflows have roles, run (override workflow=parts.py:Nobody)",
     ),
-    "a run that is not awaited": ("workflow=parts.py:Hasty", "workflow.name: Hasty.run is no coroutine; write `async"),
-    "a score that is not awaited": ("env=parts.py:Lazy", "env.name: Lazy.score is no coroutine"),
+    "a run that is not awaited": (
+        "workflow=parts.py:Hasty",
+        "workflow.name: Hasty.run is not a coroutine; write `async",
+    ),
+    "a score that is not awaited": ("env=parts.py:Lazy", "env.name: Lazy.score is not a coroutine"),
     "no tasks": ("env={name: 'parts.py:Plain', size: 3}", "env.name: Plain has no tasks and no open and no score"),
     "a bug in an own part": ("workflow=parts.py:Torn", "workflow: ", "parts.py, line 44: TypeError: unsupported"),
     "an own algorithm": (
         "algorithm=parts.py:Guess",
-        "algorithm.name: Guess is no Algorithm; write `class Guess(Algori",
+        "algorithm.name: Guess is not a subclass of Algorithm; write `class Guess(Algori",
     ),
-    "an own credit": ("credit=parts.py:Guess", "credit.name: Guess is no Credit"),
+    "an own credit": ("credit=parts.py:Guess", "credit.name: Guess is not a subclass of Credit"),
     "a reward of one": ("reward=parts.py:sure", "reward.name: sure cannot be called with (answer, truth): too many"),
     "a huge seed": (
         f"seed={2**71}",
-        "seed: 2361183241434822606848 is given where a whole number ≥ -9223372036854775808",
+        "seed: got 2361183241434822606848, expected a whole number ≥ -9223372036854775808",
     ),
     "no rows": (
         "env.limit=0",
-        "env.limit: 0 is given where a whole number ≥ 1 or null is wanted (override env.limit=0)",
+        "env.limit: got 0, expected a whole number ≥ 1 or null (override env.limit=0)",
     ),
-    "fewer than none": ("env.limit=-1", "env.limit: -1 is given where a whole number ≥ 1 or null is wanted"),
-    "no size": ("env={name: nim, size: -3}", "env.size: -3 is given where a whole number ≥ 1 is wanted"),
+    "fewer than none": ("env.limit=-1", "env.limit: got -1, expected a whole number ≥ 1 or null"),
+    "no size": ("env={name: nim, size: -3}", "env.size: got -3, expected a whole number ≥ 1"),
     "no test": (
         "env={name: reasoning_gym, dataset: basic_arithmetic, test_size: 0}",
-        "env.test_size: 0 is given where a whole number ≥ 1 is wanted",
+        "env.test_size: got 0, expected a whole number ≥ 1",
     ),
-    "not even a character": ("roles.actor.stop=['\x01']", "roles.actor.stop: ", "the character U+0001 may not stand"),
-    "a taken name": ("env=parts.py:Named", "env: Named calls an option `name`, which is taken"),
+    "not even a character": ("roles.actor.stop=['\x01']", "roles.actor.stop: ", "the character U+0001 is not allowed"),
+    "a taken name": ("env=parts.py:Named", "env: Named has an option `name`, but that key chooses the env"),
     "foreign steps": ("trainer.total_epochs=3", "trainer.total_epochs: unknown key; here it is steps"),
     "foreign interval": (
         "algorithm.agent_iteration_interval=3",
@@ -340,7 +349,10 @@ MISTAKES_IN_OVERRIDES = {
     ),
     "foreign group": ("num_generations=8", "num_generations: unknown key; here it is episodes_per_task"),
     "foreign memory": ("gpu_memory_utilization=0.9", "gpu_memory_utilization: unknown key; there is nothing to set"),
-    "rows of one at a time": ("engine={name: hf, rows: 8}", "engine.rows: has no effect: hf speaks one sequence"),
+    "rows of one at a time": (
+        "engine={name: hf, rows: 8}",
+        "engine.rows: has no effect: the engine hf decodes one sequence",
+    ),
     "no best of one": ("checkpoint.best=true", "checkpoint.best: has no effect while eval.every is 0"),
     "no worst of one": ("checkpoint.best=false", "checkpoint.best: has no effect while eval.every is 0"),
     "everyone's own length": (
@@ -349,7 +361,7 @@ MISTAKES_IN_OVERRIDES = {
     ),
     "no layer at all": (
         "policies.doer.lora.targets=[]",
-        "policies.doer.lora.targets: is empty: an adapter of no layer",
+        "policies.doer.lora.targets: is empty, so no layer has an adapter",
     ),
     "foreign agents": (
         "n_agents=2",
@@ -455,7 +467,7 @@ def test_a_role_may_be_compared_over_tasks_that_are_played_once(good: Path) -> N
 def test_a_frozen_policy_has_no_rate_unless_it_is_only_evaluated(good: Path) -> None:
     frozen = ["policies.thinker.frozen=true"]
     said = complaint(good, *frozen)
-    assert said == "policies.thinker.lr: has no effect: thinker is frozen; leave it out (good.yaml, line 2)"
+    assert said == "policies.thinker.lr: has no effect: thinker is frozen; remove it (good.yaml, line 2)"
     config = load(good, frozen)
     check_conflicts(config, training=False)
 
@@ -492,7 +504,7 @@ def test_a_merge_key_takes_over_what_the_mapping_itself_does_not_say(good: Path)
     assert config.policies["doer"].lr == 3e-4 and config.policies["doer"].lora == Lora(rank=8)
     assert config.sources.place(("policies", "doer", "lr")) == "good.yaml, line 2"
     good.write_text(GOOD.replace("  doer:\n", "  doer:\n    <<: 3\n"))
-    assert "policies.doer: << takes over a mapping, not 3 (good.yaml, line 3)" in complaint(good)
+    assert "policies.doer: << merges a mapping, not 3 (good.yaml, line 3)" in complaint(good)
 
 
 def test_a_file_that_is_a_list_is_no_config(good: Path) -> None:
@@ -504,7 +516,7 @@ def test_a_file_that_is_a_list_is_no_config(good: Path) -> None:
     ("line", "complaint"),
     [
         (b"name: caf\xe9\n", "good.yaml: not UTF-8 on line 19: the byte 0xe9"),
-        (b"name: a\x01b\n", "good.yaml: not YAML on line 19: the character U+0001 may not stand there"),
+        (b"name: a\x01b\n", "good.yaml: not YAML on line 19: the character U+0001 is not allowed there"),
     ],
 )
 def test_a_file_of_strange_signs_is_named_with_its_line(good: Path, line: bytes, complaint: str) -> None:
@@ -609,7 +621,7 @@ def test_any_string_names_a_role(good: Path) -> None:
     good.write_text(GOOD.replace("reasoner:", '"v1.5 β":').replace("chain", '{name: chain, roles: ["v1.5 β", actor]}'))
     config = checked(good, ['roles."v1.5 β".temperature=0.5'])
     assert config.roles["v1.5 β"].temperature == 0.5
-    assert 'roles."v1.5 β".max_tokens: 0 is given' in complaint(good, 'roles."v1.5 β".max_tokens=0')
+    assert 'roles."v1.5 β".max_tokens: got 0,' in complaint(good, 'roles."v1.5 β".max_tokens=0')
 
 
 @pytest.mark.parametrize("path", [("a",), ("roles", "v1.5", "stop"), ("roles", "ä b")])

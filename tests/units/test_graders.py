@@ -207,9 +207,9 @@ def test_a_composed_reward_is_stored_as_it_was_read(tmp_path: Path) -> None:
     [
         ({"name": "format", "patern": "x"}, r"reward.parts.0.patern: unknown key; .*did you mean pattern\?.*line \d+"),
         ({"name": "formt"}, r"reward.parts.0.name: no reward is called 'formt'.*did you mean format"),
-        ({"name": "math", "weight": "much"}, r"reward.parts.0.weight: the text 'much' is given where a number"),
+        ({"name": "math", "weight": "much"}, r"reward.parts.0.weight: got the text 'much', expected a number"),
         ({"name": "length"}, r"reward.parts.0.most: missing"),
-        ({"weight": 1.0}, r"reward.parts.0: a mapping is given where a name"),
+        ({"weight": 1.0}, r"reward.parts.0: got a mapping, expected a name"),
         ({"name": "format", "pattern": "("}, r"parts.0: reward format: pattern '\(' is no regular expression"),
         ({"name": "format"}, r"parts.0: reward format: give a pattern, sections, or both"),
         ({"name": "length", "most": 1, "least": 2}, r"parts.0: reward length: 0 ≤ least ≤ most"),

@@ -352,7 +352,7 @@ BROKEN: dict[str, tuple[str, str, str]] = {
     "unknown node_role": (
         "    node_role: rollout",
         "    node_role: speaker",
-        r"nodes.actor.node_role: the text 'SPEAKER' is given where .*ROLLOUT.*line 23",
+        r"nodes.actor.node_role: got the text 'SPEAKER', expected .*ROLLOUT.*line 23",
     ),
     "duplicate id": (
         "  - node_id: actor\n",
@@ -377,7 +377,7 @@ BROKEN: dict[str, tuple[str, str, str]] = {
     "wrong type": (
         "    agent_group: 1\n    dependencies:\n     - reasoner",
         "    agent_group: one\n    dependencies:\n     - reasoner",
-        r"nodes.actor.agent_group: the text 'one' is given where a whole number ≥ 0 is wanted.*line 25",
+        r"nodes.actor.agent_group: got the text 'one', expected a whole number ≥ 0.*line 25",
     ),
     "a critic that nobody trains": (
         "  - {node_id: critic_0, node_type: MODEL_TRAIN, node_role: CRITIC, dependencies",

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from coterie.cli.app import app
 from coterie.config import load
-from coterie.config.sandbox_check import executes_programs
+from coterie.config.requirements import executing_parts
 from coterie.envs.base import attach_reward
 from coterie.rewards.grader_pool import GraderFailed, Worker
 from coterie.sandbox import Sandbox, SandboxMissing, SandboxReduced, bubblewrap, shared
@@ -60,7 +60,7 @@ def hide(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     monkeypatch.setattr(bubblewrap, "problem", cache(bubblewrap.problem.__wrapped__))
     monkeypatch.setattr(pool, "_shared", cache(pool._shared.__wrapped__))
     monkeypatch.setattr(pool, "_unsafe", False)
-    monkeypatch.setattr("coterie.config.sandbox_check.problem", lambda: bubblewrap.problem())
+    monkeypatch.setattr("coterie.config.requirements.problem", lambda: bubblewrap.problem())
     return hidden
 
 
@@ -136,7 +136,7 @@ def test_a_team_that_executes_programs_is_refused_before_its_model_is_looked_for
     assert result.exit_code == 2, result.output
     assert result.stderr.count("\n") == 1 and "no model" not in result.stderr
     assert result.stderr.startswith(f"sandbox: {named}") and "bwrap is not installed" in result.stderr
-    assert "install bubblewrap` installs it. `sandbox: unsafe` runs them all the same" in result.stderr
+    assert "install bubblewrap` installs it. `sandbox: unsafe` runs them anyway" in result.stderr
 
 
 @pytest.mark.usefixtures("no_bubblewrap")
@@ -154,7 +154,7 @@ def test_a_team_without_programs_is_never_asked(
 def test_recipes_without_programs_ask_for_no_sandbox(name: str) -> None:
     config = load(ROOT / "recipes" / f"{name}.yaml")
     env = attach_reward(config.env.instance, config.reward.name, config.reward.options, 1.0)
-    assert executes_programs(config, env) == []
+    assert executing_parts(config, env) == []
 
 
 def fake_bwrap(folder: Path, words: str) -> None:

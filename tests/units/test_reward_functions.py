@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from coterie import reward
-from coterie.config.interfaces import misfit
+from coterie.config.interfaces import interface_problem
 from coterie.envs.base import attach_reward
 from coterie.envs.rows import Rows
 from coterie.rewards import Grader, GraderFailed, GraderTimeout, batching, make_grader
@@ -189,7 +189,7 @@ def test_a_signature_says_how_a_function_is_called() -> None:
     ],
 )
 def test_a_config_refuses_a_function_that_takes_anything_else(function: Callable[..., Any], wrong: str | None) -> None:
-    assert misfit("reward", function, function) == wrong
+    assert interface_problem("reward", function, function) == wrong
 
 
 def test_the_decorator_checks_where_the_function_is_written() -> None:
