@@ -681,7 +681,7 @@ def test_what_loads_fits_the_schema(good: Path, overrides: list[str]) -> None:
         ("steps:", "step:"),
         ("steps: 20", "steps: 0"),
         ("rank: 8", "rank: x"),
-        ("peers", "pers"),
+        ("group_by", "grup_by"),
         ("workflow: chain", ""),
         ("workflow: chain", "workflow: chian"),
         ("[task, role]", "[tusk]"),
