@@ -244,7 +244,7 @@ class Learner(Protocol):
     def fit(self, batch: Batch, weights: Tensor, loss: Loss, measure: Measure | None = None) -> Metrics:
         """One optimizer step on Σ weights·loss; `measure` computes metrics per token."""
 
-    def fit_together(self, lessons: Sequence[tuple[Any, Batch, Tensor, Loss, Measure]]) -> list[Metrics]:
+    def fit_together(self, jobs: Sequence[tuple[Any, Batch, Tensor, Loss, Measure]]) -> list[Metrics]:
         """One `fit` for each of several learners, concurrently where possible."""
 
 

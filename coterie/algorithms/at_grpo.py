@@ -14,9 +14,9 @@ from coterie.types import Episode, Fork, Turn
 
 @dataclass(frozen=True, kw_only=True)
 class AtGrpo(Grpo):
-    """GRPO by tree sampling: from the state before each turn, siblings are sampled and played to the end.
-    For conversations, where prompts differ from the second turn on; one episode per task is enough.
-    Costs 1 + K·(siblings − 1) episodes for one of K turns, the later ones in part. (AT-GRPO, arXiv 2510.11062)"""
+    """GRPO with tree sampling: siblings are sampled from the state before each turn and played to the end.
+    For conversations, whose prompts differ from the second turn on; one episode per task is enough.
+    Costs K·(siblings − 1) more episodes for one of K turns, each from its turn on. (AT-GRPO, arXiv 2510.11062)"""
 
     group_by: tuple[GroupBy, ...] = ("task", "role", "turn", "prompt")
     siblings: CountFromTwo = 4  # turns that are sampled from each state, the played one among them

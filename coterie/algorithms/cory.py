@@ -13,9 +13,9 @@ from coterie.limits import Count, NotNegative
 
 @dataclass(frozen=True, kw_only=True)
 class Cory(Ppo):
-    """PPO for a pioneer and an observer who reads its answer; both earn the sum, and swap roles every `swap` steps.
-    To fine-tune one model more steadily than alone; with `workflow: cory` and `credit: aggregate`.
-    Costs two policies and two turns an episode, the second with a longer prompt. (arXiv 2410.06101)"""
+    """PPO for a pioneer and an observer that reads its answer; both get the sum of rewards and swap every `swap` steps.
+    To fine-tune one model more stably than alone; with `workflow: cory` and `credit: aggregate`.
+    Costs two policies and two turns per episode, the second with a longer prompt. (CORY, arXiv 2410.06101)"""
 
     swap: Count = 10
     kl: NotNegative = 0.05

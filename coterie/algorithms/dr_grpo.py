@@ -13,9 +13,9 @@ from coterie.rl.losses import Reduce
 
 @dataclass(frozen=True, kw_only=True)
 class DrGrpo(Grpo):
-    """GRPO that divides neither by a group's deviation nor by an answer's own length, but by one fixed length.
-    Where answers grow without getting better, or tasks that are nearly always or never solved weigh too much.
-    Costs what GRPO costs; `reduce_length` has to be given. (Dr. GRPO, arXiv 2503.20783)"""
+    """GRPO that divides neither by the group's deviation nor by the response's length, but by one fixed length.
+    Where responses grow without getting better, or tasks that are almost always or never solved have too much weight.
+    Costs what GRPO costs; `reduce_length` is required. (Dr. GRPO, arXiv 2503.20783)"""
 
     scale: Scale = "none"
     reduce: Reduce | None = "fixed"

@@ -11,9 +11,9 @@ from coterie.algorithms.grpo import Grpo
 
 @dataclass(frozen=True, kw_only=True)
 class DrMas(Grpo):
-    """GRPO whose mean and deviation are always of a role's own turns; a group_by that would mix roles is refused.
-    For teams whose roles are rewarded on different scales, where common statistics make gradients explode.
-    Costs what GRPO costs; with GRPO's default group_by the two are the same. (Dr. MAS, arXiv 2602.08847)"""
+    """GRPO whose mean and deviation are always of one role's turns; a `group_by` that mixes roles is refused.
+    For teams whose roles are rewarded on different scales, where shared statistics make gradients explode.
+    Costs what GRPO costs; with GRPO's default `group_by` the two are the same. (Dr. MAS, arXiv 2602.08847)"""
 
     def problems(self, config: Any) -> Iterator[tuple[str, str]]:
         yield from super().problems(config)

@@ -11,9 +11,9 @@ from coterie.rl.losses import Level, Normalize
 
 @dataclass(frozen=True, kw_only=True)
 class Gspo(Grpo):
-    """GRPO with one ratio per turn, the geometric mean of its tokens', which is clipped as a whole and very tightly.
-    For long turns and mixture-of-experts models, where the ratios of single tokens are noise.
-    Costs what GRPO costs, and a forward before the update for its several optimiser steps. (GSPO, arXiv 2507.18071)"""
+    """GRPO with one importance ratio per turn, the geometric mean over its tokens, clipped very tightly.
+    For long turns and mixture-of-experts models, where the ratios of single tokens are noisy.
+    Costs what GRPO costs, and a forward pass before the update for the old log-probs. (GSPO, arXiv 2507.18071)"""
 
     level: Level = "turn"
     normalize: Normalize = "token"

@@ -20,9 +20,9 @@ from coterie.types import Batch, Learner, Metrics
 
 @dataclass(frozen=True, kw_only=True)
 class Happo(Ppo):
-    """MAPPO that updates policies in random order, each on advantages times the ratios of those updated before it.
-    For roles on policies of their own that must fit together; on one shared policy it is MAPPO.
-    Costs one more forward for every policy but the last. (arXiv 2109.11251; HARL, arXiv 2304.09870)"""
+    """MAPPO with sequential updates in random order: advantages are scaled by the ratios of policies updated before.
+    For roles on separate policies that must fit together; on one shared policy it is MAPPO.
+    Costs one more forward pass for every policy but the last. (arXiv 2109.11251; HARL, arXiv 2304.09870)"""
 
     max_factor: AboveOne = 10.0  # the factor is clamped between this and one over it
 

@@ -16,8 +16,8 @@ from coterie.types import Episode, Fork, Metrics, Turn
 
 @dataclass(frozen=True, kw_only=True)
 class Magrpo(Algorithm):
-    """GRPO on a tree of joint actions: all roles share the return of a round less the mean of its siblings.
-    For cooperative teams that speak side by side and are rewarded as one, over few rounds.
+    """GRPO on a tree of joint actions: all roles share a round's return minus the mean of its siblings.
+    For cooperative teams with parallel roles and a shared reward, over few rounds.
     Costs branches^(rounds − 1) times the episodes; every turn is trained on once. (MAGRPO, arXiv 2508.04652)"""
 
     baseline: Baseline = "mean"  # the siblings' mean, the mean of the others, or none

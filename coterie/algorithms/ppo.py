@@ -21,7 +21,9 @@ from coterie.types import Batch, Episode, Metrics, Scores, Turn, ValueEstimator
 
 
 class TurnEstimate(NamedTuple):
-    """GAE's result for one turn. S: the turn's tokens; with `level: turn`, one step for the whole turn."""
+    """PPO with GAE chained over the turns of all roles: by token, or with `level: turn` by message.
+    Where late turns depend on early ones; tokens for short turns, turns for long ones. One episode per task is enough.
+    Costs a forward pass for values, by a value head or `critics`. (arXiv 1707.06347; MARFT, arXiv 2504.16129)"""
 
     turn: Turn
     values: Tensor  # [S]

@@ -11,9 +11,9 @@ from coterie.rl.groups import GroupBy
 
 @dataclass(frozen=True, kw_only=True)
 class Rae(Grpo):
-    """REINFORCE with a running average for every role, and for every opponent it meets, as its baseline.
-    For self-play in games that favour a seat: what the first player wins by being first teaches it nothing.
-    Costs one episode per task at the least, and no critic. (SPIRAL, arXiv 2506.24119)"""
+    """REINFORCE with a moving average of each role's return as its baseline, kept apart for each opponent.
+    For self-play in games that favor a side: a role gets no advantage for winning from the better position.
+    Costs at least one episode per task, and no critic. (SPIRAL, arXiv 2506.24119)"""
 
     group_by: tuple[GroupBy, ...] = ("role", "opponents")
     baseline: Baseline = "ema"

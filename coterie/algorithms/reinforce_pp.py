@@ -18,8 +18,8 @@ from coterie.types import Episode
 
 @dataclass(frozen=True, kw_only=True)
 class ReinforcePp(Grpo):
-    """REINFORCE by token: A_t = r − β·Σ_{i≥t} KL_i, the KL that the role is still to pay, whitened over all tokens.
-    For many tasks and few episodes of each, one is enough; easy tasks then look good and hard ones bad.
+    """REINFORCE by token: A_t = r − β·Σ_{i≥t} KL_i, the reward minus the KL still to come, whitened over all tokens.
+    For many tasks with few episodes each, even one; easy tasks then get positive and hard ones negative advantages.
     Costs the reference's log-probs of every turn, and no critic. (REINFORCE++, arXiv 2501.03262)"""
 
     group_by: tuple[GroupBy, ...] = ("batch",)

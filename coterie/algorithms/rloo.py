@@ -10,8 +10,8 @@ from coterie.algorithms.grpo import Grpo
 
 @dataclass(frozen=True, kw_only=True)
 class Rloo(Grpo):
-    """REINFORCE with the mean of the *other* samples of the group as its baseline, which keeps the gradient unbiased.
-    For small groups, where GRPO's own sample in its own mean takes much away, and where scaling is not wanted.
+    """REINFORCE with a leave-one-out baseline: the mean of the group's *other* samples, so the gradient is unbiased.
+    For small groups, where including the sample in its own mean shrinks advantages, and where scaling is not wanted.
     Costs what GRPO costs. (RLOO, arXiv 2402.14740)"""
 
     baseline: Baseline = "others"

@@ -45,8 +45,8 @@ class Drifts:
         assert self.version > 0, "old log-probs are read before"
         return batch.old_logprobs + drift(self.policy, batch, self.by)
 
-    def fit_together(self, lessons: Sequence[tuple[Any, Batch, Tensor, Loss, Measure]]) -> list[Metrics]:
-        return [learner.fit(*lesson) for learner, *lesson in lessons]
+    def fit_together(self, jobs: Sequence[tuple[Any, Batch, Tensor, Loss, Measure]]) -> list[Metrics]:
+        return [learner.fit(*job) for learner, *job in jobs]
 
     def fit(self, batch: Batch, weights: Tensor, loss: Loss, measure: Measure) -> Metrics:
         self.diary.append((self.policy, batch))

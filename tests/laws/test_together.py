@@ -42,13 +42,11 @@ def taught(folder: Path, together: bool, count: int = 2, **learning: Any) -> tup
     base.hidden = lambda tokens, *given: runs.append(len(tokens)) or true(tokens, *given)  # type: ignore[method-assign,func-returns-value]
     algorithm, metrics = Algorithm(entropy=0.02), []
     for _ in range(count):
-        lessons = [
+        jobs = [
             (m, b, algorithm.loss_weights(b), algorithm.loss, algorithm.token_metrics)
             for m, b in zip(learners, batches, strict=True)
         ]
-        metrics.append(
-            learners[0].fit_together(lessons) if together else [lesson[0].fit(*lesson[1:]) for lesson in lessons]
-        )
+        metrics.append(learners[0].fit_together(jobs) if together else [job[0].fit(*job[1:]) for job in jobs])
     weights = [{name: p.detach().clone() for name, p in learner.parameters().items()} for learner in learners]
     return weights, metrics, len(runs)
 
@@ -72,9 +70,9 @@ def test_policies_that_learn_together_learn_what_each_learns_alone(
 def test_whole_models_never_share_a_pass(model_folder: Folder) -> None:
     learners = [TorchLearner(n, Base(model_folder("llama")), None, 1e-3, Learning(), 10) for n in "ab"]
     batch: Batch = random_batch(learners[0])
-    lessons = [
+    jobs = [
         (learner, batch, Algorithm().loss_weights(batch), Algorithm().loss, Algorithm().token_metrics)
         for learner in learners
     ]
-    metrics = learners[0].fit_together(lessons)
+    metrics = learners[0].fit_together(jobs)
     assert metrics[0] == metrics[1] and [learner.version for learner in learners] == [1, 1]
