@@ -303,7 +303,7 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "tokens of turns": ({"name": "ppo", "level": "turn", "gamma_token": 0.9}, {}, r"gamma_token: has no effect with"),
     "lambda of turns": ({"name": "ppo", "level": "turn", "lam_token": 0.9}, {}, r"lam_token: has no effect with"),
     "weight of a critic": ({"name": "mappo", "value_weight": 2.0}, {}, r"value_weight: has no effect with critics"),
-    "a clip of one step": ({"name": "ppo", "value_clip": 0.2}, {}, r"value_clip: has no effect with one optimiser"),
+    "a clip of one step": ({"name": "ppo", "value_clip": 0.2}, {}, r"value_clip: has no effect with one optimizer"),
     "a clip of one fit": ({"name": "mappo", "epochs": 2, "value_clip": 0.2}, {}, r"value_clip: has no effect with one"),
     "no rate": ({"name": "ppo", "value_lr": 0}, {}, r"algorithm.value_lr: "),
     "turns of tokens": ({"name": "vdn_token", "level": "turn"}, {}, r"algorithm.level: is token for vdn_token"),
