@@ -14,7 +14,7 @@ import torch
 os.environ["TRITON_INTERPRET"] = "0" if torch.cuda.is_available() else "1"  # before anyone imports Triton
 
 from coterie.engines.native import decode
-from coterie.engines.native.kv_cache import Prefill
+from coterie.engines.native.kv_cache import PrefillLayout
 from coterie.models.base import Base
 from tests.models import KINDS, tiny
 from tests.oracle import random_adapter
@@ -54,10 +54,10 @@ def prefilled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many tokens of prompts each forward of the native engine computed."""
     counts: list[int] = []
 
-    class Counted(Prefill):
+    class Counted(PrefillLayout):
         def __init__(self, *arguments: Any) -> None:
             super().__init__(*arguments)
             counts.append(len(self.positions))
 
-    monkeypatch.setattr(decode, "Prefill", Counted)
+    monkeypatch.setattr(decode, "PrefillLayout", Counted)
     return counts

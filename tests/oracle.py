@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from coterie.kernels.sampling import BLOCK, Sampler, draw_key, waits
+from coterie.kernels.sampling import BLOCK, Sampler, exponential_noise, rng_key
 from coterie.models.base import Base
 from coterie.models.lora import Adapter
-from coterie.models.lora_routing import Pair
+from coterie.models.lora_routing import LoraPair
 from coterie.models.store import load_model
 from coterie.types import Engine, Sample, Sampling
 
@@ -37,7 +37,7 @@ def random_adapter(base: Base, name: str, rank: int, targets: Sequence[str], see
     return adapter
 
 
-def pairs(base: Base, adapter: str) -> dict[str, Pair]:
+def pairs(base: Base, adapter: str) -> dict[str, LoraPair]:
     """An adapter's share in each layer that it touches."""
     return {name: layer.pairs[adapter] for name, layer in base.layers.items() if adapter in layer.pairs}
 
@@ -96,7 +96,7 @@ class Oracle:
         while len(ids) < sampling.max_tokens and ids[-1:] != self.end_ids:
             logits = self.model(torch.tensor([[*prompt, *ids]])).logits[0, -1]
             chances = distribution(logits, sampling)
-            token = self._drawn(chances, draw_key(seed, len(ids))) if sampling.temperature else int(chances.argmax())
+            token = self._drawn(chances, rng_key(seed, len(ids))) if sampling.temperature else int(chances.argmax())
             ids.append(token)
             logprobs.append(float(chances[token].log()))
         return ids, logprobs
@@ -104,9 +104,9 @@ class Oracle:
     def _drawn(self, chances: Tensor, key: int) -> int:
         """A block by its chances, then a token of it by its own."""
         keys, mass = torch.tensor([key], dtype=torch.int32), [part.sum() for part in chances.split(BLOCK)]
-        block = int((torch.stack(mass) / waits(self.sampler.blocks, keys)[0]).argmax())
+        block = int((torch.stack(mass) / exponential_noise(self.sampler.blocks, keys)[0]).argmax())
         tokens = slice(block * BLOCK, (block + 1) * BLOCK)
-        return tokens.start + int((chances[tokens] / waits(self.sampler.tokens[tokens], keys)[0]).argmax())
+        return tokens.start + int((chances[tokens] / exponential_noise(self.sampler.tokens[tokens], keys)[0]).argmax())
 
     def _up_to_end(self, ids: list[int]) -> tuple[int, ...]:
         ends = [i + 1 for i, token in enumerate(ids) if token in self.end_ids]

@@ -1,7 +1,7 @@
-"""Plain Hugging Face `generate`: the slow oracle, and the engine of models that ours cannot drive.
+"""Hugging Face `generate` as the engine: slow, for models that the native engine cannot drive, and as a test oracle.
 
-The same seed draws the same tokens as in the native engine: our noise is added to the scores, and
-`generate` takes the largest.
+The same seed draws the same tokens as in the native engine: a logits processor samples with our noise and leaves
+`generate` a single token to pick.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from coterie.engines.request_checks import must_be_readable
-from coterie.kernels.sampling import Sampler, draw_key
-from coterie.kernels.top_p_top_k import keep_likely
+from coterie.kernels.sampling import Sampler, rng_key
+from coterie.kernels.top_p_top_k import top_k_top_p
 from coterie.models.base import Base
 from coterie.models.chat import StopText
 from coterie.types import Sample, Sampling, Stop
@@ -43,28 +42,28 @@ class HfEngine:
         self.versions[policy] = version
 
     def clear(self) -> None:
-        """Nothing is kept between requests."""
+        """Nothing is cached between requests."""
 
     async def sample(self, policy: str, prompt_ids: Sequence[int], seed: int, sampling: Sampling) -> Sample:
         await asyncio.sleep(0)
-        must_be_readable(prompt_ids, self.base.vocab_size)
+        self.base.check_prompt(prompt_ids)
         room = min(sampling.max_tokens, self.context - len(prompt_ids))
         if room <= 0:
             return Sample((), (), "length", self.versions[policy])
-        draw = SamplerLogitsProcessor(self.sampler, len(prompt_ids), [seed], sampling)
-        said = _AtStopText(self.base.tokenizer, sampling.stop)
+        processor = SamplerLogitsProcessor(self.sampler, len(prompt_ids), [seed], sampling)
+        stops = _StopStrings(self.base.tokenizer, sampling.stop)
         with watchdog_paused():
-            ids = self._generate(self.policies[policy], prompt_ids, room, draw, said)
-        stop: Stop = "end" if ids[-1] in self.base.chat.end_ids else "stop" if said.reached else "length"
-        return Sample(tuple(ids), tuple(row[0] for row in draw.logprobs), stop, self.versions[policy])
+            ids = self._generate(self.policies[policy], prompt_ids, room, processor, stops)
+        stop: Stop = "end" if ids[-1] in self.base.chat.end_ids else "stop" if stops.reached else "length"
+        return Sample(tuple(ids), tuple(row[0] for row in processor.logprobs), stop, self.versions[policy])
 
     @torch.no_grad()
     def _generate(
-        self, adapter: str | None, prompt: Sequence[int], room: int, draw: SamplerLogitsProcessor, said: _AtStopText
+        self, adapter: str | None, prompt: Sequence[int], room: int, processor: LogitsProcessor, stops: _StopStrings
     ) -> list[int]:
         tokens = torch.tensor([list(prompt)], device=self.base.device)
-        # A segment without end: `generate` feeds the whole prompt first and then one token at a time.
-        with self.base.with_own_attention(), _without_habits(self.base), self.base.routing.on([(0, 1 << 30, adapter)]):
+        # An endless segment: `generate` feeds the whole prompt first, then one token at a time.
+        with self.base.with_own_attention(), _no_defaults(self.base), self.base.routing.on([(0, 1 << 30, adapter)]):
             out = self.base.model.generate(  # type: ignore[operator]
                 input_ids=tokens,
                 attention_mask=torch.ones_like(tokens),
@@ -72,48 +71,48 @@ class HfEngine:
                 do_sample=False,
                 eos_token_id=sorted(self.base.chat.end_ids),
                 pad_token_id=min(self.base.chat.end_ids),
-                logits_processor=LogitsProcessorList([draw]),
-                stopping_criteria=StoppingCriteriaList([said] if said.watch.stops else []),
+                logits_processor=LogitsProcessorList([processor]),
+                stopping_criteria=StoppingCriteriaList([stops] if stops.detector.stops else []),
             )
         return out[0, len(prompt) :].tolist()
 
 
 @contextmanager
-def _without_habits(base: Base) -> Iterator[None]:
-    """What a model's generation config asks of `generate`, a repetition penalty say, would bend the distribution."""
-    habits, base.model.generation_config = base.model.generation_config, GenerationConfig()
+def _no_defaults(base: Base) -> Iterator[None]:
+    """Without the model's generation config: a repetition penalty, for example, would change the distribution."""
+    defaults, base.model.generation_config = base.model.generation_config, GenerationConfig()
     try:
         yield
     finally:
-        base.model.generation_config = habits
+        base.model.generation_config = defaults
 
 
 class SamplerLogitsProcessor(LogitsProcessor):
-    """Leaves each row one token to choose: the one that the native sampler would draw."""
+    """Masks all tokens but the one that the native sampler draws, and records its log-prob."""
 
     def __init__(self, sampler: Sampler, prompt: int, seeds: Sequence[int], sampling: Sampling) -> None:
-        """`prompt` is the length of the rows before anything was drawn; every row has its own seed."""
+        """`prompt`: the prompt length of the rows; every row has its own seed."""
         self.sampler, self.prompt, self.seeds, self.sampling = sampler, prompt, seeds, sampling
         self.logprobs: list[list[float]] = []  # of each step, one per row
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        how, rows, device = self.sampling, len(scores), scores.device
-        temperature = torch.full((rows,), float(how.temperature), device=device)
+        sampling, rows, device = self.sampling, len(scores), scores.device
+        temperature = torch.full((rows,), float(sampling.temperature), device=device)
         position = input_ids.shape[1] - self.prompt
-        keys = torch.tensor([draw_key(seed, position) for seed in self.seeds], dtype=torch.int32, device=device)
-        if how.top_p < 1 or how.top_k:
-            top_p, top_k = torch.full_like(temperature, how.top_p), torch.full((rows,), how.top_k, device=device)
-            scores = keep_likely(scores, top_p, top_k, temperature)
+        keys = torch.tensor([rng_key(seed, position) for seed in self.seeds], dtype=torch.int32, device=device)
+        if sampling.top_p < 1 or sampling.top_k:
+            top_p = torch.full_like(temperature, sampling.top_p)
+            scores = top_k_top_p(scores, top_p, torch.full((rows,), sampling.top_k, device=device), temperature)
         ids, logprobs = self.sampler(scores, temperature, keys)
         self.logprobs.append(logprobs.tolist())
         return torch.full_like(scores, -torch.inf).scatter(1, ids[:, None], 0.0)
 
 
-class _AtStopText(StoppingCriteria):
+class _StopStrings(StoppingCriteria):
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stops: Sequence[str]) -> None:
-        self.watch = StopText(tokenizer, stops)
+        self.detector = StopText(tokenizer, stops)
         self.reached = False
 
     def __call__(self, input_ids: Tensor, scores: Tensor, **_: object) -> Tensor:
-        self.reached = self.watch.feed(int(input_ids[0, -1]))
+        self.reached = self.detector.feed(int(input_ids[0, -1]))
         return torch.tensor([self.reached], device=input_ids.device)

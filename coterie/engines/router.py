@@ -1,4 +1,4 @@
-"""Several bases in one team: each policy's requests go to the engine of its own base."""
+"""A router for teams with several base models: each policy's requests go to the engine of its base."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class ClearableEngine(Engine, Protocol):
 
 class Router:
     def __init__(self, engines: Mapping[str, ClearableEngine]) -> None:
-        """`engines` by policy; policies on one base share one."""
+        """`engines` by policy; policies on one base share an engine."""
         self.engines = dict(engines)
 
     async def sample(self, policy: str, prompt_ids: Sequence[int], seed: int, sampling: Sampling) -> Sample:

@@ -1,120 +1,264 @@
-"""vLLM as the engine, in this process: for models that it serves better. `pip install -e '.[vllm]'`.
+"""vLLM as the engine, in this process: for models that it serves faster. `pip install -e '.[vllm]'`.
 
-It keeps weights of its own, so what was learned is pushed to it. Its noise is its own, too: the same seed draws the
-same tokens again, but not those that the other engines would draw.
+vLLM has its own copy of the weights, so updated weights are pushed to it before the next request. Its noise is its own,
+too: a seed reproduces its tokens, but not those of the other engines.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from itertools import count
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from coterie.engines.request_checks import must_be_readable
-from coterie.engines.vllm_server import Server
+import torch
+from torch import nn
+
 from coterie.models.base import Base
 from coterie.models.chat import StopText
+from coterie.models.lora import Adapter
+from coterie.models.peft import save_adapter
 from coterie.types import Sample, Sampling, Stop
 from coterie.watchdog import watchdog_paused
 
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # values that vLLM accepts for max_lora_rank
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # in this process, where weights can be pushed
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the threads are shared with the learner
+    "VLLM_LOGGING_LEVEL": "ERROR",
+}
+
 
 @dataclass
-class Row:
-    """One request at work."""
+class PendingRequest:
+    """One request in vLLM, and its tokens so far."""
 
-    answered: asyncio.Future[Sample]
+    future: asyncio.Future[Sample]
     version: int
-    stops: StopText | None
+    stop_text: StopText | None
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
 
 
 class VllmEngine:
-    """Continuous batching by vLLM for all policies that live on one base."""
+    """Continuous batching by vLLM for all policies on one base."""
 
     def __init__(self, base: Base, policies: dict[str, str | None], rows: int = 64, context: int | None = None) -> None:
-        """`policies` names the adapter each policy speaks with; None is the base itself."""
+        """`policies`: the adapter of each policy; None is the base model itself."""
         if find_spec("vllm") is None:
             raise ValueError("engine.name: vllm is not installed; `pip install -e '.[vllm]'` brings it")
         if base.device.index:
-            raise ValueError(f"engine.name: vllm speaks on the first GPU, and {base.folder} is on {base.device}")
+            raise ValueError(f"engine.name: vllm runs on the first GPU only, and {base.folder} is on {base.device}")
         self.base, self.policies = base, dict(policies)
         self.context = min(context or base.context, base.context)
-        self.server = Server(base, sorted({name for name in policies.values() if name}), rows, self.context)
+        self.server = VllmServer(base, sorted({name for name in policies.values() if name}), rows, self.context)
         self.versions = dict.fromkeys(policies, 0)
-        self.waiting: dict[str, Row] = {}
+        self.pending: dict[str, PendingRequest] = {}
         self.numbers = count()
         self.driver: asyncio.Task[None] | None = None
 
     def weights_changed(self, policy: str, version: int) -> None:
-        """The weights moved; vLLM is told before it speaks again."""
+        """The weights have changed; they are pushed to vLLM before its next request."""
         self.versions[policy] = version
-        self.server.outdate(self.policies[policy])
+        self.server.mark_stale(self.policies[policy])
 
     def clear(self) -> None:
-        """Forget the prompts; vLLM keeps the memory that it has set aside."""
-        self.server.forget()
+        """Empty the prefix cache; vLLM keeps its memory."""
+        self.server.reset_prefix_cache()
 
     async def sample(self, policy: str, prompt_ids: Sequence[int], seed: int, sampling: Sampling) -> Sample:
-        must_be_readable(prompt_ids, self.base.vocab_size)
+        self.base.check_prompt(prompt_ids)
         room = min(sampling.max_tokens, self.context - len(prompt_ids))
         if room <= 0:
             return Sample((), (), "length", self.versions[policy])
         name = str(next(self.numbers))
-        with watchdog_paused():  # it may have to be started first
-            self.server.ask(name, self.policies[policy], list(prompt_ids), room, seed, sampling)
-        stops = StopText(self.base.tokenizer, sampling.stop) if sampling.stop else None
-        row = Row(asyncio.get_running_loop().create_future(), self.versions[policy], stops)
-        self.waiting[name] = row
+        with watchdog_paused():  # vLLM may have to be started first
+            self.server.add_request(name, self.policies[policy], list(prompt_ids), room, seed, sampling)
+        stop_text = StopText(self.base.tokenizer, sampling.stop) if sampling.stop else None
+        request = PendingRequest(asyncio.get_running_loop().create_future(), self.versions[policy], stop_text)
+        self.pending[name] = request
         if self.driver is None or self.driver.done():
             self.driver = asyncio.create_task(self._drive())
-            self.driver.add_done_callback(self._stopped)
-        return await row.answered
+            self.driver.add_done_callback(self._driver_done)
+        return await request.future
 
     async def _drive(self) -> None:
-        while self.waiting:
+        """The engine loop: step vLLM until no request is left."""
+        while self.pending:
             await asyncio.sleep(0)
-            self._leave([name for name, row in self.waiting.items() if row.answered.done()])  # nobody waits any more
+            self._remove([name for name, request in self.pending.items() if request.future.done()])  # cancelled
             with watchdog_paused():
-                for output in self.server.step() if self.waiting else ():
-                    self._hear(output.request_id, output.outputs[0])
+                for output in self.server.step() if self.pending else ():
+                    self._append(output.request_id, output.outputs[0])
 
-    def _hear(self, name: str, said: Any) -> None:
-        """The next tokens of a row, and how it ended if it did."""
-        if name not in self.waiting:  # it left while these were on their way
+    def _append(self, name: str, output: Any) -> None:
+        """Append a request's new tokens, and resolve it if it has finished."""
+        if name not in self.pending:  # removed meanwhile
             return
-        row, stop = self.waiting[name], None
-        for token, logprobs in zip(said.token_ids, said.logprobs, strict=True):
-            row.ids.append(token)
-            row.logprobs.append(logprobs[token].logprob)
-            stop = stop or self._stop(row, token)
-        if stop or said.finish_reason:
-            self._leave([name])
-            row.answered.set_result(Sample(tuple(row.ids), tuple(row.logprobs), stop or "length", row.version))
+        request, stop = self.pending[name], None
+        for token, logprobs in zip(output.token_ids, output.logprobs, strict=True):
+            request.ids.append(token)
+            request.logprobs.append(logprobs[token].logprob)
+            stop = stop or self._stop(request, token)
+        if stop or output.finish_reason:
+            self._remove([name])
+            sample = Sample(tuple(request.ids), tuple(request.logprobs), stop or "length", request.version)
+            request.future.set_result(sample)
 
-    def _stop(self, row: Row, token: int) -> Stop | None:
+    def _stop(self, request: PendingRequest, token: int) -> Stop | None:
         if token in self.base.chat.end_ids:
             return "end"
-        return "stop" if row.stops is not None and row.stops.feed(token) else None
+        return "stop" if request.stop_text is not None and request.stop_text.feed(token) else None
 
-    def _leave(self, names: list[str]) -> None:
+    def _remove(self, names: list[str]) -> None:
         for name in names:
-            del self.waiting[name]
-        self.server.drop(names)
+            del self.pending[name]
+        self.server.abort(names)
 
-    def _stopped(self, driver: asyncio.Task[None]) -> None:
-        """If the driver failed, so did every request that waits on it."""
+    def _driver_done(self, driver: asyncio.Task[None]) -> None:
+        """If the engine loop failed or was cancelled, so are all requests."""
         error = None if driver.cancelled() else driver.exception()
         if error is None and not driver.cancelled():
-            return  # it ran out of work; whoever asked since has started another
-        for row in self.waiting.values():
-            if row.answered.done():
+            return  # no work was left; requests since then have started another loop
+        for request in self.pending.values():
+            if request.future.done():
                 continue
             if error is None:
-                row.answered.cancel()
+                request.future.cancel()
             else:
-                row.answered.set_exception(error)
-        self._leave(list(self.waiting))
+                request.future.set_exception(error)
+        self._remove(list(self.pending))
+
+
+class VllmServer:
+    """One vLLM engine with a copy of one base; started at the first request, when all adapters are attached."""
+
+    def __init__(self, base: Base, adapters: Sequence[str], rows: int, context: int) -> None:
+        self.base, self.rows, self.context = base, rows, context
+        self.adapters = {name: number for number, name in enumerate(adapters, start=1)}
+        self.stale: set[str | None] = {*adapters} or {None}
+        self.engine: Any = None
+
+    def mark_stale(self, adapter: str | None) -> None:
+        """vLLM's copy of this adapter, or of the whole model, is out of date."""
+        if adapter is not None or not self.adapters:  # a model with adapters does not change itself
+            self.stale.add(adapter)
+
+    def add_request(
+        self, name: str, adapter: str | None, prompt: list[int], room: int, seed: int, sampling: Sampling
+    ) -> None:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        self._push_weights()
+        params = SamplingParams(
+            max_tokens=room,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            seed=seed,
+            logprobs=0,  # of the sampled token alone
+            stop_token_ids=sorted(self.base.chat.end_ids),
+            ignore_eos=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+        )
+        lora = self._lora_request(adapter, "pushed before") if adapter else None
+        self.engine.add_request(name, {"type": "token", "prompt_token_ids": prompt}, params, lora_request=lora)
+
+    def step(self) -> Any:
+        return self.engine.step()
+
+    def abort(self, names: list[str]) -> None:
+        if names:
+            self.engine.abort_request(names)
+
+    def reset_prefix_cache(self) -> None:
+        if self.engine is not None:
+            self.engine.reset_prefix_cache()
+
+    def _push_weights(self) -> None:
+        """Push all stale weights, and start vLLM if necessary."""
+        if not self.stale:
+            return
+        if self.engine is None:
+            self.engine = self._start()
+        for adapter in self.stale:
+            if adapter is None:
+                weights = ((name, tensor.detach()) for name, tensor in self.base.model.named_parameters())
+                self.engine.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
+                self.engine.apply_model(_repack_lm_head)
+                continue
+            with TemporaryDirectory() as folder:
+                save_adapter(self._adapter(adapter), Path(folder), str(self.base.folder))
+                self.engine.add_lora(self._lora_request(adapter, folder, load_inplace=True))
+        self.stale.clear()
+        self.reset_prefix_cache()
+
+    def _lora_request(self, adapter: str, folder: str, load_inplace: bool = False) -> Any:
+        from vllm.lora.request import LoRARequest
+
+        return LoRARequest(adapter, self.adapters[adapter], folder, load_inplace=load_inplace)
+
+    def _adapter(self, name: str) -> Adapter:
+        """The adapter with its current weights, collected from the layers."""
+        pairs = {layer: lora.pairs[name] for layer, lora in self.base.layers.items() if name in lora.pairs}
+        pair = next(iter(pairs.values()))
+        rank, targets = len(pair.down), sorted({layer.rpartition(".")[2] for layer in pairs})
+        adapter = Adapter(name, rank, pair.scale * rank, targets)
+        adapter.pairs = pairs
+        return adapter
+
+    def _start(self) -> Any:
+        for name, value in ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.v1.engine.llm_engine import LLMEngine
+        from vllm.v1.executor import Executor
+
+        cuda = self.base.device.type == "cuda"
+        config = EngineArgs(
+            model=str(self.base.folder),
+            skip_tokenizer_init=True,
+            generation_config="vllm",  # not the model's own, which may have penalties
+            dtype="bfloat16" if self.base.bf16 else "float32",
+            max_model_len=self.context,
+            max_num_seqs=self.rows,
+            logprobs_mode="processed_logprobs",
+            kv_cache_memory_bytes=self._cache_bytes(),
+            enforce_eager=not cuda,
+            disable_log_stats=True,
+            **self._lora_options(),
+        ).create_engine_config()
+        return LLMEngine(config, Executor.get_class(config), log_stats=False)
+
+    def _lora_options(self) -> dict[str, Any]:
+        if not self.adapters:
+            return {}
+        most = max(self._adapter(name).rank for name in self.adapters)
+        # One slot more than adapters: on CPU a row without an adapter reads the last slot, which must be empty.
+        slots = len(self.adapters) + 1
+        return {"enable_lora": True, "max_loras": slots, "max_lora_rank": next(r for r in RANKS if r >= most)}
+
+    def _cache_bytes(self) -> int:
+        """KV cache memory: enough for all rows, but at most half of the free memory, as the learner needs the rest."""
+        config, cuda = self.base.model.config.get_text_config(), self.base.device.type == "cuda"
+        own = config.hidden_size // config.num_attention_heads
+        layers, heads, dim = self.base.kv_shape or (config.num_hidden_layers, config.num_attention_heads, own)
+        token = 2 * (2 if self.base.bf16 else 4) * layers * heads * dim
+        host = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return min(token * self.rows * self.context, (torch.cuda.mem_get_info()[0] if cuda else host) // 2)
+
+
+def _repack_lm_head(model: nn.Module) -> None:
+    """On CPU the LM head has a packed copy of its weight, which vLLM does not renew if it is tied to the embedding."""
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+
+    for module in model.modules():
+        if isinstance(module, ParallelLMHead):
+            module.quant_method.process_weights_after_loading(module)

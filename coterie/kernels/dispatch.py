@@ -1,4 +1,4 @@
-"""Formulas in PyTorch, or kernels that do the same on CUDA."""
+"""Dispatch by device: the Triton kernels on CUDA, the PyTorch reference elsewhere."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 
 
 @cache
-def kernels_for(device: str, plain: str, kernels: str) -> Any:
-    """The module that serves this kind of device; both have the same functions. Kernels need Triton, which only CUDA
-    builds of PyTorch bring."""
-    return import_module(kernels if device == "cuda" and find_spec("triton") is not None else plain)
+def kernels_for(device: str, reference: str, triton: str) -> Any:
+    """The module to call on this device type; both have the same functions. CPU builds of PyTorch have no Triton."""
+    return import_module(triton if device == "cuda" and find_spec("triton") is not None else reference)

@@ -1,75 +1,78 @@
-"""Matrix products in the layout that is fastest where they run."""
+"""Matrix products: CPU layouts and backends for few rows, fp32 outputs of half-precision inputs, LoRA deltas."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-THIN = 96  # rows
-FEW = 4  # rows, for which MKL is the faster
-PARTS = 4  # of the weights, so that every thread has some
+SKINNY_ROWS = 96  # at most so many rows use the transposed product on a CPU
+MKL_ROWS = 4  # at most so many rows are faster with MKL than with oneDNN
+WEIGHT_SPLITS = 4  # pieces of the weight for a single row, so that every thread has work
 ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
-def thin(x: Tensor) -> bool:
-    """Few rows on a CPU: there the transposed product is faster."""
-    return x.shape[0] <= THIN and x.is_cpu
+def is_skinny(x: Tensor) -> bool:
+    """True for few rows on a CPU, where the transposed product is faster."""
+    return x.shape[0] <= SKINNY_ROWS and x.is_cpu
 
 
-def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`F.linear` of x [T, in] without gradient; a thin result lies in memory as its transpose."""
+def linear_inference(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`F.linear` of x [T, in] without gradient; a skinny result is stored transposed (column-major)."""
     if not x.is_cpu:
         return F.linear(x, weight, bias)
-    if not thin(x):
-        y = _times(x, weight)
+    if not is_skinny(x):
+        y = _mm_onednn(x, weight)
         return y if bias is None else y.add_(bias)
-    y = _few(weight, x) if len(x) <= FEW else _times(weight, x)
+    y = _mm_mkl(weight, x) if len(x) <= MKL_ROWS else _mm_onednn(weight, x)
     return (y if bias is None else y.add_(bias[:, None])).t()
 
 
-def _times(a: Tensor, b: Tensor) -> Tensor:
-    """a [M, K] times bᵀ [K, N], by oneDNN, where PyTorch has it: it takes half to nine tenths of the time of MKL."""
+def _mm_onednn(a: Tensor, b: Tensor) -> Tensor:
+    """a [M, K] times bᵀ [K, N] with oneDNN where PyTorch has it: 50 to 90 % of the time of MKL."""
     if not ONEDNN or a.dtype != torch.float32:
         return F.linear(a, b)
     out: Tensor = torch.ops.mkldnn._linear_pointwise(a, b, None, "none", [], "")
     return out
 
 
-def _few(weight: Tensor, x: Tensor) -> Tensor:
-    """weight [N, K] times xᵀ [K, T] by MKL, which reads rows fastest one after the other, and leaves a single one to
-    one thread unless the weights come in parts."""
+def _mm_mkl(weight: Tensor, x: Tensor) -> Tensor:
+    """weight [N, K] times xᵀ [K, T] with MKL. A single row would run on one thread, so the weight is split."""
     columns = x.contiguous().t()
-    if len(x) != 1 or len(weight) % PARTS:
+    if len(x) != 1 or len(weight) % WEIGHT_SPLITS:
         return torch.mm(weight, columns)
-    return torch.bmm(weight.view(PARTS, -1, len(columns)), columns.expand(PARTS, -1, -1)).view(len(weight), 1)
+    split = weight.view(WEIGHT_SPLITS, -1, len(columns))
+    return torch.bmm(split, columns.expand(WEIGHT_SPLITS, -1, -1)).view(len(weight), 1)
 
 
-def like_product(x: Tensor) -> Tensor:
-    """x [T, N] in the layout of a product, so that sums and factors meet in one order."""
-    return x.t().contiguous().t() if thin(x) else x
+def match_inference_layout(x: Tensor) -> Tensor:
+    """x [T, N] in the memory layout of `linear_inference`, so that elementwise operations see one layout."""
+    return x.t().contiguous().t() if is_skinny(x) else x
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`F.linear` with or without gradient, row by row in memory."""
+    """`F.linear` with or without gradient; the result is row-major."""
     if torch.is_grad_enabled() or not x.is_cpu:
         return F.linear(x, weight, bias)
-    return product(x.reshape(-1, x.shape[-1]), weight, bias).contiguous().view(*x.shape[:-1], len(weight))
+    return linear_inference(x.reshape(-1, x.shape[-1]), weight, bias).contiguous().view(*x.shape[:-1], len(weight))
 
 
 def lm_head_logits(hidden: Tensor, head: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`F.linear`; without gradient a thin result lies in memory as its transpose, as with `product`, and on CUDA
-    it has full precision also where its factors have half: large logits need it."""
+    """`F.linear`; without gradient in the layout of `linear_inference`, and on CUDA in fp32 even for half-precision
+    inputs: rounding large logits to half would change the distribution."""
     if torch.is_grad_enabled():
         return F.linear(hidden, head, bias)
     if not hidden.is_cuda or hidden.dtype == torch.float32:
-        return product(hidden, head, bias)
-    return in_full(hidden, head, bias)
+        return linear_inference(hidden, head, bias)
+    return linear_fp32_out(hidden, head, bias)
 
 
-def in_full(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`F.linear` of x [T, in] without gradient as full precision; on CUDA nothing is rounded to half before: what is to
-    be added to many others, goes through a gate, or is large."""
+def linear_fp32_out(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`F.linear` of x [T, in] without gradient, with an fp32 result; on CUDA the fp32 accumulator is never rounded.
+    For residual sums, gate inputs and logits."""
     full = torch.promote_types(x.dtype, torch.float32)
     if not x.is_cuda or x.dtype == full:
         return F.linear(x, weight, bias).to(full)
@@ -77,11 +80,26 @@ def in_full(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return out if bias is None else out.add_(bias)
 
 
-def add_product(out: Tensor, x: Tensor, weight: Tensor, scale: float = 1.0) -> None:
-    """out [T, N] += scale·x·weightᵀ in place, in the precision of `out`."""
+def add_matmul_(out: Tensor, x: Tensor, weight: Tensor, scale: float = 1.0) -> None:
+    """out [T, N] += scale·x·weightᵀ in place, accumulated in the dtype of `out`."""
     if out.dtype == x.dtype:
         out.addmm_(x, weight.t(), alpha=scale)
     elif x.is_cuda:
         torch.ops.aten.addmm.dtype_out(out, x, weight.t(), out.dtype, alpha=scale, out=out)
     else:
-        out.add_(in_full(x, weight), alpha=scale)
+        out.add_(linear_fp32_out(x, weight), alpha=scale)
+
+
+class LoraDelta(NamedTuple):
+    """What an adapter adds to some outputs of some tokens: low·upᵀ."""
+
+    tokens: slice
+    outs: slice
+    low: Tensor  # [tokens, rank], x·downᵀ with the scale in it
+    up: Tensor  # [outs, rank]
+
+
+def add_lora_deltas_(out: Tensor, deltas: Sequence[LoraDelta]) -> None:
+    """Add LoRA deltas to out [T, N] in place."""
+    for tokens, outs, low, up in deltas:
+        add_matmul_(out[tokens, outs], low, up)

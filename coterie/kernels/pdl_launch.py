@@ -1,4 +1,4 @@
-"""Kernels that are launched while the one before them still runs: Hopper and later GPUs do that."""
+"""Programmatic dependent launch (PDL): on Hopper and later a kernel is launched while the one before it still runs."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit
-def begin(EARLY: tl.constexpr):
-    """Let the next kernel be launched, then wait until all that was written before this one can be read."""
-    if EARLY:
+def pdl_wait(PDL: tl.constexpr):
+    """Let the next kernel launch, then wait until the writes of all kernels before this one are visible."""
+    if PDL:
         gdc_launch_dependents()
         gdc_wait()
 
 
-def early(x: Tensor) -> dict[str, bool]:
-    """How kernels on x are launched: `_kernel[grid](…, **early(x))`."""
-    can = x.is_cuda and _knows_how(x.device)
-    return {"EARLY": can, "launch_pdl": can}
+def pdl_options(x: Tensor) -> dict[str, bool]:
+    """Launch options for kernels on x: `_kernel[grid](…, **pdl_options(x))`; the kernel takes PDL as a constexpr."""
+    supported = x.is_cuda and _supports_pdl(x.device)
+    return {"PDL": supported, "launch_pdl": supported}
 
 
 @cache
-def _knows_how(device: torch.device) -> bool:
+def _supports_pdl(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) >= (9, 0)

@@ -1,4 +1,4 @@
-"""Products of a few rows with large weights on CUDA, at the speed of memory: the largest of a captured step."""
+"""Skinny GEMMs in Triton: a few rows times large weights at memory bandwidth, for the large layers of a decode step."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from coterie.kernels.pdl_launch import begin, early
+from coterie.kernels.pdl_launch import pdl_options, pdl_wait
 
-GATE_ROWS, SUM_ROWS = 64, 256  # beyond them, and for smaller layers, cuBLAS is as fast
-LARGE = 1 << 22  # weights
-OUTS, HIGHEST = 64, 128  # outputs and rows of one program, at most
-ENOUGH = 132  # programs: one for each processor of the GPU
+SWIGLU_ROWS, SPLIT_K_ROWS = 64, 256  # above these rows, and for smaller layers, cuBLAS is as fast
+MIN_WEIGHTS = 1 << 22
+OUTS, MAX_TILE_ROWS = 64, 128  # outputs and rows per program
+PROGRAMS = 132  # one per SM
 
 
 @triton.jit
-def _gate_product(
+def _swiglu_gemm(
     x, w, bias, out, rows, outs, width,
-    BIAS: tl.constexpr, HIGH: tl.constexpr, OUTS: tl.constexpr, WIDTH: tl.constexpr, EARLY: tl.constexpr,
+    BIAS: tl.constexpr, TILE_ROWS: tl.constexpr, OUTS: tl.constexpr, DEPTH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    # Weights are the tall side of a tensor core's tile, rows its short side: outᵀ = w xᵀ.
-    begin(EARLY)
+    # The weights are the M side of the tensor core tile, the few rows its N side: outᵀ = w xᵀ.
+    pdl_wait(PDL)
     here = tl.program_id(0) * OUTS
-    gate = tl.zeros([OUTS, HIGH], tl.float32)
-    up = tl.zeros([OUTS, HIGH], tl.float32)
-    for k in range(0, width, WIDTH):
+    gate = tl.zeros([OUTS, TILE_ROWS], tl.float32)
+    up = tl.zeros([OUTS, TILE_ROWS], tl.float32)
+    for k in range(0, width, DEPTH):
         tokens = tl.trans(x.load([0, k]))
         gate = tl.dot(w.load([here, k]), tokens, gate)
         up = tl.dot(w.load([outs + here, k]), tokens, up)
-    at, row = here + tl.arange(0, OUTS), tl.arange(0, HIGH)
+    at, row = here + tl.arange(0, OUTS), tl.arange(0, TILE_ROWS)
     if BIAS:
         gate += tl.load(bias + at, mask=at < outs, other=0.0).to(tl.float32)[:, None]
         up += tl.load(bias + outs + at, mask=at < outs, other=0.0).to(tl.float32)[:, None]
@@ -39,55 +39,56 @@ def _gate_product(
 
 
 @triton.jit
-def _in_parts(
-    x, w, out, rows, outs, width, share,
-    HIGH: tl.constexpr, OUTS: tl.constexpr, WIDTH: tl.constexpr, EARLY: tl.constexpr,
+def _split_k(
+    x, w, out, rows, outs, width, split_depth,
+    TILE_ROWS: tl.constexpr, OUTS: tl.constexpr, DEPTH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    begin(EARLY)
-    here, part, top = tl.program_id(0) * OUTS, tl.program_id(1), tl.program_id(2) * HIGH
-    total = tl.zeros([OUTS, HIGH], tl.float32)
-    for k in range(part * share, tl.minimum(width, part * share + share), WIDTH):
+    pdl_wait(PDL)
+    here, split, top = tl.program_id(0) * OUTS, tl.program_id(1), tl.program_id(2) * TILE_ROWS
+    total = tl.zeros([OUTS, TILE_ROWS], tl.float32)
+    for k in range(split * split_depth, tl.minimum(width, split * split_depth + split_depth), DEPTH):
         total = tl.dot(w.load([here, k]), tl.trans(x.load([top, k])), total)
-    at, row = here + tl.arange(0, OUTS), top + tl.arange(0, HIGH)
-    place, real = (part * rows + row)[None, :] * outs + at[:, None], (at < outs)[:, None] & (row < rows)[None, :]
+    at, row = here + tl.arange(0, OUTS), top + tl.arange(0, TILE_ROWS)
+    place, real = (split * rows + row)[None, :] * outs + at[:, None], (at < outs)[:, None] & (row < rows)[None, :]
     tl.store(out + place, total, mask=real)
 
 
-def fits(x: Tensor, weight: Tensor, rows: int) -> bool:
-    """Few rows and a large layer in half precision, on the kind of GPU where this was seen to be the faster way."""
-    few = len(x) <= rows and weight.numel() >= LARGE and weight.shape[1] % 8 == 0
+def use_skinny_gemm(x: Tensor, weight: Tensor, rows: int) -> bool:
+    """True for at most `rows` rows and a large half-precision layer on Hopper, where this was measured to be faster."""
+    few = len(x) <= rows and weight.numel() >= MIN_WEIGHTS and weight.shape[1] % 8 == 0
     half = x.dtype in (torch.bfloat16, torch.float16)
     return few and half and x.is_cuda and torch.cuda.get_device_capability(x.device) == (9, 0)
 
 
-def gate_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """SiLU of what the first half of the weights says times what the second says: [R, K] × [2N, K] → [R, N]."""
+def swiglu_gemm(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """GEMM with a SwiGLU epilogue, silu(x·gateᵀ)·(x·upᵀ): [R, K], [2N, K] → [R, N], rounded once."""
     (rows, width), outs = x.shape, len(weight) // 2
-    out, (high, step, stages) = x.new_empty(rows, outs), _block(rows)
-    _gate_product[(triton.cdiv(outs, OUTS),)](
-        TensorDescriptor.from_tensor(x, [high, step]), TensorDescriptor.from_tensor(weight, [OUTS, step]),
-        weight if bias is None else bias, out, rows, outs, width, bias is not None, high, OUTS, step,
-        num_warps=4, num_stages=stages, **early(x),
+    out, (tile_rows, step, stages) = x.new_empty(rows, outs), _tile(rows)
+    _swiglu_gemm[(triton.cdiv(outs, OUTS),)](
+        TensorDescriptor.from_tensor(x, [tile_rows, step]), TensorDescriptor.from_tensor(weight, [OUTS, step]),
+        weight if bias is None else bias, out, rows, outs, width, bias is not None, tile_rows, OUTS, step,
+        num_warps=4, num_stages=stages, **pdl_options(x),
     )  # fmt: skip
     return out
 
 
-def in_parts(x: Tensor, weight: Tensor) -> Tensor:
-    """`F.linear` of x [R, K] and weight [N, K] in parts that are still to be added up: → [parts, R, N]."""
+def split_k(x: Tensor, weight: Tensor) -> Tensor:
+    """Split-K `F.linear` of x [R, K] and weight [N, K]: fp32 partial sums [splits, R, N]; the next kernel adds them."""
     (rows, width), outs = x.shape, len(weight)
-    high, step, stages = _block(rows)
-    tiles, tops, blocks = triton.cdiv(outs, OUTS), triton.cdiv(rows, high), triton.cdiv(width, step)
-    share = triton.cdiv(blocks, max(1, min(ENOUGH // (tiles * tops), blocks)))
-    parts = triton.cdiv(blocks, share)
-    out = torch.empty(parts, rows, outs, device=x.device)
-    _in_parts[(tiles, parts, tops)](
-        TensorDescriptor.from_tensor(x, [high, step]), TensorDescriptor.from_tensor(weight, [OUTS, step]),
-        out, rows, outs, width, share * step, high, OUTS, step, num_warps=4, num_stages=stages, **early(x),
+    tile_rows, step, stages = _tile(rows)
+    tiles, tops, blocks = triton.cdiv(outs, OUTS), triton.cdiv(rows, tile_rows), triton.cdiv(width, step)
+    split_depth = triton.cdiv(blocks, max(1, min(PROGRAMS // (tiles * tops), blocks)))
+    splits = triton.cdiv(blocks, split_depth)
+    out = torch.empty(splits, rows, outs, device=x.device)
+    _split_k[(tiles, splits, tops)](
+        TensorDescriptor.from_tensor(x, [tile_rows, step]), TensorDescriptor.from_tensor(weight, [OUTS, step]),
+        out, rows, outs, width, split_depth * step, tile_rows, OUTS, step, num_warps=4, num_stages=stages,
+        **pdl_options(x),
     )  # fmt: skip
     return out
 
 
-def _block(rows: int) -> tuple[int, int, int]:
-    """Rows of a block, how wide it is, and how many are on their way: the GPU itself fetches them, zeros beyond."""
-    high = min(HIGHEST, max(16, triton.next_power_of_2(rows)))
-    return (high, 128, 4) if high <= 64 else (high, 64, 6)
+def _tile(rows: int) -> tuple[int, int, int]:
+    """Rows and depth of a tile, and pipeline stages. Tiles are loaded by TMA, which pads with zeros."""
+    tile_rows = min(MAX_TILE_ROWS, max(16, triton.next_power_of_2(rows)))
+    return (tile_rows, 128, 4) if tile_rows <= 64 else (tile_rows, 64, 6)

@@ -1,79 +1,67 @@
-"""What a Llama-shaped model does between its products, and what its inputs are to be blamed for.
+"""RMSNorm, SwiGLU and RoPE of Llama-shaped models, forward and hand-written backward: the PyTorch reference.
 
-On CUDA `slopes` does the same in few launches.
+`training_ops_triton` has the same functions as fused CUDA kernels; `models.trainable_forward` wraps them for autograd.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from coterie.kernels.matmul import add_product
+from coterie.kernels.matmul import LoraDelta, add_lora_deltas_
 
 
-class Lift(NamedTuple):
-    """What an adapter adds to some outputs of some tokens: low·upᵀ."""
-
-    tokens: slice
-    outs: slice
-    low: Tensor  # [tokens, rank]
-    up: Tensor  # [outs, rank]
+def rms_norm(x: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """RMSNorm as `dtype`, and each row's reciprocal RMS for the backward: [..., N] → [..., N], [..., 1]."""
+    wide = _fp32(x)
+    rstd = wide.square().mean(dim=-1, keepdim=True).add_(epsilon).rsqrt_()
+    return (wide * rstd).mul_(weight).to(dtype), rstd
 
 
-def add_lifts(out: Tensor, lifts: Sequence[Lift]) -> None:
-    """In place."""
-    for tokens, outs, low, up in lifts:
-        add_product(out[tokens, outs], low, up)
+def rms_norm_backward(grad: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, add: Tensor | None = None) -> Tensor:
+    """Gradient of x: for y = w·x·s, s = (mean x² + ε)^−½ it is s·(w·∂y − x·s²·mean(w·∂y·x)); plus `add`, if given."""
+    wide, weighted = _fp32(x), _fp32(grad) * weight
+    projection = (weighted * wide).mean(dim=-1, keepdim=True).mul_(rstd).mul_(rstd)
+    grad_x = weighted.addcmul_(wide, projection, value=-1).mul_(rstd)
+    return (grad_x if add is None else grad_x.add_(add)).to(x.dtype)
 
 
-def norm(x: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The RMS norm as `dtype`, and the factor that each row had: [..., N] → [..., N], [..., 1]."""
-    wide = _wide(x)
-    size = wide.square().mean(dim=-1, keepdim=True).add_(epsilon).rsqrt_()
-    return (wide * size).mul_(weight).to(dtype), size
-
-
-def norm_back(slope: Tensor, x: Tensor, weight: Tensor, size: Tensor, more: Tensor | None = None) -> Tensor:
-    """The gradient by x: with y = w·x·s and s = (mean x² + ε)^−½, s·(w·∂y − x·s²·mean(w·∂y·x)); and `more`."""
-    wide, by_direction = _wide(x), _wide(slope) * weight
-    along = (by_direction * wide).mean(dim=-1, keepdim=True).mul_(size).mul_(size)
-    by_x = by_direction.addcmul_(wide, along, value=-1).mul_(size)
-    return (by_x if more is None else by_x.add_(more)).to(x.dtype)
-
-
-def add_norm(x: Tensor, y: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """x + y, and its norm as of `norm`."""
+def add_rms_norm(
+    x: Tensor, y: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """x + y, and what `rms_norm` returns for it."""
     total = x + y
-    return total, *norm(total, weight, epsilon, dtype)
+    return total, *rms_norm(total, weight, epsilon, dtype)
 
 
-def gated(both: Tensor, lifts: Sequence[Lift], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """SiLU of the first half times the second, [T, 2N] → [T, N], when adapters have added what is theirs; and both
-    halves, which may be changed in place. Rounded only at the end."""
-    add_lifts(both, lifts)
-    gate, up = (_wide(half) for half in both.chunk(2, dim=1))
-    return F.silu(gate).mul_(up).to(dtype), both.to(dtype)
+def swiglu(gate_up: Tensor, deltas: Sequence[LoraDelta], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """SwiGLU of gate_up [T, 2N] after adding LoRA deltas: silu(gate)·up [T, N] and the summed gate_up, as `dtype`.
+
+    The input may be changed in place. Both results are rounded once, at the end.
+    """
+    add_lora_deltas_(gate_up, deltas)
+    gate, up = (_fp32(half) for half in gate_up.chunk(2, dim=1))
+    return F.silu(gate).mul_(up).to(dtype), gate_up.to(dtype)
 
 
-def gated_back(slope: Tensor, both: Tensor) -> Tensor:
-    """The gradient by both halves."""
-    gate, up = (_wide(half) for half in both.chunk(2, dim=1))
-    share, wide = gate.sigmoid(), _wide(slope)
-    by_gate = (1 - share).mul_(gate).add_(1).mul_(share).mul_(up).mul_(wide)
-    return torch.cat([by_gate, share.mul_(gate).mul_(wide)], dim=1).to(both.dtype)
+def swiglu_backward(grad: Tensor, gate_up: Tensor) -> Tensor:
+    """Gradient of gate_up: [T, N], [T, 2N] → [T, 2N]."""
+    gate, up = (_fp32(half) for half in gate_up.chunk(2, dim=1))
+    sigmoid, wide = gate.sigmoid(), _fp32(grad)
+    grad_gate = (1 - sigmoid).mul_(gate).add_(1).mul_(sigmoid).mul_(up).mul_(wide)
+    return torch.cat([grad_gate, sigmoid.mul_(gate).mul_(wide)], dim=1).to(gate_up.dtype)
 
 
-def turned(x: Tensor, cos: Tensor, sin: Tensor, back: bool = False) -> Tensor:
-    """Rotary positions, x [T, H, D], cos and sin [T, D]; `back` turns the other way, as the gradient does."""
+def rope(x: Tensor, cos: Tensor, sin: Tensor, inverse: bool = False) -> Tensor:
+    """Rotary positions: x [T, H, D], cos and sin [T, D]; `inverse` rotates back, which is the backward."""
     half = x.shape[-1] // 2
-    wide = _wide(x)
-    other = torch.cat([-wide[..., half:], wide[..., :half]], dim=-1)
-    return (wide * cos[:, None]).addcmul_(other, sin[:, None], value=-1 if back else 1).to(x.dtype)
+    wide = _fp32(x)
+    rotated = torch.cat([-wide[..., half:], wide[..., :half]], dim=-1)
+    return (wide * cos[:, None]).addcmul_(rotated, sin[:, None], value=-1 if inverse else 1).to(x.dtype)
 
 
-def _wide(x: Tensor) -> Tensor:
+def _fp32(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -1,4 +1,4 @@
-"""Attention over ragged rows without padding and without masks: on CUDA, by PyTorch's own flash kernel."""
+"""Packed varlen attention on CUDA: PyTorch's flash attention kernel over rows of any length, no padding, no mask."""
 
 from __future__ import annotations
 
@@ -7,51 +7,54 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-WIDEST = 256  # head width that the kernel knows
+MAX_HEAD_DIM = 256  # of the flash kernel
 
 
-class Ragged(NamedTuple):
-    """Rows one after the other. A row has as many keys as queries, or more: then the queries are its last tokens."""
+class VarlenRows(NamedTuple):
+    """Packed rows. A row has as many keys as queries, or more: then its queries are the last of its tokens."""
 
-    q_ends: Tensor  # [R + 1] int32: where rows end, from 0
-    k_ends: Tensor  # [R + 1]
-    longest_q: int
-    longest_k: int
-    keys: Tensor | None  # [Σ keys] into the stream; None where each row's keys are its queries' own
+    cu_seqlens_q: Tensor  # [R + 1] int32, cumulative lengths from 0
+    cu_seqlens_k: Tensor  # [R + 1]
+    max_seqlen_q: int
+    max_seqlen_k: int
+    key_index: Tensor | None  # [Σ keys] into the stream, where rows share a prefix; None: keys are the queries' tokens
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None) -> Tensor:
         """q [Hq, T, D], k and v [Hkv, T, D] → [T, Hq, D]."""
         q, k, v = (x.transpose(0, 1).to(compute_dtype(x)) for x in (q, k, v))
-        if self.keys is not None:
-            k, v = _Copies.apply(k, self.keys), _Copies.apply(v, self.keys)
-        return flash(q, k, v, self, scale, window)
+        if self.key_index is not None:
+            k, v = _GatherTokens.apply(k, self.key_index), _GatherTokens.apply(v, self.key_index)
+        return flash_attention(q, k, v, self, scale, window)
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:
-    """What it is computed in. The kernel itself does not know about autocast."""
+    """The autocast dtype where autocast is on, else x's own. The flash kernel does not know about autocast."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
 
-def serves(q: Tensor, v: Tensor) -> bool:
-    """Whether the kernel can do it."""
+def is_supported(q: Tensor, v: Tensor) -> bool:
+    """True if the flash kernel can run: CUDA, half precision, head dimension a multiple of 8 and at most 256."""
     width = q.shape[-1]
-    fits = width % 8 == 0 and width <= WIDEST and v.shape[-1] == width
+    fits = width % 8 == 0 and width <= MAX_HEAD_DIM and v.shape[-1] == width
     return fits and q.is_cuda and compute_dtype(q) in (torch.bfloat16, torch.float16)
 
 
-def flash(q: Tensor, k: Tensor, v: Tensor, rows: Ragged, scale: float, window: int | None) -> Tensor:
-    """Causal, counted from the end of a row's keys. Not by `torch.nn.attention.varlen`, which calls the same kernel:
-    it takes fewer heads of keys than of queries only from 2.12 on, and costs Python a custom operator per layer."""
+def flash_attention(q: Tensor, k: Tensor, v: Tensor, rows: VarlenRows, scale: float, window: int | None) -> Tensor:
+    """Causal attention, aligned to the end of a row's keys: q [T, Hq, D], k and v [Σ keys, Hkv, D] → [T, Hq, D].
+
+    Not `torch.nn.attention.varlen`, which calls the same kernel: it supports grouped-query attention only from
+    PyTorch 2.12 on, and costs the host a custom operator per layer.
+    """
     left = -1 if window is None else window - 1  # a window counts the token itself
     return torch.ops.aten._flash_attention_forward(
-        q, k, v, rows.q_ends, rows.k_ends, rows.longest_q, rows.longest_k, 0.0, True, False,
+        q, k, v, rows.cu_seqlens_q, rows.cu_seqlens_k, rows.max_seqlen_q, rows.max_seqlen_k, 0.0, True, False,
         scale=scale, window_size_left=left, window_size_right=-1 if window is None else 0,
     )[0]  # fmt: skip
 
 
-class _Copies(torch.autograd.Function):
-    """Picks tokens, some of them more than once; the gradients of the copies are added in full precision."""
+class _GatherTokens(torch.autograd.Function):
+    """Gather tokens, some more than once; the gradients of the copies are summed in fp32."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, index: Tensor) -> Tensor:

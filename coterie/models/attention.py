@@ -1,8 +1,7 @@
-"""Our attention, plugged into every Hugging Face model: the layout of a forward decides who sees whom.
+"""Our attention, plugged into every Hugging Face model: the layout of a forward decides which keys a query sees.
 
-All forwards run on one flat stream of tokens, `[1, T]`, without padding. A model's own attention
-modules hand us queries, keys and values of the stream, and the layout that came along attends:
-`Packed` for learning, the engine's slot cache for sampling.
+All forwards run on one packed stream of tokens, `[1, T]`, without padding. A model's own attention modules pass us the
+stream's queries, keys and values, and the layout attends: `Packed` for training, layouts on the KV cache for sampling.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, pairwise
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +20,7 @@ from transformers import AttentionInterface
 from coterie.kernels import varlen_attention
 
 NAME = "coterie"
-NOWHERE = 1 << 30  # a position no query reaches
+PAD_POSITION = 1 << 30  # beyond the reach of every query
 
 
 class UnsupportedModel(ValueError):
@@ -31,6 +30,21 @@ class UnsupportedModel(ValueError):
 class Layout(Protocol):
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None) -> Tensor:
         """q [Hq, T, D], k and v [Hkv, T, D] → [T, Hq, D]."""
+
+
+class AttentionParams(NamedTuple):
+    """The attention parameters of a layer."""
+
+    scale: float
+    window: int | None
+
+
+class KVShape(NamedTuple):
+    """The shape of the KV cache that a model needs per token; keys and values have the same."""
+
+    layers: int
+    heads: int
+    head_dim: int
 
 
 def _attention(
@@ -56,20 +70,20 @@ AttentionInterface.register(NAME, _attention)
 
 @dataclass(frozen=True)
 class Span:
-    """A run of the stream that one row owns, after the prefix it may share with other rows."""
+    """A run of the stream that belongs to one row, after the prefix that it may share with other rows."""
 
     start: int
     length: int
-    prefix: tuple[int, int] | None = None  # start and length of the shared part
+    prefix: tuple[int, int] | None = None  # start and length of the shared prefix
 
     def after(self, tokens: int) -> Span:
-        """The same in a stream with so many tokens before it."""
+        """The same span in a stream with so many tokens before it."""
         prefix = None if self.prefix is None else (self.prefix[0] + tokens, self.prefix[1])
         return Span(self.start + tokens, self.length, prefix)
 
 
-def allowed(q_at: Tensor, k_at: Tensor, window: int | None) -> Tensor:
-    """Which keys a query sees, by their positions in the row: [R, 1, Nq, Nk]."""
+def causal_mask(q_at: Tensor, k_at: Tensor, window: int | None) -> Tensor:
+    """True where a query sees a key, by their positions in the row, in a sliding window if given: [R, 1, Nq, Nk]."""
     sees = k_at[:, None, None, :] <= q_at[:, None, :, None]
     if window is not None:
         sees &= k_at[:, None, None, :] > q_at[:, None, :, None] - window
@@ -78,32 +92,35 @@ def allowed(q_at: Tensor, k_at: Tensor, window: int | None) -> Tensor:
 
 @dataclass
 class _Bucket:
-    """Rows of similar length, padded to each other for one attention call."""
+    """Rows of similar length, padded to the longest for one SDPA call."""
 
     q_index: Tensor  # [R, Nq] into the stream
     k_index: Tensor  # [R, Nk]
     q_at: Tensor  # [R, Nq] position in the row
-    k_at: Tensor  # [R, Nk], NOWHERE on padding
-    real: Tensor  # which of the R·Nq are no padding
+    k_at: Tensor  # [R, Nk], PAD_POSITION on padding
+    real: Tensor  # indices of the R·Nq queries that are not padding
     masks: dict[int | None, Tensor] = field(default_factory=dict, init=False)
 
     def mask(self, window: int | None) -> Tensor:
         if window not in self.masks:
-            self.masks[window] = allowed(self.q_at, self.k_at, window)
+            self.masks[window] = causal_mask(self.q_at, self.k_at, window)
         return self.masks[window]
 
 
 class Packed:
-    """Rows one after the other; rows that begin alike may share the tokens of their beginning."""
+    """Packed rows; rows with a common prefix may share its tokens.
+
+    On CUDA in half precision this is one varlen flash attention; elsewhere SDPA over padded buckets.
+    """
 
     def __init__(self, spans: Sequence[Span], device: torch.device | str = "cpu") -> None:
         self.spans, self.device = sorted(spans, key=lambda span: span.start), device
         assert all(a.start + a.length == b.start for a, b in pairwise(self.spans)), "spans cover the stream"
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None) -> Tensor:
-        # Rows of a single query have another layout in the kernel, without gradients.
-        if varlen_attention.serves(q, v) and self._ragged.longest_q > 1:
-            return self._ragged.attend(q, k, v, scale, window)
+        # With a single query per row the flash kernel switches to another layout, which has no backward.
+        if varlen_attention.is_supported(q, v) and self._varlen.max_seqlen_q > 1:
+            return self._varlen.attend(q, k, v, scale, window)
         outs = []
         for b in self._buckets:
             out = F.scaled_dot_product_attention(
@@ -115,53 +132,77 @@ class Packed:
                 enable_gqa=q.shape[0] != k.shape[0],
             )  # [R, Hq, Nq, D]
             outs.append(out.transpose(1, 2).flatten(0, 1).index_select(0, b.real))
-        return torch.cat(outs).index_select(0, self._back)
+        return torch.cat(outs).index_select(0, self._order)
 
     @cached_property
-    def _ragged(self) -> varlen_attention.Ragged:
-        return _ragged(self.spans, self.device)
+    def _varlen(self) -> varlen_attention.VarlenRows:
+        return _varlen_rows(self.spans, self.device)
 
     @cached_property
     def _buckets(self) -> list[_Bucket]:
-        return [_bucket(group, self.device) for group in _alike(self.spans)]
+        return [_bucket(group, self.device) for group in _group_by_length(self.spans)]
 
     @cached_property
-    def _back(self) -> Tensor:
-        """Where a token of the stream stands among the buckets' outputs."""
+    def _order(self) -> Tensor:
+        """Each stream token's place among the buckets' outputs."""
         return torch.cat([b.q_index.flatten()[b.real] for b in self._buckets]).argsort()
 
 
+class RecordingLayout:
+    """Packed rows, recording each layer's KV shape and attention parameters: for the probe of a new model."""
+
+    def __init__(self, rows: Sequence[Tensor]) -> None:
+        starts = [sum(len(row) for row in rows[:i]) for i in range(len(rows))]
+        spans = [Span(start, len(row)) for start, row in zip(starts, rows, strict=True)]
+        self.packed = Packed(spans, rows[0].device)
+        self.shapes: dict[int, tuple[int, int, int]] = {}
+        self.params: dict[int, AttentionParams] = {}
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None) -> Tensor:
+        self.shapes[layer] = (k.shape[0], k.shape[-1], v.shape[-1])
+        self.params[layer] = AttentionParams(scale, window)
+        return self.packed.attend(layer, q, k, v, scale, window)
+
+    @property
+    def kv_shape(self) -> KVShape | None:
+        """None if layers differ from each other, or keys from values: one cache tensor could not hold them."""
+        shapes = set(self.shapes.values())
+        if len(shapes) != 1 or sorted(self.shapes) != list(range(len(self.shapes))):
+            return None
+        heads, key_dim, value_dim = shapes.pop()
+        return KVShape(len(self.shapes), heads, key_dim) if key_dim == value_dim else None
+
+
 def _gather(x: Tensor, index: Tensor) -> Tensor:
-    """[H, T, D], [R, N] → [R, H, N, D]. Not by `x[:, index]`: its gradient takes several times as long on a CPU."""
+    """[H, T, D], [R, N] → [R, H, N, D]. Not `x[:, index]`, whose backward takes several times as long on a CPU."""
     picked = x.transpose(0, 1).index_select(0, index.flatten())
     return picked.view(*index.shape, *picked.shape[1:]).transpose(1, 2)
 
 
-def _keys(span: Span) -> Tensor:
-    """Where a row's keys stand in the stream."""
+def _key_index(span: Span) -> Tensor:
+    """The indices of a row's keys in the stream."""
     own = torch.arange(span.start, span.start + span.length)
     return own if span.prefix is None else torch.cat([torch.arange(span.prefix[0], sum(span.prefix)), own])
 
 
-def _ragged(spans: Sequence[Span], device: torch.device | str) -> varlen_attention.Ragged:
+def _varlen_rows(spans: Sequence[Span], device: torch.device | str) -> varlen_attention.VarlenRows:
     queries = [span.length for span in spans]
     keys = [span.length + (span.prefix[1] if span.prefix else 0) for span in spans]
-    q_ends, k_ends = (torch.tensor([0, *accumulate(n)], dtype=torch.int32) for n in (queries, keys))
-    index = to_device_async(torch.cat([_keys(span) for span in spans]), device) if keys != queries else None
-    return varlen_attention.Ragged(
-        to_device_async(q_ends, device), to_device_async(k_ends, device), max(queries), max(keys), index
-    )
+    cumulative = (torch.tensor([0, *accumulate(n)], dtype=torch.int32) for n in (queries, keys))
+    cu_seqlens_q, cu_seqlens_k = (to_device_async(x, device) for x in cumulative)
+    index = to_device_async(torch.cat([_key_index(span) for span in spans]), device) if keys != queries else None
+    return varlen_attention.VarlenRows(cu_seqlens_q, cu_seqlens_k, max(queries), max(keys), index)
 
 
 def to_device_async(x: Tensor, device: torch.device | str) -> Tensor:
-    """On the device, without waiting for what it is doing."""
+    """Copy to the device without a host sync: on CUDA through pinned memory."""
     if torch.device(device).type != "cuda":
         return x.to(device)
     return x.pin_memory().to(device, non_blocking=True)
 
 
-def _alike(spans: Sequence[Span], waste: float = 1.25, few: int = 16) -> list[list[Span]]:
-    """Spans sorted by length and cut where padding would cost more than a quarter."""
+def _group_by_length(spans: Sequence[Span], waste: float = 1.25, few: int = 16) -> list[list[Span]]:
+    """Spans sorted by length, in groups in which padding costs at most about a quarter."""
 
     def size(span: Span) -> tuple[int, int]:
         return span.length + (span.prefix[1] if span.prefix else 0), span.length
@@ -177,17 +218,17 @@ def _alike(spans: Sequence[Span], waste: float = 1.25, few: int = 16) -> list[li
 
 
 def _bucket(spans: list[Span], device: torch.device | str) -> _Bucket:
-    heads = [s.prefix[1] if s.prefix else 0 for s in spans]
+    prefixes = [s.prefix[1] if s.prefix else 0 for s in spans]
     queries = max(s.length for s in spans)
-    keys = max(h + s.length for h, s in zip(heads, spans, strict=True))
+    keys = max(p + s.length for p, s in zip(prefixes, spans, strict=True))
     q_index = torch.zeros(len(spans), queries, dtype=torch.long)
     k_index = torch.zeros(len(spans), keys, dtype=torch.long)
-    q_at = torch.full((len(spans), queries), NOWHERE)
-    k_at = torch.full((len(spans), keys), NOWHERE + 1)
-    for i, (span, head) in enumerate(zip(spans, heads, strict=True)):
+    q_at = torch.full((len(spans), queries), PAD_POSITION)
+    k_at = torch.full((len(spans), keys), PAD_POSITION + 1)
+    for i, (span, prefix) in enumerate(zip(spans, prefixes, strict=True)):
         q_index[i, : span.length] = torch.arange(span.start, span.start + span.length)
-        q_at[i, : span.length] = torch.arange(head, head + span.length)
-        k_index[i, : head + span.length] = _keys(span)
-        k_at[i, : head + span.length] = torch.arange(head + span.length)
-    real = (q_at < NOWHERE).flatten().nonzero()[:, 0]
+        q_at[i, : span.length] = torch.arange(prefix, prefix + span.length)
+        k_index[i, : prefix + span.length] = _key_index(span)
+        k_at[i, : prefix + span.length] = torch.arange(prefix + span.length)
+    real = (q_at < PAD_POSITION).flatten().nonzero()[:, 0]
     return _Bucket(*(to_device_async(x, device) for x in (q_index, k_index, q_at, k_at, real)))

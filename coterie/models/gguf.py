@@ -1,4 +1,4 @@
-"""A GGUF file → a folder in Hugging Face layout, once: GGUF takes half a minute to load, the folder half a second."""
+"""Convert a GGUF file to a folder in Hugging Face layout, once: loading GGUF takes half a minute, the folder none."""
 
 from __future__ import annotations
 
@@ -11,49 +11,46 @@ from gguf import GGUFReader
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from coterie.errors import ModelError
-from coterie.models.chat import Chat, turn_end
+from coterie.models.chat import Chat, end_of_turn_id
 from coterie.models.progress_bars import no_progress_bars
 
 
 def convert(gguf: Path, out: Path) -> None:
-    """Write the model and tokenizer of a GGUF file into the folder `out`, dequantised to float32.
-
-    Checked before it returns: the written model gives the logits of the one in the file.
-    """
+    """Write a GGUF file's model and tokenizer to the folder `out`, dequantized to float32, and compare their logits."""
     with no_progress_bars():
         source: dict[str, Any] = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
         tokenizer = AutoTokenizer.from_pretrained(**source)
         model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32).eval()
-        tie_if_one(model)
+        tie_if_same(model)
         repair_template(tokenizer, starts_with_bos(gguf))
-        chat = repair_ends(tokenizer, model)
+        chat = repair_eos(tokenizer, model)
         tokenizer.save_pretrained(out)
-        unquantised(model).save_pretrained(out)
+        dequantized(model).save_pretrained(out)
         _compare(model, AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32).eval(), chat, gguf)
 
 
-def tie_if_one(model: PreTrainedModel) -> None:
-    """Tie embedding and head where they are one matrix that was quantised twice; the head's copy is the finer one."""
+def tie_if_same(model: PreTrainedModel) -> None:
+    """Tie embedding and LM head if they are one matrix quantized twice; the head's copy is the more precise one."""
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-    if model.config.tie_word_embeddings or not _alike(embedding.weight, head.weight):
+    if model.config.tie_word_embeddings or not _is_same_matrix(embedding.weight, head.weight):
         return
     embedding.weight = head.weight
     model.config.tie_word_embeddings = True
 
 
-def _alike(one: Any, other: Any) -> bool:  # two weights [V, D]
-    # Two quantisations of one matrix have a cosine above 0.95, matrices trained apart one near 0.
+def _is_same_matrix(one: Any, other: Any) -> bool:  # two weights [V, D]
+    # Two quantizations of one matrix have a cosine above 0.95, separately trained matrices one near 0.
     return one.shape == other.shape and torch.cosine_similarity(one.flatten(), other.flatten(), dim=0).item() > 0.9
 
 
 def starts_with_bos(gguf: Path) -> bool:
-    """Whether the file says that every prompt begins with the bos token; Gemma talks garbage without it."""
+    """True if the file asks for a bos token before every prompt; Gemma generates garbage without it."""
     field = GGUFReader(gguf).get_field("tokenizer.ggml.add_bos_token")
     return field is not None and bool(field.contents())
 
 
 def repair_template(tokenizer: PreTrainedTokenizerBase, bos: bool) -> None:
-    """Let the chat template begin with the bos token where the file asks for it and the template forgot it."""
+    """Prepend the bos token to the chat template if the file asks for it and the template lacks it."""
     if not bos or tokenizer.chat_template is None or tokenizer.bos_token is None:
         return
     greeting = [{"role": "user", "content": "Hello"}]
@@ -61,9 +58,9 @@ def repair_template(tokenizer: PreTrainedTokenizerBase, bos: bool) -> None:
         tokenizer.chat_template = "{{ bos_token }}" + tokenizer.chat_template
 
 
-def repair_ends(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> Chat:
-    """Make the token that ends a turn in the chat template the eos of tokenizer and model; files name others."""
-    end = turn_end(tokenizer)
+def repair_eos(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> Chat:
+    """Make the chat template's end-of-turn token the eos of tokenizer and model; GGUF files often have another."""
+    end = end_of_turn_id(tokenizer)
     if end is not None:
         tokenizer.eos_token = tokenizer.convert_ids_to_tokens(end)
     chat = Chat(tokenizer)
@@ -73,11 +70,11 @@ def repair_ends(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> C
     return chat
 
 
-def unquantised(model: PreTrainedModel) -> PreTrainedModel:
-    """The same weights in a model that may be saved: transformers refuses to save what it loaded from GGUF."""
+def dequantized(model: PreTrainedModel) -> PreTrainedModel:
+    """The same weights in a model that can be saved: transformers refuses to save a model loaded from GGUF."""
     config = copy.deepcopy(model.config)
     del config.quantization_config
-    with torch.device("meta"):  # no second copy of the weights: they are assigned below
+    with torch.device("meta"):  # the weights are assigned below, not copied
         plain = type(model)(config)
     plain.load_state_dict(model.state_dict(), assign=True)
     plain.tie_weights()

@@ -1,4 +1,4 @@
-"""Products with the adapters of all rows in them, at addresses that stay: for steps that are captured once."""
+"""Per-row LoRA in decode: linear layers with all adapters stacked into their weights, at fixed addresses for graphs."""
 
 from __future__ import annotations
 
@@ -9,91 +9,95 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from coterie.kernels.decode_ops import gated, lift
-from coterie.kernels.matmul import in_full
-from coterie.kernels.skinny_gemm import GATE_ROWS, SUM_ROWS, fits, gate_product, in_parts
-from coterie.kernels.training_ops import Lift, add_lifts
-from coterie.models.lora import Joined
-from coterie.models.lora_routing import Pair, Segment, slices
+from coterie.kernels.decode_ops import lora_delta, swiglu
+from coterie.kernels.matmul import LoraDelta, add_lora_deltas_, linear_fp32_out
+from coterie.kernels.skinny_gemm import SPLIT_K_ROWS, SWIGLU_ROWS, split_k, swiglu_gemm, use_skinny_gemm
+from coterie.models.lora import FusedLinear
+from coterie.models.lora_routing import LoraPair, Segment, slices
 
-Then = Literal["gate", "sum"] | None  # what comes after a product: SiLU of its first half times its second; a sum
+# What follows the matmul: SwiGLU of its two halves, or an addition to the residual stream. Both take fp32 inputs.
+Epilogue = Literal["swiglu", "residual"] | None
 
 
-class Stacked:
-    """Layers that read the same tokens, and under their weights the `down` of every adapter on them.
+class StackedLora:
+    """A fused linear layer with the `down` matrices of all adapters as extra rows of its weight.
 
-    One product gives what the layers say and, beside it, what each adapter reads; one kernel adds each row's own.
+    One GEMM gives the layer's outputs and every adapter's low-rank activations; one kernel adds each row's own delta.
     """
 
-    def __init__(self, joined: Joined, names: Sequence[str]) -> None:
-        layers, self.outs = joined.shares.layers, len(joined.weight)
-        starts = [sum(joined.sizes[:i]) for i in range(len(layers))]
-        self.parts: list[tuple[int, int, Pair]] = []  # first output, first column
+    def __init__(self, fused: FusedLinear, names: Sequence[str]) -> None:
+        layers, self.outs = fused.layers, len(fused.weight)
+        starts = [sum(fused.sizes[:i]) for i in range(len(layers))]
+        self.pairs: list[tuple[int, int, LoraPair]] = []  # first output, first column
         self.columns: dict[str, tuple[int, int]] = {}
         columns = 0
         for name in names:
             first = columns
             for start, layer in zip(starts, layers, strict=True):
                 if name in layer.pairs:
-                    self.parts.append((start, columns, layer.pairs[name]))
+                    self.pairs.append((start, columns, layer.pairs[name]))
                     columns += len(layer.pairs[name].down)
             self.columns[name] = first, columns
         if columns:
-            joined.make_room(columns)
-        self.weight, self.bias = joined.weight, joined.bias
-        self.wide = joined.wide
+            fused.reserve_rows(columns)
+        self.weight, self.bias = fused.weight, fused.bias
+        self.wide = fused.wide
         self.wide_bias = None if self.bias is None else torch.cat([self.bias, self.bias.new_zeros(columns)])
         self.up = self.weight.new_zeros(self.outs, columns)
         self.spans = torch.tensor(list(self.columns.values()), dtype=torch.int32, device=self.weight.device)
 
     def copies(self) -> Iterator[tuple[Tensor, Tensor, float]]:
-        """Where the adapters belong here, what they are, and by how much they count."""
-        for start, column, pair in self.parts:
+        """Destination, source and factor of every adapter matrix."""
+        for start, column, pair in self.pairs:
             end = column + len(pair.down)
             yield self.wide[self.outs + column : self.outs + end], pair.down.detach(), pair.scale
             yield self.up[start : start + len(pair.up), column:end], pair.up.detach(), 1.0
 
-    def plain(self, x: Tensor, then: Then = None) -> Tensor:
-        """[T, in] → [T, Σ out] without adapters; through a gate half as wide; before a sum in full precision, and
-        perhaps in parts. What goes through a gate is rounded after it."""
-        if then == "gate" and fits(x, self.weight, GATE_ROWS):
-            return gate_product(x, self.weight, self.bias)
-        said = _product(x, self.weight, self.bias, then)
-        return gated(said, (), x.dtype) if then == "gate" else said
+    def without_lora(self, x: Tensor, epilogue: Epilogue = None) -> Tensor:
+        """[T, in] → [T, Σ out] without adapters; half as wide after SwiGLU; maybe split-K sums for a residual."""
+        if epilogue == "swiglu" and use_skinny_gemm(x, self.weight, SWIGLU_ROWS):
+            return swiglu_gemm(x, self.weight, self.bias)
+        out = _gemm(x, self.weight, self.bias, epilogue)
+        return swiglu(out, (), x.dtype) if epilogue == "swiglu" else out
 
-    def by_row(self, x: Tensor, who: Tensor, then: Then = None) -> Tensor:
-        """Each row with the adapter whose number it has in `who` [R]; −1 is none."""
-        if not self.parts:
-            return self.plain(x, then)
-        return lift(_product(x, self.wide, self.wide_bias, then), self.up, self.spans, who, then == "gate")
+    def per_row(self, x: Tensor, adapters: Tensor, epilogue: Epilogue = None) -> Tensor:
+        """Decode: each row with the adapter whose number it has in `adapters` [R]; −1 is none."""
+        if not self.pairs:
+            return self.without_lora(x, epilogue)
+        out = _gemm(x, self.wide, self.wide_bias, epilogue)
+        return lora_delta(out, self.up, self.spans, adapters, epilogue == "swiglu")
 
-    def by_run(self, x: Tensor, runs: Sequence[Segment], then: Then = None) -> Tensor:
-        """Each run of tokens with its adapter. For prompts, of which only keys and values are wanted: what goes through
-        a gate is rounded before it too, which is faster and changes an answer's log-probs by a hundredth of the gap."""
-        weights = (self.wide, self.wide_bias) if any(adapter for _, _, adapter in runs) else (self.weight, self.bias)
-        said = (in_full if then == "sum" else F.linear)(x, *weights)
-        out, lifts = said[:, : self.outs], list[Lift]()
-        for start, end, adapter in runs:
+    def per_segment(self, x: Tensor, segments: Sequence[Segment], epilogue: Epilogue = None) -> Tensor:
+        """Prefill: each run of tokens with its adapter.
+
+        Only keys and values are needed here, so gate and up are rounded before SwiGLU as well: that is faster, and its
+        effect on an answer's log-probs is a hundredth of the gap between sampler and learner.
+        """
+        adapted = any(adapter for _, _, adapter in segments)
+        weights = (self.wide, self.wide_bias) if adapted else (self.weight, self.bias)
+        wide = (linear_fp32_out if epilogue == "residual" else F.linear)(x, *weights)
+        out, deltas = wide[:, : self.outs], list[LoraDelta]()
+        for start, end, adapter in segments:
             first, last = self.columns[adapter] if adapter is not None else (0, 0)
             if first < last:
-                read = said[start:end, self.outs + first : self.outs + last].to(x.dtype)
-                for outs in slices([self.outs // 2] * 2 if then == "gate" else [self.outs]):
-                    lifts.append(Lift(slice(start, end), outs, read, self.up[outs, first:last]))
-        if then == "gate":
-            return gated(out, lifts, x.dtype)
-        add_lifts(out, lifts)
+                low = wide[start:end, self.outs + first : self.outs + last].to(x.dtype)
+                for outs in slices([self.outs // 2] * 2 if epilogue == "swiglu" else [self.outs]):
+                    deltas.append(LoraDelta(slice(start, end), outs, low, self.up[outs, first:last]))
+        if epilogue == "swiglu":
+            return swiglu(out, deltas, x.dtype)
+        add_lora_deltas_(out, deltas)
         return out.contiguous()
 
 
-def _product(x: Tensor, weight: Tensor, bias: Tensor | None, then: Then) -> Tensor:
-    """`F.linear`, if something comes after it in full precision; before a sum perhaps in parts."""
-    if then == "sum" and bias is None and fits(x, weight, SUM_ROWS):
-        return in_parts(x, weight)
-    return (in_full if then else F.linear)(x, weight, bias)
+def _gemm(x: Tensor, weight: Tensor, bias: Tensor | None, epilogue: Epilogue) -> Tensor:
+    """`F.linear`, in fp32 for an epilogue; perhaps as split-K partial sums for a residual."""
+    if epilogue == "residual" and bias is None and use_skinny_gemm(x, weight, SPLIT_K_ROWS):
+        return split_k(x, weight)
+    return (linear_fp32_out if epilogue else F.linear)(x, weight, bias)
 
 
-def refresh(layers: Sequence[Stacked]) -> None:
-    """Copy the adapters as they are now; as the learner does, rounded when their scale is in them."""
+def refresh(layers: Sequence[StackedLora]) -> None:
+    """Copy the adapters' current weights; as in the learner, the scale is multiplied in before rounding."""
     copies = [copy for layer in layers for copy in layer.copies()]
     if copies:
         scaled = torch._foreach_mul([pair for _, pair, _ in copies], [scale for _, _, scale in copies])

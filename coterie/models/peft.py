@@ -1,4 +1,4 @@
-"""Adapters on disk, in the layout that the peft library reads and writes."""
+"""Adapters on disk, in the format of the PEFT library."""
 
 from __future__ import annotations
 
@@ -15,19 +15,18 @@ from safetensors.torch import load_file, save_file
 
 from coterie.errors import ModelError
 from coterie.files import verify_saved_adapter
-from coterie.models.lora import Adapter, RoutedLinear
+from coterie.models.lora import Adapter, LoraLinear
 
 WEIGHTS = "adapter_model.safetensors"
-# Settings of peft that leave an adapter plain LoRA. Any other one that is set, also one that peft has yet to
-# invent, is refused.
+# PEFT settings that leave an adapter plain LoRA. Any other setting with a value is refused, including future ones.
 READ = {"r", "lora_alpha", "use_rslora", "bias", "peft_type", "init_lora_weights"}
-WHERE = {"target_modules", "exclude_modules", "layers_pattern", "fan_in_fan_out"}  # the tensors' names tell
+WHERE = {"target_modules", "exclude_modules", "layers_pattern", "fan_in_fan_out"}  # the tensor names say it
 IN_TRAINING = {"lora_dropout", "inference_mode", "eva_config", "loftq_config", "runtime_config", "ensure_weight_tying"}
 ABOUT = {"task_type", "base_model_name_or_path", "revision", "auto_mapping", "peft_version"}
-IDLE = {"megatron_core", "qalora_group_size"}  # set in every file, of use only with others that we refuse
-PLAIN = READ | WHERE | IN_TRAINING | ABOUT | IDLE
-# Other beginnings (PiSSA, OLoRA, CorDA, LoftQ) change the base's weights as well.
-BEGINNINGS = (True, False, None, "gaussian", "eva", "orthogonal")
+UNUSED = {"megatron_core", "qalora_group_size"}  # in every file, but effective only with settings that are refused
+PLAIN_LORA = READ | WHERE | IN_TRAINING | ABOUT | UNUSED
+# Other initializations (PiSSA, OLoRA, CorDA, LoftQ) also change the base weights.
+INITIALIZATIONS = (True, False, None, "gaussian", "eva", "orthogonal")
 
 
 def save_adapter(adapter: Adapter, folder: Path, model: str) -> None:
@@ -48,14 +47,14 @@ def save_adapter(adapter: Adapter, folder: Path, model: str) -> None:
 
 
 def _target_modules(adapter: Adapter) -> list[str]:
-    """The last parts of the layers' names; whole names where such a part is a number, which PEFT would find in blocks
-    of that number as well."""
+    """The last parts of the layer names; full names if such a part is a number, which PEFT would also match as a block
+    number."""
     numbered = any(target.isdigit() for target in adapter.targets)
     return sorted(adapter.pairs) if numbered else list(adapter.targets)
 
 
-def load_adapter(name: str, folder: Path, layers: Mapping[str, RoutedLinear]) -> Adapter:
-    """An adapter saved by us or by peft, attached under `name`."""
+def load_adapter(name: str, folder: Path, layers: Mapping[str, LoraLinear]) -> Adapter:
+    """Load an adapter saved by us or by PEFT, and attach it as `name`."""
     verify_saved_adapter(folder)
     config, tensors = _settings(folder), read_adapter_tensors(folder)
     rank, alpha = config["r"], config["lora_alpha"]
@@ -63,7 +62,7 @@ def load_adapter(name: str, folder: Path, layers: Mapping[str, RoutedLinear]) ->
     touched = [n.removeprefix("base_model.model.").removesuffix(tail) for n in tensors if n.endswith(tail)]
     missing = [n for n in touched if n not in layers]
     if missing:
-        raise ValueError(f"{folder}: the adapter has a layer {missing[0]} that this model has not")
+        raise ValueError(f"{folder}: the adapter has a layer {missing[0]} that this model does not have")
     scale = alpha / math.sqrt(rank) if config.get("use_rslora") else alpha / rank
     targets = sorted({n.rpartition(".")[2] for n in touched})
     adapter = Adapter(name, rank, alpha, targets, scale).attach({n: layers[n] for n in touched}, seed=0)
@@ -72,7 +71,7 @@ def load_adapter(name: str, folder: Path, layers: Mapping[str, RoutedLinear]) ->
 
 
 def _settings(folder: Path) -> dict[str, Any]:
-    """What an adapter's own config says, if it is one that loads here."""
+    """The adapter's config, checked to be plain LoRA."""
     file = folder / "adapter_config.json"
     if not file.is_file():
         raise ValueError(f"{folder}: no adapter_config.json; a PEFT adapter folder holds one beside {WEIGHTS}")
@@ -80,17 +79,17 @@ def _settings(folder: Path) -> dict[str, Any]:
         config = json.loads(file.read_bytes())
     except ValueError as error:
         raise ModelError(f"{file}: not JSON: {error}") from error
-    if odd := _odd(config):
-        raise ValueError(f"{folder}: only plain LoRA adapters load here; this one sets {', '.join(odd)}")
-    if lacking := [key for key in ("r", "lora_alpha") if key not in config]:
-        raise ModelError(f"{file}: has no {' and no '.join(lacking)}")
+    if unsupported := _unsupported(config):
+        raise ValueError(f"{folder}: only plain LoRA adapters load here; this one sets {', '.join(unsupported)}")
+    if missing_keys := [key for key in ("r", "lora_alpha") if key not in config]:
+        raise ModelError(f"{file}: has no {' and no '.join(missing_keys)}")
     return dict(config)
 
 
 def read_adapter_tensors(folder: Path) -> dict[str, torch.Tensor]:
-    """An adapter's tensors by their names in the file."""
+    """The tensors of a saved adapter by name."""
     if not (folder / WEIGHTS).is_file():
-        old = "; adapter_model.bin is of an old peft, and a newer one saves it anew"
+        old = "; adapter_model.bin is the format of old PEFT versions: load and save it with a newer one"
         raise ModelError(f"{folder}: no {WEIGHTS}{old if (folder / 'adapter_model.bin').is_file() else ''}")
     try:
         return load_file(folder / WEIGHTS)
@@ -98,23 +97,23 @@ def read_adapter_tensors(folder: Path) -> dict[str, torch.Tensor]:
         raise ModelError(f"{folder / WEIGHTS} is damaged: {error}") from error
 
 
-def _odd(config: Mapping[str, Any]) -> list[str]:
-    """The settings by which an adapter is more than plain LoRA."""
-    odd = {key: value for key, value in config.items() if value and key not in PLAIN}
-    expected = {"peft_type": ("LORA",), "bias": ("none", None), "init_lora_weights": BEGINNINGS}
-    odd |= {key: config.get(key) for key, plain in expected.items() if config.get(key) not in plain}
-    return [f"{key}: {value}" for key, value in odd.items()]
+def _unsupported(config: Mapping[str, Any]) -> list[str]:
+    """The settings that make an adapter more than plain LoRA."""
+    unsupported = {key: value for key, value in config.items() if value and key not in PLAIN_LORA}
+    expected = {"peft_type": ("LORA",), "bias": ("none", None), "init_lora_weights": INITIALIZATIONS}
+    unsupported |= {key: config.get(key) for key, plain in expected.items() if config.get(key) not in plain}
+    return [f"{key}: {value}" for key, value in unsupported.items()]
 
 
 @torch.no_grad()
 def load_tensors(adapter: Adapter, tensors: Mapping[str, torch.Tensor], source: Path) -> None:
-    """Write saved tensors into the adapter's parameters, in place: engine and optimiser keep theirs."""
-    own = adapter.parameters()
-    if own.keys() != tensors.keys():
-        raise ValueError(f"{source}: holds other layers than the adapter {adapter.name}")
-    for name, parameter in own.items():
+    """Copy saved tensors into the adapter's parameters in place: the engine and the optimizer refer to these."""
+    parameters = adapter.parameters()
+    if parameters.keys() != tensors.keys():
+        raise ValueError(f"{source}: its layers are not those of the adapter {adapter.name}")
+    for name, parameter in parameters.items():
         if parameter.shape != tensors[name].shape:
-            there, here = list(tensors[name].shape), list(parameter.shape)
-            raise ModelError(f"{source}: {name} is {there} and not {here}: of another model, or of another rank")
-    for name, parameter in own.items():
+            found, expected = list(tensors[name].shape), list(parameter.shape)
+            raise ModelError(f"{source}: {name} has shape {found}, not {expected}: another model or another rank")
+    for name, parameter in parameters.items():
         parameter.copy_(tensors[name])

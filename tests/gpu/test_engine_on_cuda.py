@@ -1,4 +1,4 @@
-"""Laws of the engine on CUDA: captured steps say what steps on a CPU say."""
+"""The native engine on CUDA: CUDA graphs sample what a CPU samples."""
 
 from __future__ import annotations
 
@@ -34,32 +34,32 @@ def requests(count: int) -> list[Request]:
 
 @pytest.mark.parametrize("kind", list(SHAPES))
 @pytest.mark.parametrize("rows", [3, 64])
-def test_a_gpu_says_what_a_cpu_says(kind: str, rows: int, tmp_path: Path) -> None:
+def test_a_gpu_samples_what_a_cpu_samples(kind: str, rows: int, tmp_path: Path) -> None:
     here, there = team(kind, tmp_path, "cuda"), team(kind, tmp_path, "cpu")
     engine = NativeEngine(here, POLICIES, rows=rows)
-    assert type(engine.steps).__name__ == "Graphs"
+    assert type(engine.decoder).__name__ == "CudaGraphDecoder"
     ours, theirs = ask(engine, requests(40)), ask(NativeEngine(there, POLICIES), requests(40))
     assert_same(ours, theirs)
-    assert_same(ask(engine, requests(40)), theirs)  # again, by graphs that are there
+    assert_same(ask(engine, requests(40)), theirs)  # again, by replaying the graphs
 
 
-def test_while_steps_run_prompts_are_read_and_the_host_waits_for_nothing(tmp_path: Path) -> None:
+def test_prefill_ahead_makes_no_host_sync_while_steps_run(tmp_path: Path) -> None:
     engine = NativeEngine(team("llama", tmp_path, "cuda", torch.bfloat16), POLICIES, rows=16)
-    read_ahead, ready = engine._read_ahead, []
+    prefill_ahead, ready = engine._prefill_ahead, []
 
     def without_waiting() -> None:
         torch.cuda.set_sync_debug_mode("error")
-        read_ahead()
+        prefill_ahead()
         torch.cuda.set_sync_debug_mode("default")
         ready.append(sum(row.slot >= 0 for row in engine.waiting))
 
-    ask(engine, requests(40))  # makes the kernels
-    engine._read_ahead = without_waiting  # type: ignore[method-assign]
+    ask(engine, requests(40))  # compiles the kernels
+    engine._prefill_ahead = without_waiting  # type: ignore[method-assign]
     try:
         ask(engine, [(policy, prompt[::-1], seed, how) for policy, prompt, seed, how in requests(40)])
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert max(ready) == engine.few
+    assert max(ready) == engine.ahead
 
 
 @pytest.mark.parametrize("kind", list(SHAPES))
@@ -72,7 +72,7 @@ def test_greedy_is_what_hugging_face_generates(kind: str, tmp_path: Path) -> Non
         assert [sample.ids for sample in said] == wanted
 
 
-def test_weights_that_move_in_place_are_spoken_with(tmp_path: Path) -> None:
+def test_weights_changed_in_place_are_used(tmp_path: Path) -> None:
     base = team("llama", tmp_path, "cuda")
     engine, request = NativeEngine(base, POLICIES), requests(1)[0]
     asked: list[Request] = [("b", request[1], 1, Sampling(20, temperature=0))]
@@ -87,7 +87,7 @@ def test_weights_that_move_in_place_are_spoken_with(tmp_path: Path) -> None:
     assert_same(after, ask(NativeEngine(base, POLICIES), asked))
 
 
-def test_a_conversation_goes_on_from_its_cache(tmp_path: Path) -> None:
+def test_a_conversation_continues_from_its_cache(tmp_path: Path) -> None:
     base = team("llama", tmp_path, "cuda")
     engine = NativeEngine(base, POLICIES)
     prompt = random_ids(60, seed=1)
@@ -99,8 +99,8 @@ def test_a_conversation_goes_on_from_its_cache(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", list(SHAPES))
-def test_in_half_precision_it_says_what_the_learner_reads(kind: str, tmp_path: Path) -> None:
-    """Prompts are read by other kernels than in full precision: fresh ones, such as go on, such as begin alike."""
+def test_in_half_precision_sampler_and_learner_agree_on_log_probs(kind: str, tmp_path: Path) -> None:
+    """Flash prefill is used in half precision: for new prompts, continued ones, and ones with a common prefix."""
     base = team(kind, tmp_path, "cuda", torch.bfloat16)
     engine = NativeEngine(base, POLICIES, rows=16)
     for policy, adapter in POLICIES.items():
@@ -109,13 +109,13 @@ def test_in_half_precision_it_says_what_the_learner_reads(kind: str, tmp_path: P
         said = ask(engine, [(policy, prompt, n, Sampling(24)) for n, prompt in enumerate(fresh)])
         longer = [[*prompt, *sample.ids, *random_ids(6, seed=1)] for prompt, sample in zip(fresh, said, strict=True)]
         again = ask(engine, [(policy, prompt, n, Sampling(24)) for n, prompt in enumerate(longer)])
-        read = hears(base, adapter, [*fresh, *longer], [*said, *again])
+        read = learner_logprobs(base, adapter, [*fresh, *longer], [*said, *again])
         heard = torch.tensor([logprob for sample in [*said, *again] for logprob in sample.logprobs])
         assert float((read - heard).abs().mean()) < 0.1
 
 
-def hears(base: Base, adapter: str | None, prompts: list[list[int]], said: list[Sample]) -> torch.Tensor:
-    """The log-probs of what was said, as a learner on this base computes them."""
+def learner_logprobs(base: Base, adapter: str | None, prompts: list[list[int]], said: list[Sample]) -> torch.Tensor:
+    """The log-probs of the samples, as a learner on this base computes them."""
     batch = batch_of([(tuple(prompt), sample.ids) for prompt, sample in zip(prompts, said, strict=True)])
     learner = TorchLearner("policy", base, None, 1e-4, Learning(), 1, frozen=True)
     out = torch.zeros(len(batch))
@@ -123,6 +123,7 @@ def hears(base: Base, adapter: str | None, prompts: list[list[int]], said: list[
         for micro in learner.microbatches(batch):
             with learner.precision():
                 hidden = base.hidden(micro.tokens, micro.positions, micro.layout, [(0, len(micro.tokens), adapter)])
-                tokens, heat = (column.to(base.device)[micro.index] for column in (batch.tokens, batch.temperature))
-                out[micro.index.cpu()] = ChosenLogprobs(base)(hidden[micro.source], tokens, heat)[0].float().cpu()
+                tokens, temperature = (c.to(base.device)[micro.index] for c in (batch.tokens, batch.temperature))
+                logprobs, _ = ChosenLogprobs(base)(hidden[micro.source], tokens, temperature)
+                out[micro.index.cpu()] = logprobs.float().cpu()
     return out[batch.mask]

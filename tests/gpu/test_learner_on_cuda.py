@@ -1,4 +1,4 @@
-"""On a GPU the learner computes what it computes on a CPU, as far as half precision can tell, and never waits."""
+"""On a GPU the learner computes what it computes on a CPU, up to half precision, without host syncs."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def test_the_flash_kernel_attends_as_padded_rows_in_full_precision(
     window: int | None, heads: int, key_heads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     called = []
-    true = varlen_attention.flash
-    monkeypatch.setattr(varlen_attention, "flash", lambda *given: called.append(1) or true(*given))
+    true = varlen_attention.flash_attention
+    monkeypatch.setattr(varlen_attention, "flash_attention", lambda *given: called.append(1) or true(*given))
     half = attended("cuda", torch.bfloat16, window, heads, key_heads)
     assert called
     full = attended("cpu", torch.float32, window, heads, key_heads)
@@ -79,8 +79,8 @@ def test_gradients_on_a_gpu_are_those_of_a_cpu(
     assert float(flat[0].norm() / flat[1].norm()) == pytest.approx(1, abs=0.05)
 
 
-def waits(made: TorchLearner, batch: Batch) -> int:
-    """How often the host waits for the GPU in one fit."""
+def host_syncs(made: TorchLearner, batch: Batch) -> int:
+    """The number of host syncs in one fit."""
     weights = Algorithm().loss_weights(batch)
     torch.cuda.set_sync_debug_mode("warn")
     with warnings.catch_warnings(record=True) as caught:
@@ -90,18 +90,18 @@ def waits(made: TorchLearner, batch: Batch) -> int:
     return sum("synchroniz" in str(warning.message) for warning in caught)
 
 
-def test_a_fit_waits_for_the_gpu_as_often_with_many_microbatches_as_with_one(model_folder: Folder) -> None:
+def test_the_number_of_host_syncs_does_not_grow_with_microbatches(model_folder: Folder) -> None:
     batch = random_batch(learner(model_folder("llama")), seed=2)
     found = []
     for budget in (100_000, 40):
         made = on_gpu(model_folder("llama"), True, microbatch_tokens=budget)
         made.fit(batch, Algorithm().loss_weights(batch), Algorithm().loss)  # the optimiser's first step makes its state
-        found.append(waits(made, batch))
+        found.append(host_syncs(made, batch))
     assert found[0] == found[1] <= 3
 
 
 @pytest.mark.parametrize("vocabulary", [1000, 49152, 151936])
-def test_the_kernels_of_log_probs_are_the_formulas(vocabulary: int) -> None:
+def test_the_log_prob_kernels_agree_with_the_reference(vocabulary: int) -> None:
     from coterie.kernels import (  # here, for only CUDA builds of PyTorch bring Triton
         logprob_entropy,
         logprob_entropy_triton,
@@ -110,12 +110,12 @@ def test_the_kernels_of_log_probs_are_the_formulas(vocabulary: int) -> None:
     draw = torch.Generator().manual_seed(0)
     logits = (3 * torch.randn(33, vocabulary, generator=draw)).bfloat16().cuda()
     tokens = torch.randint(0, vocabulary, (33,), generator=draw).cuda()
-    heat, first, second = (0.5 + torch.rand(3, 33, generator=draw)).cuda()
-    expected = logprob_entropy.forward(logits, tokens, heat)
-    for ours, theirs in zip(logprob_entropy_triton.forward(logits, tokens, heat), expected, strict=True):
+    temperature, first, second = (0.5 + torch.rand(3, 33, generator=draw)).cuda()
+    expected = logprob_entropy.forward(logits, tokens, temperature)
+    for ours, theirs in zip(logprob_entropy_triton.forward(logits, tokens, temperature), expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
     for by_entropy in (None, second):
-        given = (tokens, heat, expected[2], expected[1], first, by_entropy)
+        given = (tokens, temperature, expected[2], expected[1], first, by_entropy)
         theirs = logprob_entropy.backward(logits, *given, logits.dtype)
         torch.testing.assert_close(
             logprob_entropy_triton.backward(logits.clone(), *given, logits.dtype), theirs, rtol=2e-2, atol=1e-6

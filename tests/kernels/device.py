@@ -1,4 +1,4 @@
-"""Where kernels are tried: on a GPU, or else by Triton's interpreter (see conftest). It has no products in bfloat16."""
+"""The device for kernel tests: a GPU, or else Triton's interpreter (see conftest), which has no bfloat16 matmul."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.oracle import random_adapter
 ON_GPU = torch.cuda.is_available()
 DEVICE, HALF = ("cuda", torch.bfloat16) if ON_GPU else ("cpu", torch.float16)
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
-# Models that our kernels can drive.
+# Architectures that the CUDA graph decoder supports.
 SHAPES: dict[str, dict[str, int]] = {"llama": {}, "qwen2": {}, "qwen3": {"head_dim": 32}}
 
 

@@ -1,4 +1,4 @@
-"""A law of the cut inside of a captured step: it cuts where the one for any machine does."""
+"""The Triton top-k/top-p mask, inside a CUDA graph, keeps the same tokens as the PyTorch reference."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 import torch
 
-from coterie.kernels.top_p_top_k import keep_likely
+from coterie.kernels.top_p_top_k import top_k_top_p
 from tests.kernels.device import DEVICE, ON_GPU, needs_triton
 
 pytestmark = needs_triton
@@ -16,23 +16,23 @@ CUTS = list(product([0.0, 0.7, 1.0], [1.0, 0.95, 0.3, 1e-6], [0, 1, 50, 3000])) 
 
 @pytest.mark.parametrize("vocabulary", [700, 49152, 151936] if ON_GPU else [700])
 @pytest.mark.parametrize("scale", [0.1, 3.0])
-def test_the_kernel_keeps_the_tokens_that_are_to_be_kept(vocabulary: int, scale: float) -> None:
-    from coterie.kernels.top_p_top_k_triton import narrow
+def test_the_kernel_masks_the_same_tokens_as_the_reference(vocabulary: int, scale: float) -> None:
+    from coterie.kernels import top_p_top_k_triton
 
-    heat, top_p, top_k = (torch.tensor(column, device=DEVICE) for column in zip(*CUTS, strict=True))
+    temperature, top_p, top_k = (torch.tensor(column, device=DEVICE) for column in zip(*CUTS, strict=True))
     logits = scale * torch.randn(
         len(CUTS), vocabulary, device=DEVICE, generator=torch.Generator(DEVICE).manual_seed(vocabulary)
     )
-    logits[::3] = logits[::3].round(decimals=1)  # many as likely as others
-    sheet = torch.zeros(len(CUTS), 8, dtype=torch.int32, device=DEVICE)
-    floats = sheet.view(torch.float32)
-    floats[:, 4], floats[:, 5], sheet[:, 6] = heat, top_p, top_k.int()
-    sheet[1, 1] = -1  # at rest
-    want, got = keep_likely(logits, top_p, top_k, heat), logits.clone()
+    logits[::3] = logits[::3].round(decimals=1)  # many ties
+    state = torch.zeros(len(CUTS), 8, dtype=torch.int32, device=DEVICE)
+    floats = state.view(torch.float32)
+    floats[:, 4], floats[:, 5], state[:, 6] = temperature, top_p, top_k.int()
+    state[1, 1] = -1  # idle
+    want, got = top_k_top_p(logits, top_p, top_k, temperature), logits.clone()
     want[1] = logits[1]
-    narrow(got, sheet, 5, 6, 4)
+    top_p_top_k_triton.top_k_top_p(got, state, 5, 6, 4)
     parted = want.isinf() != got.isinf()
-    # Sums are rounded: one level of likelihood at the border may be seen either way.
+    # Sums are rounded: one level of ties at the threshold may go either way.
     border = torch.where(parted, logits, torch.nan)
     assert all(len(row[~row.isnan()].unique()) <= 1 for row in border)
     assert torch.equal(got[~parted], want[~parted])

@@ -1,4 +1,4 @@
-"""Laws of adapters: what peft writes we read, what we write peft reads, and off means off."""
+"""Adapters: we read what PEFT writes, PEFT reads what we write, and adapters can be switched off."""
 
 from __future__ import annotations
 
@@ -118,14 +118,14 @@ def test_another_kind_of_adapter_is_refused_by_name(model_folder: Callable[[str]
 def test_an_adapter_of_another_model_is_refused(model_folder: Callable[[str], Path], tmp_path: Path) -> None:
     deep, shallow = Base(model_folder("llama")), Base(model_folder("qwen2"))
     save_adapter(random_adapter(deep, "a", 2, ("q_proj",), seed=1), tmp_path, "deep")
-    with pytest.raises(ValueError, match=r"has a layer model.layers.2.self_attn.q_proj that this model has not"):
+    with pytest.raises(ValueError, match=r"has a layer model.layers.2.self_attn.q_proj that this model does not have"):
         load_adapter("a", tmp_path, shallow.layers)
     with pytest.raises(ValueError, match=r"no adapter_config.json"):
         load_adapter("a", tmp_path / "nowhere", shallow.layers)
 
 
 @pytest.mark.parametrize("targets", [("query",), ("q_proj", "query")])
-def test_a_target_that_no_layer_has_is_told_what_layers_there_are(fresh: Base, targets: tuple[str, ...]) -> None:
+def test_an_unknown_target_is_refused_with_the_list_of_layers(fresh: Base, targets: tuple[str, ...]) -> None:
     layers = "down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj"
     with pytest.raises(ValueError, match=f"lora.targets: no layer is called query; this model has {layers}"):
         Adapter("a", 4, 8.0, targets).attach(fresh.layers, seed=0)
@@ -162,7 +162,7 @@ def gradients(base: Base, outputs: Tensor, weights: Tensor) -> list[Tensor]:
 
 
 def test_packed_rows_on_their_own_adapters_learn_as_each_row_alone(fresh: Base) -> None:
-    """Ragged rows, two of which share a beginning; on Gemma the window leaves padding with nothing to see."""
+    """Rows of different lengths, two with a shared prefix; on Gemma the sliding window leaves padding without keys."""
     for name in "ab":
         random_adapter(fresh, name, 3, ("q_proj", "v_proj", "up_proj"), seed=ord(name))
     weights = torch.randn(40, fresh.hidden_size, generator=torch.Generator().manual_seed(0))

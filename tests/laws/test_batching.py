@@ -48,19 +48,19 @@ def alone(base: Base) -> list[list[Sample]]:
     talks = []
     for n in range(len(group_of_prompts())):
         engine = NativeEngine(base, POLICIES)
-        engine.seats.leave = forgetful(engine)  # type: ignore[assignment, method-assign]
+        engine.slots.finish = forgetful(engine)  # type: ignore[assignment, method-assign]
         talks += conversations(engine, [n], lambda _: 0)
     return talks
 
 
 def forgetful(engine: NativeEngine) -> Callable[[Any], None]:
-    leave = engine.seats.leave
+    finish = engine.slots.finish
 
-    def forget(row: Any) -> None:
-        leave(row)
-        engine.seats.forget(row.adapter)
+    def finish_and_evict(row: Any) -> None:
+        finish(row)
+        engine.slots.invalidate(row.adapter)
 
-    return forget
+    return finish_and_evict
 
 
 WAYS: dict[str, tuple[int, Callable[[int], int]]] = {
@@ -81,7 +81,7 @@ def test_what_is_sampled_does_not_depend_on_batching(base: Base, way: str) -> No
     engine = NativeEngine(base, POLICIES, rows=rows)
     for ours, theirs in zip(conversations(engine, order, wait), alone(base), strict=True):
         assert_same(ours, theirs)
-    assert engine.seats.speaking == 0 and engine.cache.slots <= 2 * rows
+    assert not engine.slots.running and engine.cache.slots <= 2 * rows
 
 
 def test_a_groups_prompt_is_computed_once(base: Base, prefilled: list[int]) -> None:
@@ -104,6 +104,6 @@ def test_where_rows_enter_together_fewer_forwards_read_prompts_and_the_same_is_s
     one_by_one = ask(NativeEngine(base, POLICIES, rows=8), asked)
     forwards = len(prefilled)
     engine = NativeEngine(base, POLICIES, rows=8)
-    engine.steps.together = 8  # as on a GPU; no more than a quarter of the rows stands empty for it
+    engine.decoder.admit_together = 8  # as on a GPU; no more than a quarter of the rows stands empty for it
     assert_same(ask(engine, asked), one_by_one)
     assert len(prefilled) - forwards < forwards

@@ -54,7 +54,7 @@ def config(algorithm: str, shared: bool) -> dict[str, Any]:
 
 
 def metrics(folder: Path) -> list[dict[str, float]]:
-    """All but times and speeds, which no two runs share."""
+    """All metrics but times and speeds, which differ between runs."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     timed = ("seconds/", "time", "tokens_per_second")
     return [{name: value for name, value in row.items() if not name.startswith(timed)} for row in rows]
@@ -73,7 +73,7 @@ def test_five_steps_on_real_weights_and_three_and_two_are_the_same(
     assert len(rows) == 6
     assert all(math.isfinite(value) for row in rows for value in row.values())
     policies = tree["policies"]
-    # A step in which nothing could be learned trains nobody, and so measures no gap.
+    # A step without a learning signal trains no policy, and so measures no gap.
     gaps = [row[f"{policy}/logprob_gap"] for row in rows for policy in policies if f"{policy}/logprob_gap" in row]
     assert gaps and max(gaps) < 1e-4
     trained(tree | {"steps": 3}, tmp_path / "halves")
@@ -84,6 +84,6 @@ def test_five_steps_on_real_weights_and_three_and_two_are_the_same(
             assert torch.equal(parameter, again.learners[policy].parameters()[name]), (policy, name)
 
 
-def test_half_precision_takes_our_own_forward_too() -> None:
-    """Without it a GPU could not capture the model's steps."""
+def test_our_own_forward_is_used_in_half_precision_too() -> None:
+    """Without it there would be no CUDA graphs for this model."""
     assert Base(resolve("demo"), "cpu", torch.bfloat16).forward is not None

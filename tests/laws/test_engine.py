@@ -1,4 +1,4 @@
-"""Laws of the native engine: it says what Hugging Face says, on any adapter, and goes on from what it has computed."""
+"""The native engine samples what Hugging Face generates, on any adapter, and reuses its KV cache."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from coterie.engines.native.decode import Eager
+from coterie.engines.native.decode import EagerDecoder
 from coterie.engines.native.engine import NativeEngine
-from coterie.engines.native.slots import SHARE
+from coterie.engines.native.slots import MIN_SHARED
 from coterie.models.base import Base
-from coterie.models.lora_routing import Pair
+from coterie.models.lora_routing import LoraPair
 from coterie.types import Sample, Sampling
 from tests.oracle import POLICIES, Oracle, Request, ask, assert_same, pairs, random_adapter, random_ids
 
@@ -39,7 +39,7 @@ def assert_greedy(oracle: Oracle, prompts: Sequence[list[int]], samples: Sequenc
 
 
 @pytest.mark.parametrize("policies", [["plain"], ["a", "b", "c"]], ids=["no adapter", "adapters"])
-def test_greedy_is_what_hugging_face_generates_and_conversations_go_on_from_their_cache(
+def test_greedy_is_what_hugging_face_generates_and_conversations_reuse_their_cache(
     base: Base, policies: list[str], prefilled: list[int]
 ) -> None:
     engine, oracles = NativeEngine(base, POLICIES), {policy: Oracle(base, POLICIES[policy]) for policy in policies}
@@ -55,12 +55,12 @@ def test_greedy_is_what_hugging_face_generates_and_conversations_go_on_from_thei
         prefilled.clear()
         said = [[*prompt, *sample.ids] for prompt, sample in zip(prompts, samples, strict=True)]
         prompts = [[*ids, *random_ids(3 + turn + n // 15, seed=n)] for n, ids in enumerate(said)]
-        known = [len(ids) - 1 for ids in said]  # the last token was said but never read
-        todo = sum(len(p) - 1 - (k if k >= SHARE else 0) for p, k in zip(prompts, known, strict=True))
+        known = [len(ids) - 1 for ids in said]  # the last token was sampled but not computed
+        todo = sum(len(p) - 1 - (k if k >= MIN_SHARED else 0) for p, k in zip(prompts, known, strict=True))
 
 
-def test_adapters_change_what_is_said(base: Base) -> None:
-    """Without this the laws about adapters would hold for an engine that ignores them."""
+def test_adapters_change_the_samples(base: Base) -> None:
+    """Without this the tests about adapters would pass for an engine that ignores them."""
     engine, prompt = NativeEngine(base, POLICIES), random_ids(30, seed=5)
     answers = ask(engine, [(policy, prompt, 0, GREEDY) for policy in POLICIES])
     assert len({answer.logprobs for answer in answers}) == len(POLICIES)
@@ -84,23 +84,23 @@ def test_a_batch_of_mixed_adapters_gives_each_row_what_it_gets_alone(base: Base)
         assert [together[i].ids for i in rows] == expected
 
 
-def test_a_long_prompt_is_computed_in_pieces_as_in_one(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunked_prefill_computes_what_one_prefill_computes(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
     requests: list[Request] = [
         ("ab"[n % 2], random_ids(length, seed=length), n, Sampling(8)) for n, length in enumerate((60, 3, 25, 7, 33))
     ]
     whole = ask(NativeEngine(base, POLICIES), requests)
-    monkeypatch.setattr(Eager, "chunk", 7)
+    monkeypatch.setattr(EagerDecoder, "prefill_tokens", 7)
     assert_same(ask(NativeEngine(base, POLICIES), requests), whole)
 
 
-def test_a_row_does_not_wait_for_one_that_waits_to_share_two_tokens_more(base: Base, prefilled: list[int]) -> None:
+def test_a_row_does_not_wait_for_a_waiting_row_to_share_two_more_tokens(base: Base, prefilled: list[int]) -> None:
     """The second shares the system prompt with the first; the third and the fourth share more with the second."""
-    system, end = random_ids(SHARE, seed=1), random_ids(9, seed=2)
+    system, end = random_ids(MIN_SHARED, seed=1), random_ids(9, seed=2)
     prompts = [[*system, *start, *end] for start in ([3, 3], [4, 5, 6, 6, 6], [4, 5, 7], [4, 5, 6, 6, 6, 8])]
     requests: list[Request] = [("a", prompt, n, Sampling(4)) for n, prompt in enumerate(prompts)]
     together = ask(NativeEngine(base, POLICIES), requests)
-    own = [len(prompt) - 1 - SHARE for prompt in prompts]
-    assert prefilled == [SHARE + own[0], own[1] + own[2], own[3] - 5]
+    own = [len(prompt) - 1 - MIN_SHARED for prompt in prompts]
+    assert prefilled == [MIN_SHARED + own[0], own[1] + own[2], own[3] - 5]
     assert_same(together, [ask(NativeEngine(base, POLICIES), [request])[0] for request in requests])
 
 
@@ -116,10 +116,10 @@ def test_rows_longer_than_the_sliding_window_agree_with_hugging_face(team_base: 
 
 
 @pytest.mark.parametrize("version", [0, 5])
-def test_after_load_nothing_computed_with_the_old_weights_is_used(
+def test_changed_weights_evict_what_the_old_ones_computed(
     model_folder: Callable[[str], Path], prefilled: list[int], version: int
 ) -> None:
-    """Whatever number the new weights have: a run that is restored may come back to an earlier one."""
+    """Whatever the new version: a restored run may return to an earlier one."""
     base, policies = movable_base(model_folder), {"a": "a", "b": "b", "plain": None}
     engine, prompt = NativeEngine(base, policies), random_ids(40, seed=9)
     requests: list[Request] = [(policy, prompt, 1, Sampling(12)) for policy in policies]
@@ -134,20 +134,22 @@ def test_after_load_nothing_computed_with_the_old_weights_is_used(
     assert after[0].ids != before[0].ids
 
 
-def test_a_row_that_spoke_while_weights_were_loaded_begins_no_other(model_folder: Callable[[str], Path]) -> None:
+def test_a_row_that_ran_while_weights_changed_is_no_prefix_for_others(model_folder: Callable[[str], Path]) -> None:
     base = movable_base(model_folder)
     engine, prompt = NativeEngine(base, {"a": "a"}), random_ids(40, seed=9)
 
-    async def load_meanwhile() -> Sample:
-        speaking = asyncio.create_task(engine.sample("a", prompt, 1, Sampling(12, temperature=0)))
-        while not engine.seats.speaking:
+    async def change_meanwhile() -> Sample:
+        running = asyncio.create_task(engine.sample("a", prompt, 1, Sampling(12, temperature=0)))
+        while not engine.slots.running:
             await asyncio.sleep(0)
         move(pairs(base, "a"))
         engine.weights_changed("a", 1)
-        await speaking
+        await running
         return await engine.sample("a", prompt, 2, Sampling(12))
 
-    assert_same([asyncio.run(load_meanwhile())], ask(NativeEngine(base, {"a": "a"}), [("a", prompt, 2, Sampling(12))]))
+    assert_same(
+        [asyncio.run(change_meanwhile())], ask(NativeEngine(base, {"a": "a"}), [("a", prompt, 2, Sampling(12))])
+    )
 
 
 def movable_base(model_folder: Callable[[str], Path]) -> Base:
@@ -158,8 +160,8 @@ def movable_base(model_folder: Callable[[str], Path]) -> Base:
 
 
 @torch.no_grad()
-def move(adapter: dict[str, Pair]) -> None:
-    """Other weights in the same tensors, as learning leaves them."""
+def move(adapter: dict[str, LoraPair]) -> None:
+    """Change the weights in place, as training does."""
     for pair in adapter.values():
         pair.up.mul_(-2)
 

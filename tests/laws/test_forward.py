@@ -1,4 +1,4 @@
-"""Laws of our own forward: what it computes is what the model's own modules compute, on the model's own weights."""
+"""Our own forward computes what the model's modules compute, on the model's own weights."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SEGMENTS: dict[str, Callable[[int], list[Segment]]] = {
 
 @torch.no_grad()
 def both(base: Base, count: int, segments: list[Segment], learning: bool = False) -> tuple[Tensor, Tensor]:
-    """Of two rows: our forward, and the model's own, which adds adapters in another way where it learns."""
+    """Two rows through our forward and through `hidden`, which adds adapters in another way when training."""
     ids, spans = torch.tensor(random_ids(count, seed=count)), [Span(0, 6), Span(6, count - 6)]
     positions = torch.cat([torch.arange(span.length) for span in spans])
     ours = base.hidden_for_inference(ids, positions, Packed(spans), segments)
@@ -40,14 +40,16 @@ def both(base: Base, count: int, segments: list[Segment], learning: bool = False
 @pytest.mark.parametrize("kind", OURS)
 @pytest.mark.parametrize("adapters", list(SEGMENTS))
 @pytest.mark.parametrize("count", [20, 100], ids=["few tokens", "many"])
-def test_our_forward_is_the_models_own(team_base: Callable[[str], Base], kind: str, adapters: str, count: int) -> None:
+def test_our_forward_computes_what_the_model_computes(
+    team_base: Callable[[str], Base], kind: str, adapters: str, count: int
+) -> None:
     base = team_base(kind)
     assert base.forward is not None
     ours, theirs = both(base, count, SEGMENTS[adapters](count), learning=True)
     torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
 
 
-def test_a_model_built_in_another_way_keeps_its_own_forward(team_base: Callable[[str], Base]) -> None:
+def test_another_architecture_keeps_its_own_forward(team_base: Callable[[str], Base]) -> None:
     base = team_base("gemma3")
     assert base.forward is None and torch.equal(*both(base, 20, []))
 
@@ -55,14 +57,14 @@ def test_a_model_built_in_another_way_keeps_its_own_forward(team_base: Callable[
 def test_a_forward_that_disagrees_with_the_model_is_not_used(
     model_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_turned", lambda x, cos, sin: x)
+    monkeypatch.setattr(module, "apply_rope", lambda x, cos, sin: x)
     base = Base(model_folder("llama"))
     assert base.native and base.forward is None
     assert torch.equal(*both(base, 20, []))
 
 
 @pytest.mark.parametrize("kind", OURS)
-def test_a_whole_model_that_moves_in_place_is_what_the_engine_says_and_what_is_saved(
+def test_full_fine_tuning_in_place_reaches_the_engine_and_the_saved_model(
     model_folder: Callable[[str], Path], tmp_path: Path, kind: str
 ) -> None:
     base = Base(model_folder(kind))
@@ -84,14 +86,14 @@ def test_a_whole_model_that_moves_in_place_is_what_the_engine_says_and_what_is_s
     assert [sample.ids for sample in after] == oracle.greedy(prompts, 8)
 
 
-def test_joined_layers_are_trained_as_the_layers_they_are(model_folder: Callable[[str], Path]) -> None:
-    """And hold one copy of the weights."""
+def test_fused_layers_are_trained_as_the_layers_they_join(model_folder: Callable[[str], Path]) -> None:
+    """They hold one copy of the weights."""
     base = Base(model_folder("qwen2"))
     assert base.forward is not None
-    joined = base.forward.blocks[0].qkv
+    fused = base.forward.blocks[0].qkv
     q, k, v = (base.layers[f"model.layers.0.self_attn.{leaf}_proj"] for leaf in "qkv")
-    assert joined.weight.data_ptr() == q.weight.data_ptr()
-    assert joined.weight[len(q.weight) :].data_ptr() == k.weight.data_ptr()
+    assert fused.weight.data_ptr() == q.weight.data_ptr()
+    assert fused.weight[len(q.weight) :].data_ptr() == k.weight.data_ptr()
     ids, names = torch.tensor(random_ids(12, seed=3)), [name for name, _ in base.model.named_parameters()]
     assert names == [name for name, _ in load_model(base.folder, torch.float32, "sdpa").named_parameters()]
     base.use_hf_modules = True
@@ -106,7 +108,7 @@ def test_joined_layers_are_trained_as_the_layers_they_are(model_folder: Callable
     assert v.weight.grad is not None and v.bias.grad is not None
 
 
-def test_mixed_adapters_are_made_anew_when_one_has_moved(model_folder: Callable[[str], Path]) -> None:
+def test_concatenated_adapters_are_rebuilt_when_one_has_changed(model_folder: Callable[[str], Path]) -> None:
     base = Base(model_folder("llama"))
     for seed, name in enumerate(("a", "b")):
         random_adapter(base, name, 3, ("q_proj", "up_proj"), seed)

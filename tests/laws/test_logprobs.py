@@ -1,4 +1,4 @@
-"""Laws of chosen log-probs: formulas in place of autograd, and no difference to be seen."""
+"""Log-probs of chosen tokens: the hand-written backward equals autograd."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COUNT, WIDTH, VOCABULARY = 7, 5, 11
 
 
 def head(scale: float, softcap: float | None, bias: bool) -> Base:
-    """The part of a base that makes logits, in double precision."""
+    """The LM head of a base, in double precision."""
     draw = torch.Generator().manual_seed(0)
     weight = torch.randn(VOCABULARY, WIDTH, generator=draw, dtype=torch.float64)
     linear = SimpleNamespace(weight=weight, bias=torch.randn(VOCABULARY, generator=draw).double() if bias else None)
@@ -68,8 +68,8 @@ def test_gradients_of_chosen_log_probs_are_those_of_autograd(
     torch.testing.assert_close(by(ours), by(theirs), rtol=1e-10, atol=1e-12)
 
 
-def test_a_loss_by_log_probs_alone_computes_logits_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And one by the entropy, too, computes them twice from the second time on, not thrice."""
+def test_a_loss_of_log_probs_alone_computes_logits_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loss with entropy computes them twice from the second call on, not three times."""
     products = []
     true = logprobs.lm_head_logits
     monkeypatch.setattr(logprobs, "lm_head_logits", lambda *given: products.append("logits") or true(*given))

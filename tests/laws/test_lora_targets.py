@@ -1,4 +1,4 @@
-"""Laws of adapters on models of every make: all linear layers learn, and peft reads what was learned."""
+"""LoRA targets on many architectures: all linear layers are trained, and PEFT reads the result."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def logits(base: Base, adapter: str, ids: list[int]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_every_linear_layer_learns_and_peft_reads_what_it_learned(kind: str, tmp_path: Path) -> None:
+def test_every_linear_layer_is_trained_and_peft_reads_the_adapter(kind: str, tmp_path: Path) -> None:
     run = trained(kind, tmp_path)
     learner = run.learners["doer"]
     assert learner.adapter is not None and set(learner.adapter.targets) == MODELS[kind][1]
@@ -81,7 +81,7 @@ def test_every_linear_layer_learns_and_peft_reads_what_it_learned(kind: str, tmp
     assert (expected - bare).abs().max() > 1e-2
 
 
-def test_layers_smaller_than_the_rank_or_unreadable_for_peft_are_left_out_of_all(tmp_path: Path) -> None:
+def test_all_linear_leaves_out_layers_below_the_rank_or_unreadable_for_peft(tmp_path: Path) -> None:
     moe = Base(other("qwen2_moe", MODELS["qwen2_moe"][0], tmp_path / "moe"))
     chosen = targets_for(moe.model, moe.layers, "all-linear", 2)
     assert set(chosen.names) == set(DEFAULT_TARGETS)
@@ -95,15 +95,13 @@ def test_layers_smaller_than_the_rank_or_unreadable_for_peft_are_left_out_of_all
         targets_for(moe.model, moe.layers, "all-linear", 999)
 
 
-def test_layers_that_are_left_out_are_told_when_a_run_starts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_left_out_layers_are_reported_when_a_run_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trained("glm4_moe", tmp_path)
     told = "doer: no adapter on some layers: gate_proj of a glm4_moe is what peft calls its experts; "
     assert told in capsys.readouterr().err
 
 
-def test_all_linear_may_be_asked_for_where_the_usual_names_are_there(
+def test_all_linear_may_be_requested_where_the_default_targets_exist(
     tmp_path: Path, model_folder: Callable[[str], Path]
 ) -> None:
     base = Base(model_folder("llama"))
@@ -125,7 +123,7 @@ def test_all_linear_may_be_asked_for_where_the_usual_names_are_there(
         ),
     ],
 )
-def test_a_rank_or_a_target_that_does_not_fit_is_told_with_its_key(
+def test_a_rank_or_target_that_does_not_fit_is_reported_with_its_key(
     change: str, said: str, tmp_path: Path, model_folder: Callable[[str], Path]
 ) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -133,7 +131,7 @@ def test_a_rank_or_a_target_that_does_not_fit_is_told_with_its_key(
     assert str(caught.value).startswith(said) and str(caught.value).endswith(f"(override {change})")
 
 
-def test_experts_that_carry_no_adapter_are_told_to_whoever_names_them(tmp_path: Path) -> None:
+def test_naming_fused_experts_as_targets_is_explained(tmp_path: Path) -> None:
     base = Base(other("mixtral", MODELS["mixtral"][0], tmp_path))
     told = r"no layer is called gate_proj; this model has k_proj, .*; its experts are one tensor .* lora: null trains"
     with pytest.raises(ValueError, match=told):

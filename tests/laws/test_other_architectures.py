@@ -1,4 +1,4 @@
-"""Laws of models beyond those we know: driven right, or left to themselves and still right."""
+"""Other architectures: run on our attention where it agrees with theirs, else on their own."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def assert_engine_is_right(base: Base, engine: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", list(DRIVEN))
-def test_a_model_that_attends_as_we_do_is_driven_whatever_its_shape(kind: str, tmp_path: Path) -> None:
+def test_models_with_standard_attention_run_on_our_attention(kind: str, tmp_path: Path) -> None:
     base = Base(other(kind, DRIVEN[kind], tmp_path))
     assert base.native
     assert_right_logits(base)
@@ -107,7 +107,7 @@ def test_a_model_that_attends_as_we_do_is_driven_whatever_its_shape(kind: str, t
 
 
 @pytest.mark.parametrize("kind", list(LEFT_ALONE))
-def test_a_model_that_our_attention_cannot_drive_runs_on_its_own(kind: str, tmp_path: Path) -> None:
+def test_models_that_our_attention_cannot_drive_use_their_own(kind: str, tmp_path: Path) -> None:
     base = Base(other(kind, LEFT_ALONE[kind], tmp_path))
     assert not base.native
     assert_right_logits(base)
@@ -116,7 +116,7 @@ def test_a_model_that_our_attention_cannot_drive_runs_on_its_own(kind: str, tmp_
         NativeEngine(base, {"plain": None})
 
 
-def test_a_model_that_runs_on_its_own_has_adapters_too(tmp_path: Path) -> None:
+def test_models_with_their_own_attention_have_adapters_too(tmp_path: Path) -> None:
     base = Base(other("gemma2", LEFT_ALONE["gemma2"], tmp_path))
     random_adapter(base, "a", 4, ("q_proj", "down_proj"), seed=1)
     engine, oracle = HfEngine(base, {"a": "a"}), Oracle(base, "a")
@@ -129,8 +129,8 @@ def test_a_model_that_runs_on_its_own_has_adapters_too(tmp_path: Path) -> None:
     torch.testing.assert_close(ours, expected, atol=1e-4, rtol=1e-4)
 
 
-def test_a_model_whose_logits_we_cannot_have_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would sample one policy and learn another."""
+def test_a_model_whose_logits_cannot_be_reproduced_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would sample from one policy and train another."""
     forward = transformers.LlamaForCausalLM.forward
 
     def louder(self: Any, *arguments: Any, **options: Any) -> Any:
@@ -140,11 +140,11 @@ def test_a_model_whose_logits_we_cannot_have_is_refused(tmp_path: Path, monkeypa
 
     folder = other("llama", {}, tmp_path)
     monkeypatch.setattr(transformers.LlamaForCausalLM, "forward", louder)
-    with pytest.raises(ModelError, match="a llama computes its logits in a way that we do not know"):
+    with pytest.raises(ModelError, match="cannot reproduce the logits of a llama from its hidden states"):
         Base(folder)
 
 
-def test_a_model_that_learns_with_checkpoints_samples_as_before(model_folder: Callable[[str], Path]) -> None:
+def test_gradient_checkpointing_does_not_change_sampling(model_folder: Callable[[str], Path]) -> None:
     made = learner(model_folder("llama"), lora=False, checkpointing=True)
     assert_engine_is_right(made.base, HfEngine(made.base, {"plain": None}))
     assert made.base.model.training and made.base.model.is_gradient_checkpointing

@@ -1,4 +1,4 @@
-"""Laws of `learning.precision`: products and frozen weights are in it, what is trained is in full precision."""
+"""`learning.precision` sets the dtype of matmuls and frozen weights; trained weights are in fp32."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_in_bf16_frozen_weights_are_half_and_an_adapter_is_not(kind: str, tmp_pa
     assert 0 < metrics[0]["doer/logprob_gap"] < 0.05
 
 
-def test_a_whole_model_is_kept_in_full_precision_and_computed_in_half(tmp_path: Path, model_folder: Folder) -> None:
+def test_full_fine_tuning_keeps_fp32_weights_and_computes_in_half(tmp_path: Path, model_folder: Folder) -> None:
     policies = {name: {"model": str(model_folder("llama")), "lora": None, "lr": 0.01} for name in ("thinker", "doer")}
     run, metrics = trained(tmp_path / "whole", model_folder("llama"), "bf16", policies=policies)
     learner = run.learners["doer"]
@@ -50,7 +50,7 @@ def test_a_whole_model_is_kept_in_full_precision_and_computed_in_half(tmp_path: 
     assert others[0]["doer/logprob_gap"] < 1e-5 < metrics[0]["doer/logprob_gap"] < 0.05
 
 
-def test_fp32_is_what_a_cpu_does_by_itself(tmp_path: Path, model_folder: Folder) -> None:
+def test_fp32_is_the_default_on_a_cpu(tmp_path: Path, model_folder: Folder) -> None:
     learned = []
     for precision in ("auto", "fp32"):
         run, _ = trained(tmp_path / precision, model_folder("llama"), precision)
@@ -59,6 +59,6 @@ def test_fp32_is_what_a_cpu_does_by_itself(tmp_path: Path, model_folder: Folder)
     assert all(torch.equal(learned[0][name], learned[1][name]) for name in learned[0])
 
 
-def test_another_precision_is_refused_with_those_that_there_are(tmp_path: Path) -> None:
+def test_another_precision_is_refused_with_the_valid_ones(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"learning\.precision: got the text 'fp16', expected auto, bf16 or fp32"):
         load(game(tmp_path, tmp_path), ["learning.precision=fp16"])

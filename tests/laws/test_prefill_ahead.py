@@ -1,4 +1,4 @@
-"""Laws of reading ahead: prompts that are read while others speak change nothing that anyone says."""
+"""Prefilling waiting prompts while other rows decode changes no sample."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from coterie.engines.native import decode as step_module
-from coterie.engines.native.decode import Eager, Said, segments
+from coterie.engines.native import decode as decode_module
+from coterie.engines.native.decode import EagerDecoder, Tokens, segments
 from coterie.engines.native.engine import NativeEngine
-from coterie.engines.native.kv_cache import Flash, Prefill, SlotCache
+from coterie.engines.native.kv_cache import FlashPrefillLayout, KVCache, PrefillLayout
 from coterie.engines.native.slots import Row
 from coterie.models.base import Base
 from coterie.types import Sample, Sampling
@@ -22,52 +22,52 @@ from tests.hangs import HANG
 from tests.oracle import POLICIES, Request, assert_same, pairs, random_adapter, random_ids
 
 
-class Ahead(Eager):
-    """Has prompts read after its steps and before what they said is heard, as steps on a GPU do."""
+class Ahead(EagerDecoder):
+    """Calls `meanwhile` after its steps and before their tokens are returned, as the CUDA graph decoder does."""
 
     def __init__(self, engine: NativeEngine) -> None:
         super().__init__(engine.base, engine.cache, engine.sampler)
         self.engine, self.busy = engine, False
-        self.early: list[int] = []  # tokens that were read ahead, in each forward
-        self.spoke: list[int] = []  # rows in each step
+        self.early: list[int] = []  # tokens prefilled ahead, in each forward
+        self.decoded: list[int] = []  # rows in each step
 
     @torch.inference_mode()
-    def advance(self, rows: Sequence[Row], meanwhile: Callable[[], None]) -> list[Said]:
-        said = super().advance(rows, meanwhile)
-        seats, self.busy = self.engine.seats.rows[: len(rows)], True
+    def decode(self, rows: Sequence[Row], meanwhile: Callable[[], None]) -> list[Tokens]:
+        said = super().decode(rows, meanwhile)
+        slots, self.busy = self.engine.slots.rows[: len(rows)], True
         meanwhile()
         self.busy = False
-        assert self.engine.seats.rows[: len(rows)] == seats == rows  # nobody moves while steps run
-        assert len(ready(self.engine)) <= self.engine.few
-        self.spoke.append(len(rows))
+        assert self.engine.slots.rows[: len(rows)] == slots == rows  # no row moves while steps run
+        assert len(ready(self.engine)) <= self.engine.ahead
+        self.decoded.append(len(rows))
         return said
 
-    def read(self, rows: Sequence[Row], counts: Sequence[int]) -> None:
+    def prefill(self, rows: Sequence[Row], counts: Sequence[int]) -> None:
         if self.busy:
             self.early.append(sum(counts))
-        super().read(rows, counts)
+        super().prefill(rows, counts)
 
 
 class Scattered(Ahead):
-    """Takes its steps wherever rows sit, as steps on a GPU do."""
+    """Decodes rows in any slots, as the CUDA graph decoder does."""
 
-    gathered = False
+    compact = False
 
     @torch.inference_mode()
-    def advance(self, rows: Sequence[Row], meanwhile: Callable[[], None]) -> list[Said]:
+    def decode(self, rows: Sequence[Row], meanwhile: Callable[[], None]) -> list[Tokens]:
         order = sorted(rows, key=lambda row: row.adapter or "")
         starts, ones = [row.length - 1 for row in order], [1] * len(order)
-        layout = Prefill(self.cache, [row.slot for row in order], starts, ones)
+        layout = PrefillLayout(self.cache, [row.slot for row in order], starts, ones)
         tokens = torch.tensor([row.ids[row.length - 1] for row in order])
         runs = segments([row.adapter for row in order], ones)
-        ids, logprobs = self._draw(
+        ids, logprobs = self._sample(
             order, self.base.logits(self.base.hidden_for_inference(tokens, layout.positions, layout, runs))
         )
         said = {row: ([token], [logprob]) for row, token, logprob in zip(order, ids, logprobs, strict=True)}
         self.busy = True
         meanwhile()
         self.busy = False
-        self.spoke.append(len(rows))
+        self.decoded.append(len(rows))
         return [said[row] for row in rows]
 
 
@@ -75,15 +75,15 @@ def ready(engine: NativeEngine) -> list[Row]:
     return [row for row in engine.waiting if row.slot >= 0]
 
 
-def reader(base: Base, rows: int, kind: type[Ahead] = Ahead) -> tuple[NativeEngine, Ahead]:
+def ahead_engine(base: Base, rows: int, kind: type[Ahead] = Ahead) -> tuple[NativeEngine, Ahead]:
     engine = NativeEngine(base, POLICIES, rows=rows)
-    steps = engine.steps = kind(engine)
-    engine.seats.gathered = steps.gathered
-    return engine, steps
+    decoder = engine.decoder = kind(engine)
+    engine.slots.compact = decoder.compact
+    return engine, decoder
 
 
 async def asked(engine: NativeEngine, requests: Sequence[Request]) -> list[Sample]:
-    """All at once; nobody waits for ever."""
+    """All at once; no request waits forever."""
     return await asyncio.gather(*(asyncio.wait_for(engine.sample(*request), HANG) for request in requests))
 
 
@@ -97,10 +97,10 @@ async def until(happened: Callable[[], Any]) -> None:
             await asyncio.sleep(0)
 
 
-def at_rest(engine: NativeEngine) -> bool:
-    """Nobody waits or speaks, and no slot is held for anyone."""
-    held = [row for row in engine.seats.rows if row is not None and not row.finished]
-    return not (engine.waiting or engine.seats.speaking or held)
+def idle(engine: NativeEngine) -> bool:
+    """No row waits or runs, and no slot is in use."""
+    held = [row for row in engine.slots.rows if row is not None and not row.finished]
+    return not (engine.waiting or engine.slots.running or held)
 
 
 def ragged(count: int) -> list[Request]:
@@ -113,71 +113,71 @@ def ragged(count: int) -> list[Request]:
 
 
 def groups(count: int) -> list[Request]:
-    """Four prompts that begin alike, each asked many times."""
+    """Four prompts with a common prefix, each requested many times."""
     stem = random_ids(30, seed=1)
     prompts = [[*stem, *random_ids(3 * tail, seed=tail)] for tail in range(4)]
     return [("ab"[n % 2], prompts[n // 4 % 4], n, Sampling(1 + 5 * n % 9)) for n in range(count)]
 
 
 def twins(count: int) -> list[Request]:
-    """Every prompt is asked twice: one of the two may be ready when the other is read."""
+    """Every prompt is requested twice: one of the two may be ready when the other is prefilled."""
     return [("c", random_ids(20, seed=n // 2), n, Sampling(1 + 5 * n % 9)) for n in range(count)]
 
 
 @pytest.mark.parametrize("rows", [1, 8])
 @pytest.mark.parametrize("requests", [ragged(30), groups(30), twins(30)], ids=["ragged", "groups", "twins"])
-def test_what_is_read_ahead_is_read_once_and_the_same_is_said(
+def test_prompts_prefilled_ahead_are_computed_once_and_change_no_sample(
     base: Base, requests: list[Request], rows: int, prefilled: list[int]
 ) -> None:
     expected = ask(NativeEngine(base, POLICIES, rows=rows), requests)
     todo = sum(prefilled)
     prefilled.clear()
-    engine, steps = reader(base, rows)
+    engine, decoder = ahead_engine(base, rows)
     assert_same(ask(engine, requests), expected)
-    assert sum(prefilled) == todo and len(steps.early) > 2
-    assert at_rest(engine) and engine.cache.slots <= 2 * rows
+    assert sum(prefilled) == todo and len(decoder.early) > 2
+    assert idle(engine) and engine.cache.slots <= 2 * rows
 
 
-def test_where_steps_find_rows_anywhere_nobody_moves_and_the_same_is_said(
+def test_without_compact_slots_no_row_moves_and_samples_are_the_same(
     team_base: Callable[[str], Base], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     base, requests = team_base("llama"), [*ragged(30), *groups(30)]
     expected = ask(NativeEngine(base, POLICIES, rows=8), requests)
-    monkeypatch.delattr(SlotCache, "swap")
-    engine, steps = reader(base, 8, Scattered)
+    monkeypatch.delattr(KVCache, "swap")
+    engine, decoder = ahead_engine(base, 8, Scattered)
     assert_same(ask(engine, requests), expected)
-    assert len(steps.early) > 2 and max(steps.spoke) == 8 and at_rest(engine)
+    assert len(decoder.early) > 2 and max(decoder.decoded) == 8 and idle(engine)
 
 
 @pytest.mark.parametrize("kind", [Ahead, Scattered])
-def test_a_row_so_long_that_fewer_fit_waits_until_they_do(
+def test_a_row_too_long_for_all_slots_waits_until_fewer_are_in_use(
     team_base: Callable[[str], Base], kind: type[Ahead], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a GPU, whose memory has so much room for keys and values."""
+    """As on a GPU with room for so many cached tokens."""
     base, tokens = team_base("llama"), 640
     talker, long = ("b", random_ids(5, seed=2), 2, Sampling(40)), ("a", random_ids(250, seed=1), 1, Sampling(9))
     requests = [*ragged(12), talker, long, *ragged(12)]
     expected = ask(NativeEngine(base, POLICIES), requests)
 
-    def most(cache: SlotCache, slots: int, capacity: int) -> int:
+    def max_slots(cache: KVCache, slots: int, capacity: int) -> int:
         return min(slots, max(1, tokens // cache._rounded(max(capacity, cache.capacity))))
 
-    monkeypatch.setattr(SlotCache, "most", most)
-    engine, steps = reader(base, 8, kind)
+    monkeypatch.setattr(KVCache, "max_slots", max_slots)
+    engine, decoder = ahead_engine(base, 8, kind)
     taken: list[int] = []
-    reserve = SlotCache.reserve
+    reserve = KVCache.reserve
 
-    def watched(cache: SlotCache, slots: int, capacity: int) -> None:
+    def watched(cache: KVCache, slots: int, capacity: int) -> None:
         reserve(cache, slots, capacity)
         taken.append(cache.slots * cache.capacity)
 
-    monkeypatch.setattr(SlotCache, "reserve", watched)
+    monkeypatch.setattr(KVCache, "reserve", watched)
     assert_same(ask(engine, requests), expected)
-    assert max(taken) <= tokens and max(steps.spoke) == 8 and at_rest(engine)
+    assert max(taken) <= tokens and max(decoder.decoded) == 8 and idle(engine)
 
 
 @pytest.mark.parametrize("together", [1, 8])
-def test_conversations_go_on_from_what_they_said_while_others_are_read_ahead(base: Base, together: int) -> None:
+def test_conversations_continue_while_others_are_prefilled_ahead(base: Base, together: int) -> None:
     requests = ragged(20)
 
     async def talk(engine: NativeEngine, n: int) -> list[Sample]:
@@ -189,38 +189,38 @@ def test_conversations_go_on_from_what_they_said_while_others_are_read_ahead(bas
     async def all_of_them(engine: NativeEngine) -> list[list[Sample]]:
         return await asyncio.gather(*(talk(engine, n) for n in range(len(requests))))
 
-    engine, steps = reader(base, rows=8)
-    steps.together = together
+    engine, decoder = ahead_engine(base, rows=8)
+    decoder.admit_together = together
     plain = asyncio.run(all_of_them(NativeEngine(base, POLICIES)))
     for ours, theirs in zip(asyncio.run(all_of_them(engine)), plain, strict=True):
         assert_same(ours, theirs)
-    assert len(steps.early) > 3 and at_rest(engine)
+    assert len(decoder.early) > 3 and idle(engine)
 
 
 @pytest.mark.parametrize("room", [2, 4, 5])
-def test_whom_memory_has_no_slot_for_nobody_reads_ahead(
+def test_rows_without_a_slot_are_not_prefilled_ahead(
     team_base: Callable[[str], Base], room: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     base, requests = team_base("llama"), ragged(20)
     expected = ask(NativeEngine(base, POLICIES), requests)
-    monkeypatch.setattr(SlotCache, "most", lambda cache, slots, capacity: min(slots, room))
-    engine, steps = reader(base, rows=4)
+    monkeypatch.setattr(KVCache, "max_slots", lambda cache, slots, capacity: min(slots, room))
+    engine, decoder = ahead_engine(base, rows=4)
     assert_same(ask(engine, requests), expected)
-    assert max(steps.spoke) == min(room, 4) and engine.cache.slots == room and at_rest(engine)
-    assert bool(steps.early) == (room > 4)
+    assert max(decoder.decoded) == min(room, 4) and engine.cache.slots == room and idle(engine)
+    assert bool(decoder.early) == (room > 4)
 
 
-def test_who_has_been_read_joins_though_few_have_room(team_base: Callable[[str], Base]) -> None:
-    """Others would wait until two have: to read a prompt alone takes a GPU's host as long as to read eight."""
-    engine, steps = reader(team_base("llama"), rows=8)
-    steps.together = 8
+def test_rows_prefilled_ahead_run_as_soon_as_one_slot_is_free(team_base: Callable[[str], Base]) -> None:
+    """Others wait until two fit: one prefill costs a GPU's host the same for one prompt as for eight."""
+    engine, decoder = ahead_engine(team_base("llama"), rows=8)
+    decoder.admit_together = 8
     lengths = [3, *[12] * 7, *[9] * 2]
     requests: list[Request] = [("a", random_ids(9, seed=n), n, Sampling(t)) for n, t in enumerate(lengths)]
     ask(engine, requests)
-    assert steps.spoke[:12] == [8] * 12
+    assert decoder.decoded[:12] == [8] * 12
 
 
-def test_steps_that_are_taken_on_the_spot_read_nobody_ahead(team_base: Callable[[str], Base]) -> None:
+def test_the_eager_decoder_prefills_nothing_ahead(team_base: Callable[[str], Base]) -> None:
     engine = NativeEngine(team_base("llama"), POLICIES, rows=2)
 
     async def watch() -> None:
@@ -233,16 +233,16 @@ def test_steps_that_are_taken_on_the_spot_read_nobody_ahead(team_base: Callable[
     asyncio.run(watch())
 
 
-def test_one_who_is_read_and_gives_up_leaves_the_slot_and_a_beginning(
+def test_a_cancelled_ready_row_frees_its_slot_and_stays_as_a_prefix(
     team_base: Callable[[str], Base], prefilled: list[int]
 ) -> None:
     base = team_base("llama")
-    engine, _ = reader(base, rows=1)
+    engine, _ = ahead_engine(base, rows=1)
     speaking, given_up, last = (("a", random_ids(30, seed=n), n, Sampling(12, temperature=0)) for n in range(3))
 
     async def lose_patience() -> list[Sample]:
         others = [asyncio.create_task(engine.sample(*speaking))]
-        await until(lambda: engine.seats.speaking)
+        await until(lambda: engine.slots.running)
         impatient = asyncio.create_task(engine.sample(*given_up))
         others.append(asyncio.create_task(engine.sample(*last)))
         await until(lambda: ready(engine))
@@ -250,8 +250,8 @@ def test_one_who_is_read_and_gives_up_leaves_the_slot_and_a_beginning(
         return await asyncio.wait_for(asyncio.gather(*others), HANG)
 
     assert_same(asyncio.run(lose_patience()), ask(NativeEngine(base, POLICIES), [speaking, last]))
-    assert at_rest(engine)
-    engine, _ = reader(base, rows=2)
+    assert idle(engine)
+    engine, _ = ahead_engine(base, rows=2)
     prefilled.clear()
     asyncio.run(lose_patience())
     assert sum(prefilled) == 3 * 29
@@ -266,12 +266,12 @@ def movable(model_folder: Callable[[str], Path]) -> Base:
     return base
 
 
-def test_after_load_one_who_was_read_with_the_old_weights_is_read_anew(
+def test_a_row_prefilled_with_old_weights_is_prefilled_again(
     model_folder: Callable[[str], Path], prefilled: list[int]
 ) -> None:
-    """Though one who speaks began as it does, with the old weights."""
+    """Although a running row has the same prefix, computed with the old weights."""
     base = movable(model_folder)
-    engine, _ = reader(base, rows=8)
+    engine, _ = ahead_engine(base, rows=8)
     prompt = random_ids(40, seed=9)
     speakers: list[Request] = [("c", random_ids(20, seed=n), n, Sampling(12)) for n in range(7)]
     speakers.append(("a", prompt, 7, Sampling(12)))
@@ -289,21 +289,21 @@ def test_after_load_one_who_was_read_with_the_old_weights_is_read_anew(
 
     before = ask(NativeEngine(base, POLICIES), waiting)
     after = asyncio.run(load_meanwhile())
-    assert sum(prefilled) == 39  # of the one whose weights have moved
+    assert sum(prefilled) == 39  # of the row whose weights have changed
     assert_same(after, ask(NativeEngine(base, POLICIES), waiting))
     assert after[0].ids != before[0].ids and after[1].ids == before[1].ids
     assert [sample.version for sample in after] == [1, 0]
 
 
-def test_clearing_an_engine_loses_nobody_who_was_read(team_base: Callable[[str], Base]) -> None:
+def test_clearing_an_engine_loses_no_ready_row(team_base: Callable[[str], Base]) -> None:
     base = team_base("llama")
-    engine, _ = reader(base, rows=1)
+    engine, _ = ahead_engine(base, rows=1)
     first, second = (("b", random_ids(30, seed=n), n, Sampling(5)) for n in range(2))
 
     async def clear_between() -> list[Sample]:
         answers = [asyncio.create_task(asked(engine, [request])) for request in (first, second)]
         await answers[0]
-        assert len(ready(engine)) == 1 and not engine.seats.speaking
+        assert len(ready(engine)) == 1 and not engine.slots.running
         engine.clear()
         return [sample for (sample,) in await asyncio.gather(*answers)]
 
@@ -314,21 +314,21 @@ class Broken(Exception):
     pass
 
 
-@pytest.mark.parametrize("where", ["a step", "reading ahead"])
-def test_a_failure_reaches_those_who_were_read_and_the_engine_goes_on_after_it(
+@pytest.mark.parametrize("where", ["a step", "prefilling ahead"])
+def test_a_failure_reaches_ready_rows_and_the_engine_recovers(
     team_base: Callable[[str], Base], where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine, steps = reader(team_base("qwen2"), rows=8)
+    engine, decoder = ahead_engine(team_base("qwen2"), rows=8)
     requests = ragged(14)
     expected = ask(engine, requests)
     engine.clear()
-    before = len(steps.early)
+    before = len(decoder.early)
 
     def fail_when_some_are_ready(name: str) -> Callable[..., Any]:
-        right = getattr(step_module, name)
+        right = getattr(decode_module, name)
 
         def either(*arguments: Any) -> Any:
-            if ready(engine) and (name == "Decode" or (steps.busy and len(steps.early) > before + 1)):
+            if ready(engine) and (name == "DecodeLayout" or (decoder.busy and len(decoder.early) > before + 1)):
                 raise Broken
             return right(*arguments)
 
@@ -339,22 +339,22 @@ def test_a_failure_reaches_those_who_were_read_and_the_engine_goes_on_after_it(
         return await asyncio.gather(*waiting, return_exceptions=True)
 
     with monkeypatch.context() as broken:
-        name = "Decode" if where == "a step" else "Prefill"
-        broken.setattr(step_module, name, fail_when_some_are_ready(name))
+        name = "DecodeLayout" if where == "a step" else "PrefillLayout"
+        broken.setattr(decode_module, name, fail_when_some_are_ready(name))
         assert Broken in (failed := [type(outcome) for outcome in asyncio.run(outcomes())])
-    assert set(failed) <= {Broken, Sample} and not engine.seats.rows and not engine.waiting
-    steps.busy = False
+    assert set(failed) <= {Broken, Sample} and not engine.slots.rows and not engine.waiting
+    decoder.busy = False
     assert_same(ask(engine, requests), expected)
 
 
-def test_what_a_gpu_needs_to_know_of_prompts_is_sent_as_one_and_cut_where_kernels_like_it() -> None:
-    cache = SlotCache(1, 1, 16, torch.float32, torch.device("cpu"))
-    layout = Flash(cache, slots=[4, 2, 7], starts=[0, 5, 1], counts=[3, 1, 2], tokens=np.arange(100, 106))
+def test_the_flash_prefill_layout_is_one_transfer_of_aligned_arrays() -> None:
+    cache = KVCache(1, 1, 16, torch.float32, torch.device("cpu"))
+    layout = FlashPrefillLayout(cache, slots=[4, 2, 7], starts=[0, 5, 1], counts=[3, 1, 2], tokens=np.arange(100, 106))
     assert layout.tokens.tolist() == [100, 101, 102, 103, 104, 105]
-    assert layout.rows.tolist() == [4, 4, 4, 2, 7, 7] and layout.positions.tolist() == [0, 1, 2, 5, 1, 2]
-    assert layout.key_rows.tolist() == [4] * 3 + [2] * 6 + [7] * 3
-    assert layout.key_at.tolist() == [0, 1, 2, 0, 1, 2, 3, 4, 5, 0, 1, 2]
-    assert layout.ragged.q_ends.tolist() == [0, 3, 4, 6] and layout.ragged.k_ends.tolist() == [0, 3, 9, 12]
-    sent = [layout.tokens, layout.rows, layout.positions, layout.key_rows, layout.key_at, *layout.ragged[:2]]
+    assert layout.slots.tolist() == [4, 4, 4, 2, 7, 7] and layout.positions.tolist() == [0, 1, 2, 5, 1, 2]
+    assert layout.key_slots.tolist() == [4] * 3 + [2] * 6 + [7] * 3
+    assert layout.key_positions.tolist() == [0, 1, 2, 0, 1, 2, 3, 4, 5, 0, 1, 2]
+    assert layout.varlen.cu_seqlens_q.tolist() == [0, 3, 4, 6] and layout.varlen.cu_seqlens_k.tolist() == [0, 3, 9, 12]
+    sent = [layout.tokens, layout.slots, layout.positions, layout.key_slots, layout.key_positions, *layout.varlen[:2]]
     assert len({x.untyped_storage().data_ptr() for x in sent}) == 1  # type: ignore[union-attr]
     assert all(x.data_ptr() % 16 == sent[0].data_ptr() % 16 for x in sent)  # type: ignore[union-attr]

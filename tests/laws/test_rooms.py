@@ -88,6 +88,19 @@ def test_an_algorithm_has_at_most_two_classes_above_it(name: str) -> None:
     assert len([base for base in find("algorithm", name).__mro__ if base is not object]) <= 3
 
 
+def imports_triton(path: Path) -> bool:
+    """True if a file imports Triton, also inside functions."""
+    tree = ast.parse(path.read_text())
+    names = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    names |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    return any(name.split(".")[0] == "triton" for name in names)
+
+
+def test_triton_is_imported_in_kernels_alone() -> None:
+    importing = {path.relative_to(PACKAGE).parts[0] for path in PACKAGE.rglob("*.py") if imports_triton(path)}
+    assert importing == {"kernels"}
+
+
 def test_every_room_has_its_place() -> None:
     rooms = {path.name.removesuffix(".py") for path in PACKAGE.iterdir()} - {"__pycache__", "py.typed"}
     assert rooms == set(ORDER) and len(set(ORDER)) == len(ORDER)

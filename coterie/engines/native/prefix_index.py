@@ -1,4 +1,4 @@
-"""Finds the row that another one begins with, without looking at all of them."""
+"""Prefix index of the KV cache: finds the row with the longest common prefix by binary search."""
 
 from __future__ import annotations
 
@@ -7,45 +7,45 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-Key = tuple[str, int, bytes]  # adapter, version, tokens
-Named = TypeVar("Named")
+PrefixKey = tuple[str, int, bytes]  # adapter, weights version, tokens
+Item = TypeVar("Item")
 
 
-def key_of(adapter: str | None, version: int, ids: np.ndarray) -> Key:
-    """A key by which texts stand in the order of their tokens."""
+def prefix_key(adapter: str | None, version: int, ids: np.ndarray) -> PrefixKey:
+    """A sortable key: big-endian bytes compare as the token ids do."""
     return adapter or "", version, ids.astype(">u4").tobytes()
 
 
-class Beginnings(Generic[Named]):
-    """Texts in order: the one that shares most with a text stands next to where it would stand."""
+class PrefixIndex(Generic[Item]):
+    """Sorted keys: the entry with the longest common prefix is a neighbour of the insertion point."""
 
     def __init__(self) -> None:
-        self.keys: list[Key] = []
-        self.names: list[Named] = []
+        self.keys: list[PrefixKey] = []
+        self.items: list[Item] = []
 
-    def add(self, key: Key, name: Named) -> None:
+    def add(self, key: PrefixKey, item: Item) -> None:
         at = bisect_right(self.keys, key)
         self.keys.insert(at, key)
-        self.names.insert(at, name)
+        self.items.insert(at, item)
 
-    def drop(self, key: Key, name: Named) -> None:
-        at = self.names.index(name, bisect_left(self.keys, key))
-        del self.keys[at], self.names[at]
+    def remove(self, key: PrefixKey, item: Item) -> None:
+        at = self.items.index(item, bisect_left(self.keys, key))
+        del self.keys[at], self.items[at]
 
-    def longest(self, key: Key) -> tuple[Named | None, int]:
-        """Who shares the longest beginning with a text, and how many tokens; rather one that ends there."""
+    def longest_prefix(self, key: PrefixKey) -> tuple[Item | None, int]:
+        """An item with the longest common prefix, and its length in tokens; preferably one that ends there."""
         at = bisect_right(self.keys, key)
         near = [i for i in (at - 1, at) if 0 <= i < len(self.keys)]
-        shared = max((common(key, self.keys[i]) for i in near), default=0)
+        shared = max((common_prefix(key, self.keys[i]) for i in near), default=0)
         if not shared:
             return None, 0
         whole = (*key[:2], key[2][: 4 * shared])
-        first = bisect_left(self.keys, whole)  # the first of those who begin so
-        return self.names[first], shared
+        first = bisect_left(self.keys, whole)  # the first entry with this prefix
+        return self.items[first], shared
 
 
-def common(one: Key, other: Key) -> int:
-    """How many tokens two texts share from their first on."""
+def common_prefix(one: PrefixKey, other: PrefixKey) -> int:
+    """The number of leading tokens that two keys share."""
     if one[:2] != other[:2]:
         return 0
     most = min(len(one[2]), len(other[2])) // 4

@@ -1,9 +1,9 @@
-"""Who sits in which slot of the cache.
+"""The slot scheduler: which row has which slot of the KV cache, prefix cache hits, and slot eviction.
 
-Some rows speak, some are read and will speak next, and some have finished and are kept while there is
-room: a conversation may go on from them. A new row takes over the finished row it continues, or copies
-the beginning it shares with any. Where a step reads one piece of the cache, the first slots belong to
-the rows that speak, without gaps; elsewhere nobody ever moves.
+Running rows decode. Ready rows are prefilled ahead and will run next. Finished rows stay in the cache, until their slot
+is evicted (least recently finished first), as prefixes for new rows: a new row takes over the slot of the finished row
+that it continues, or copies the keys and values of the longest common prefix. With `compact`, running rows have the
+first slots, without gaps; otherwise rows never move.
 """
 
 from __future__ import annotations
@@ -15,125 +15,124 @@ from itertools import count
 
 import numpy as np
 
-from coterie.engines.native.kv_cache import SlotCache
-from coterie.engines.native.prefix_index import Beginnings, Key, key_of
+from coterie.engines.native.kv_cache import KVCache
+from coterie.engines.native.prefix_index import PrefixIndex, PrefixKey, prefix_key
 from coterie.models.chat import StopText
 from coterie.types import Sample, Sampling, Stop
 
-SHARE = 16  # tokens; a shorter common beginning is not worth a copy
-FEW = 2  # tokens that are sooner computed than waited for
+MIN_SHARED = 16  # tokens; a shorter common prefix is not worth a copy
+FEW_TOKENS = 2  # recomputing so many tokens takes less time than waiting for another row's prefill
 
 
 @dataclass(eq=False)
 class Row:
-    """One request, from waiting to finished, and after that a beginning for others."""
+    """One request, from waiting to finished; after that a cached prefix for others."""
 
     adapter: str | None
     version: int
     seed: int
     sampling: Sampling
-    ids: np.ndarray  # the prompt, then room for the answer
+    ids: np.ndarray  # the prompt, then room for the reply
     prompt: int  # its length
-    answered: asyncio.Future[Sample]
-    stops: StopText | None
-    length: int  # tokens known
+    future: asyncio.Future[Sample]
+    stop_text: StopText | None
+    length: int  # known tokens
     computed: int = 0  # tokens whose keys and values are in the cache
     slot: int = -1
-    finished: int = 0  # a clock: the smallest was finished first; 0 is not yet
+    finished: int = 0  # logical time of finishing; 0: not yet
     logprobs: list[float] = field(default_factory=list)
     stop: Stop | None = None
 
     @property
-    def narrow(self) -> bool:
-        """Whether only some tokens may be drawn."""
+    def truncates(self) -> bool:
+        """True if top-p or top-k truncates the distribution."""
         return self.sampling.top_p < 1 or self.sampling.top_k > 0
 
-    def unread(self) -> None:
-        """Nothing of it is in the cache any more."""
+    def mark_evicted(self) -> None:
+        """Nothing of the row is in the cache any more."""
         self.slot, self.computed = -1, 0
 
     @property
-    def key(self) -> Key:
-        """What others may share of it: what is computed, or will be before it speaks."""
-        return key_of(self.adapter, self.version, self.ids[: max(self.computed, self.prompt - 1)])
+    def key(self) -> PrefixKey:
+        """The tokens that other rows may share: those computed, or to be computed by its prefill."""
+        return prefix_key(self.adapter, self.version, self.ids[: max(self.computed, self.prompt - 1)])
 
 
-class Seats:
-    """The slots of one cache and the rows in them."""
+PrefixCopy = tuple[Row, Row, int]  # target row, source row, tokens
 
-    def __init__(self, cache: SlotCache, limit: int, gathered: bool) -> None:
-        """`gathered`: those who speak must have the first slots."""
-        self.cache, self.limit, self.gathered = cache, limit, gathered
+
+class SlotScheduler:
+    """Assigns the slots of one KV cache to rows."""
+
+    def __init__(self, cache: KVCache, limit: int, compact: bool) -> None:
+        """`limit`: slots at most; `compact`: running rows must have the first slots."""
+        self.cache, self.limit, self.compact = cache, limit, compact
         self.rows: list[Row | None] = []  # by slot
-        self.active: list[Row] = []  # who speaks; by slot, where they are gathered
+        self.running: list[Row] = []  # by slot, if compact
         self.clock = count(1)
-        self.known: dict[Row, Key] = {}
-        self.beginnings: Beginnings[Row] = Beginnings()
+        self.keys: dict[Row, PrefixKey] = {}
+        self.index: PrefixIndex[Row] = PrefixIndex()
 
-    @property
-    def speaking(self) -> int:
-        return len(self.active)
-
-    def forget(self, adapter: str | None) -> None:
-        """What this adapter has read is of no use any more to those who do not speak yet: its weights have moved."""
-        speaking = set(self.active)
+    def invalidate(self, adapter: str | None) -> None:
+        """Evict what this adapter's old weights computed, except for running rows."""
+        running = set(self.running)
         for row in self.rows:
-            if row is not None and row.adapter == adapter and row not in speaking:
-                self._put(row.slot, None)
-                row.unread()
+            if row is not None and row.adapter == adapter and row not in running:
+                self._assign(row.slot, None)
+                row.mark_evicted()
 
     def clear(self) -> None:
-        assert not self.active, "somebody still speaks"
-        self._empty()
+        assert not self.running, "rows are still running"
+        self._evict_all()
         self.cache.clear()
 
-    def _empty(self) -> None:
+    def _evict_all(self) -> None:
         for row in self.rows:
             if row is not None:
-                row.unread()
-        self.rows, self.active = [], []
-        self.known, self.beginnings = {}, Beginnings()
+                row.mark_evicted()
+        self.rows, self.running = [], []
+        self.keys, self.index = {}, PrefixIndex()
 
-    def _put(self, slot: int, row: Row | None) -> None:
-        """Whoever sat there before is forgotten."""
+    def _assign(self, slot: int, row: Row | None) -> None:
+        """Give a slot to a row; the previous row leaves the prefix index."""
         if (old := self.rows[slot]) is not None:
-            self.beginnings.drop(self.known.pop(old), old)
+            self.index.remove(self.keys.pop(old), old)
         self.rows[slot] = row
         if row is not None:
-            self.known[row] = row.key
-            self.beginnings.add(row.key, row)
+            self.keys[row] = row.key
+            self.index.add(row.key, row)
 
-    def leave(self, row: Row) -> None:
-        """The row has finished, or nobody waits for it; if it spoke, the last one who speaks takes its place."""
-        if row in self.active:
-            place, last = self.active.index(row), self.active.pop()
+    def finish(self, row: Row) -> None:
+        """The row has finished or was cancelled; if it was running, the last running row takes its place."""
+        if row in self.running:
+            place, last = self.running.index(row), self.running.pop()
             if last is not row:
-                self.active[place] = last
-                self._gather(last, place)
-        self._put(row.slot, None)
-        self._put(row.slot, row)  # with all that it said
+                self.running[place] = last
+                self._move(last, place)
+        self._assign(row.slot, None)
+        self._assign(row.slot, row)  # its key now has the reply as well
         row.finished = next(self.clock)
 
-    def join(self, row: Row) -> None:
-        """The row speaks from now on."""
-        self._gather(row, self.speaking)
-        self.active.append(row)
+    def run(self, row: Row) -> None:
+        """The row decodes from now on."""
+        self._move(row, len(self.running))
+        self.running.append(row)
 
-    def _gather(self, row: Row, place: int) -> None:
-        if self.gathered:
+    def _move(self, row: Row, place: int) -> None:
+        if self.compact:
             self._swap(row.slot, place)
 
-    def enter(self, rows: list[Row], ahead: bool) -> list[tuple[Row, Row, int]]:
-        """Seat new rows, who join at once or, `ahead` of their time, stay behind: then no other row moves.
+    def admit(self, rows: list[Row], ahead: bool) -> list[PrefixCopy]:
+        """Give slots to new rows, which run at once or, `ahead` of time, become ready; then no other row moves.
 
-        Returns the copies still to make, (row, source, tokens), where the source is a row of the same call whose
-        own prompt has to be computed first.
+        Prefix cache hits are copied. Returns the copies that must wait, because their source is a row of the same call
+        whose own prompt has to be computed first.
         """
-        self._make_room(rows)
-        later: list[tuple[Row, Row, int]] = []
+        self._reserve(rows)
+        later: list[PrefixCopy] = []
         for row in rows:
-            source, shared = self._sooner(*self._longest_beginning(row), later)
-            if self._sit(row, source, shared, ahead) or source is None:
+            source, shared = self._earlier_source(*self._longest_cached_prefix(row), later)
+            if self._place(row, source, shared, ahead) or source is None:
                 continue
             if source.computed >= shared:
                 self.cache.copy(source.slot, row.slot, shared)
@@ -142,73 +141,74 @@ class Seats:
                 later.append((row, source, shared))
         return later
 
-    def _sooner(self, source: Row | None, shared: int, later: list[tuple[Row, Row, int]]) -> tuple[Row | None, int]:
-        """Rather a bit less from the row that the source itself waits for: one forward less before all can speak."""
+    def _earlier_source(self, source: Row | None, shared: int, later: list[PrefixCopy]) -> tuple[Row | None, int]:
+        """If the source itself waits for a copy, prefer its source for a slightly shorter prefix: one forward less."""
         for waiting, first, less in later:
-            if waiting is source and less >= shared - FEW:
+            if waiting is source and less >= shared - FEW_TOKENS:
                 return first, min(less, shared)
         return source, shared
 
-    def _sit(self, row: Row, source: Row | None, shared: int, ahead: bool) -> bool:
-        """Seat one row; True if it took over the source's slot."""
-        slot = source.slot if source is not None and self._ends(source, shared) else self._spare()
+    def _place(self, row: Row, source: Row | None, shared: int, ahead: bool) -> bool:
+        """Give a row a slot; True if it took over the source's."""
+        slot = source.slot if source is not None and self._continues(source, shared) else self._evict_slot()
         taken = source is not None and slot == source.slot
-        self._put(slot, row)
+        self._assign(slot, row)
         row.slot, row.computed = slot, shared if taken else 0
         if not ahead:
-            self.join(row)
+            self.run(row)
         return taken
 
-    def _ends(self, source: Row, shared: int) -> bool:
-        """Whether a finished row lives on as a whole in one that shares so much with it."""
+    def _continues(self, source: Row, shared: int) -> bool:
+        """True if a row with this shared prefix extends all of a finished row."""
         return source.finished > 0 and shared == source.computed
 
-    def _spare(self) -> int:
-        """A free slot, or that of the row which finished longest ago."""
-        behind = [slot for slot, row in enumerate(self.rows) if row is None or row.finished]
-        return min(behind, key=lambda slot: row.finished if (row := self.rows[slot]) is not None else 0)
+    def _evict_slot(self) -> int:
+        """A free slot, or that of the least recently finished row."""
+        evictable = [slot for slot, row in enumerate(self.rows) if row is None or row.finished]
+        return min(evictable, key=lambda slot: row.finished if (row := self.rows[slot]) is not None else 0)
 
-    def room_for(self, rows: Sequence[Row]) -> list[Row]:
-        """As many of the first of these as find room beside all who speak or will speak."""
-        needed, longest, allowed = self._needed(), 0, 0
+    def admissible(self, rows: Sequence[Row]) -> list[Row]:
+        """The longest prefix of `rows` that fits beside all running and ready rows."""
+        used, longest, allowed = self._slots_in_use(), 0, 0
         found: list[Row] = []
         for row in rows:
             if len(row.ids) > longest:
                 longest = len(row.ids)
-                allowed = self.cache.most(self.limit, longest)
-                if needed and longest > self.cache.capacity and allowed < self.cache.slots:
-                    break  # so long that there will be fewer slots: it waits until nobody needs one
-            if needed + len(found) >= allowed:
+                allowed = self.cache.max_slots(self.limit, longest)
+                if used and longest > self.cache.capacity and allowed < self.cache.slots:
+                    break  # such long rows leave room for fewer slots: wait until none is in use
+            if used + len(found) >= allowed:
                 break
             found.append(row)
         return found
 
-    def _needed(self) -> int:
+    def _slots_in_use(self) -> int:
         return sum(row is not None and not row.finished for row in self.rows)
 
-    def _make_room(self, rows: list[Row]) -> None:
-        longest, needed = max(len(row.ids) for row in rows), self._needed() + len(rows)
-        limit = self.cache.most(self.limit, longest)
+    def _reserve(self, rows: list[Row]) -> None:
+        """Grow the cache for new rows. Where it must shrink to fewer, longer slots, evict everything first."""
+        longest, needed = max(len(row.ids) for row in rows), self._slots_in_use() + len(rows)
+        limit = self.cache.max_slots(self.limit, longest)
         if longest > self.cache.capacity and limit < len(self.rows) and needed == len(rows):
-            self._empty()
-            self.cache.drop()
+            self._evict_all()
+            self.cache.free()
         enough = longest <= self.cache.capacity and needed <= len(self.rows)
-        slots = max(len(self.rows), needed, min(limit, self._wanted(rows, enough)))
+        slots = max(len(self.rows), needed, min(limit, self._slots_without_eviction(rows, enough)))
         self.cache.reserve(slots, longest)
         self.rows += [None] * (slots - len(self.rows))
 
-    def _wanted(self, rows: list[Row], enough: bool) -> int:
-        """Slots with which nobody who has finished would have to go. On a GPU, where captured steps do not survive a
-        move, at once as many as may be, and no more while there are enough."""
+    def _slots_without_eviction(self, rows: list[Row], enough: bool) -> int:
+        """The slots with which no finished row would be evicted. On a GPU, where growing the cache invalidates the CUDA
+        graphs, all slots at once, and no more while there are enough."""
         if self.cache.device.type == "cuda":
             return 0 if enough else self.limit
-        beginnings = [self._longest_beginning(row) for row in rows]
-        going_on = {source for source, shared in beginnings if source is not None and self._ends(source, shared)}
-        return sum(row is not None for row in self.rows) - len(going_on) + len(rows)
+        hits = [self._longest_cached_prefix(row) for row in rows]
+        continued = {source for source, shared in hits if source is not None and self._continues(source, shared)}
+        return sum(row is not None for row in self.rows) - len(continued) + len(rows)
 
-    def _longest_beginning(self, row: Row) -> tuple[Row | None, int]:
-        source, shared = self.beginnings.longest(key_of(row.adapter, row.version, row.ids[: row.prompt - 1]))
-        return (source, shared) if shared >= SHARE else (None, 0)
+    def _longest_cached_prefix(self, row: Row) -> tuple[Row | None, int]:
+        source, shared = self.index.longest_prefix(prefix_key(row.adapter, row.version, row.ids[: row.prompt - 1]))
+        return (source, shared) if shared >= MIN_SHARED else (None, 0)
 
     def _swap(self, a: int, b: int) -> None:
         if a == b:
