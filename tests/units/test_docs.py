@@ -9,6 +9,7 @@ import inspect
 import os
 import re
 import runpy
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,8 +20,12 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from typer.main import get_command
 
 from coterie.api import AgentTrainer, Trained
+from coterie.bench.app import app as bench
+from coterie.cli.app import app
+from coterie.cli.data import app as data
 from coterie.config import Config
 from coterie.config.conflicts import check_conflicts
 from coterie.config.registry import BUILTIN, find
@@ -231,6 +236,62 @@ def public(holder: type) -> list[str]:
     """What a class itself lets others call or override."""
     members = {name: member for name, member in vars(holder).items() if not name.startswith("_")}
     return [name for name, member in members.items() if inspect.isfunction(member) or isinstance(member, property)]
+
+
+BLOCKS = [
+    (page, number, block)
+    for page, text in PAGES.items()
+    if page != "algorithms.md"  # whose blocks have their own test
+    for number, block in enumerate(re.findall(r"^```yaml\n(.*?)^```", text, re.DOTALL | re.MULTILINE))
+]
+
+
+@pytest.mark.parametrize(("page", "number", "block"), BLOCKS, ids=[f"{page}-{number}" for page, number, _ in BLOCKS])
+def test_the_yaml_of_a_page_is_a_part_of_a_config(page: str, number: int, block: str, tmp_path: Path) -> None:
+    for code in re.findall(r"^```python\n(.*?)^```", PAGES[page], re.DOTALL | re.MULTILINE):
+        for file in re.findall(r"(\w+\.py):", block):
+            (tmp_path / file).write_text(code)
+    tree: dict[str, Any] = {
+        "workflow": "single",
+        "env": {"name": "rows", "train": "a.jsonl"},
+        "reward": "number",
+        "algorithm": "grpo",
+    }
+    tree |= yaml.safe_load(block)
+    if "roles" not in tree and "policies" in tree:
+        tree |= {
+            "workflow": {"name": "chain", "roles": [*tree["policies"]]},
+            "roles": {name: name for name in tree["policies"]},
+        }
+    if "roles" not in tree:
+        part = tree["workflow"] if isinstance(tree["workflow"], dict) else {"name": tree["workflow"]}
+        options = {key: value for key, value in part.items() if key != "name"}
+        instance = find("workflow", part["name"], tmp_path)(**options)
+        tree["roles"] = dict.fromkeys(instance.roles, "all")
+    players = [role if isinstance(role, str) else role["policy"] for role in tree["roles"].values()]
+    tree.setdefault("policies", {name: {"model": "demo"} for name in players})
+    check_conflicts(written(tree, tmp_path))
+
+
+COMMANDS = [
+    (page, command)
+    for page, text in (PAGES | {"README.md": (DOCS.parent / "README.md").read_text()}).items()
+    for language, block in re.findall(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    if not language
+    for command in re.findall(r"^(?:coterie|.* -m coterie) (.+?)(?: +#.*)?$", block.replace("\\\n", " "), re.MULTILINE)
+]
+
+
+def test_every_command_of_the_pages_is_one() -> None:
+    """Parsed with its options as the command line does; what it then would do is left out."""
+    assert len(COMMANDS) > 25
+    apps = {"bench": bench, "data": data}
+    for page, line in COMMANDS:
+        first, *rest = shlex.split(line)
+        group, words = (apps[first], rest) if first in apps else (app, [first, *rest])
+        commands: Any = get_command(group)
+        assert words[0] in commands.commands, f"{page}: coterie {line}"
+        commands.commands[words[0]].make_context(words[0], words[1:])
 
 
 def test_the_pages_are_one_site_without_a_broken_link(tmp_path: Path) -> None:
