@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 CODE = re.compile(r"(?P<file>.+\.py)(?P<name>:\w+)?")  # mine.py or mine.py:Name
-FILES = "files"  # in a run's folder: the copies, in a numbered subfolder per source folder
+CODE_FOLDER = "code"  # in a run's folder: the copies, in a numbered subfolder per source folder
 SOURCES = "sources.json"  # in there: the source folder of each number
 
 
@@ -85,20 +85,20 @@ def original_path(path: Path) -> Path:
     """The original path of a copy in a run's folder; any other path is returned unchanged."""
     for copied in (path, *path.parents):
         files = copied.parent
-        if files.name == FILES and copied.name.isdecimal() and (files / SOURCES).is_file():
+        if files.name == CODE_FOLDER and copied.name.isdecimal() and (files / SOURCES).is_file():
             return Path(json.loads((files / SOURCES).read_text())[copied.name]) / path.relative_to(copied)
     return path
 
 
 def resolve_copies(tree: Any, run: Path) -> Any:
     """A config's tree with absolute paths for the copies that it names."""
-    if not (run / FILES / SOURCES).is_file():
+    if not (run / CODE_FOLDER / SOURCES).is_file():
         return tree
     if isinstance(tree, dict):
         return {key: resolve_copies(value, run) for key, value in tree.items()}
     if isinstance(tree, list):
         return [resolve_copies(value, run) for value in tree]
-    code = CODE.fullmatch(tree) if isinstance(tree, str) and tree.startswith(f"{FILES}/") else None
+    code = CODE.fullmatch(tree) if isinstance(tree, str) and tree.startswith(f"{CODE_FOLDER}/") else None
     return str((run / code["file"]).resolve()) + (code["name"] or "") if code else tree
 
 

@@ -82,7 +82,7 @@ def train(
         str | None,
         typer.Option(
             metavar="WHICH",
-            help="Go back to this one: a step's number, or best. What the run did after it is moved to RUN/aside.",
+            help="Rewind to this checkpoint: a step's number, or best. Later steps are moved to RUN/rewound.",
         ),
     ] = None,
     out: Annotated[

@@ -17,8 +17,8 @@ from coterie.config.problems import undotted
 from coterie.config.schema import schema
 from coterie.files import TEMPORARY, FolderInUse, WriteFailed, check_output_path, exclusive_lock
 from coterie.learners.distributed import process_group
-from coterie.training.config_edits import manual_edits
-from coterie.user_code import FILES
+from coterie.training.user_files import manual_edits
+from coterie.user_code import CODE_FOLDER
 
 REPLAYED = ("algorithm", "credit", "reward")
 ON_RESUME = ("steps", "eval", "checkpoint", "log", "rollout", "sandbox")  # the rest would make it another run
@@ -139,7 +139,7 @@ def _taken(folder: Path, locks: ExitStack) -> bool:
 
 def _is_empty(folder: Path) -> bool:
     """Whether nothing is in a folder but what a run left that was killed before it wrote its config."""
-    return folder.is_dir() and all(path.name.startswith((TEMPORARY, FILES)) for path in folder.iterdir())
+    return folder.is_dir() and all(path.name.startswith((TEMPORARY, CODE_FOLDER)) for path in folder.iterdir())
 
 
 def _config_of(folder: Path) -> Path:

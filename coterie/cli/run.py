@@ -51,9 +51,9 @@ def _train(config: Config, folder: Path, examples: int, resuming: bool, which: s
     _show(report.plan(config))
     before = _held_out(run) if examples else None  # fresh weights: a resumed run's are put in after this
     if resuming:
-        aside = checkpoint.resume(run, which)
-        told = f"; what was done after it is kept in {aside}" if aside else ""
-        _show([Text(f"  going on after step {run.step}{told}\n")])
+        rewound = checkpoint.resume(run, which)
+        moved = f"; later steps were moved to {rewound}" if rewound else ""
+        _show([Text(f"  resuming after step {run.step}{moved}\n")])
     try:
         train(run)
     except KeyboardInterrupt:  # the second signal

@@ -9,7 +9,7 @@ from coterie.games import kuhn, pennies
 from coterie.games.model import LATE
 from coterie.games.policy_probs import chances
 from coterie.training.loop import Run
-from coterie.training.opponents import KEPT, slots
+from coterie.training.opponents import TAKEN, slots
 
 
 def earned(run: Run) -> float:
@@ -21,7 +21,7 @@ def earned(run: Run) -> float:
 def exploited(run: Run) -> tuple[float, float]:
     """How much can be won against the policy as it is in the end, and against the pool: its snapshots, one of which is
     drawn for each game. Both are exact, worked out from the chances of every move."""
-    kept = slots(run.config, "player")[: run.memory[KEPT]]
+    kept = slots(run.config, "player")[: run.memory[TAKEN]]
     if run.config.env.name.endswith("Kuhn"):
         last, mixed = kuhn_strategy(run, "player"), kuhn.average([kuhn_strategy(run, policy) for policy in kept])
         return kuhn.exploitability(last, last), kuhn.exploitability(mixed, mixed)

@@ -47,7 +47,7 @@ from coterie.training import collapse, opponents
 from coterie.training.checkpoint import policy_folder
 from coterie.training.log import NoLog, RunLog
 from coterie.training.loop import Run
-from coterie.training.placement import device_beside, device_of, must_have_devices
+from coterie.training.placement import check_devices, device_beside, device_of
 from coterie.training.tasks import TaskStream
 from coterie.training.user_files import UserFileCopies
 from coterie.types import Batch, Encoder, Env, Loss, Split, Task
@@ -72,7 +72,7 @@ def build(config: Config, folder: Path, console: bool = True, training: bool = T
         tell_of_known(held_out, tasks.tasks)
         tell_of_few(config, tasks.tasks)
         tell_of_late_evaluation(config)
-    must_have_devices(config, processes)
+    check_devices(config, processes)
     record = RunLog if processes.is_main else NoLog
     copies = UserFileCopies(folder)
     config_yaml = yamltree.write(copies.config(to_tree(config)))

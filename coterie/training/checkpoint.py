@@ -1,8 +1,11 @@
-"""Saves and restores a run. A checkpoint is complete or it is not there."""
+"""Checkpoints: save, restore, resume and rewind a run. A checkpoint is written by an atomic rename."""
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -15,6 +18,7 @@ from coterie.files import (
     WriteFailed,
     atomic_folder,
     numbered_paths,
+    read_rows,
     remove_folder,
     reporting_write_errors,
     verify_checksums,
@@ -22,17 +26,17 @@ from coterie.files import (
     write_checksums,
 )
 from coterie.models.store import read_tensors, write_tensors
-from coterie.training.rewind import set_aside
 
 if TYPE_CHECKING:
     from coterie.training.loop import Run
 
-
 CRITIC = "critic"
+REWOUND = "rewound"  # in a run's folder
+NUMBERED = {"checkpoints": "", "episodes": ".jsonl", "counterfactuals": ".jsonl"}  # named by a step's number
 
 
 class NoCheckpoint(UserError, FileNotFoundError):
-    """A run's folder without the checkpoint that was asked for."""
+    """A run's folder does not have the requested checkpoint."""
 
 
 class BadCheckpoint(UserError, ValueError):
@@ -42,18 +46,18 @@ class BadCheckpoint(UserError, ValueError):
 def save(run: Run, best: bool = False) -> Path:
     """Write checkpoints/000120 and point `latest` (or `best`) at it."""
     folder = run.folder / "checkpoints" / f"{run.step:06d}"
-    if not run.processes.is_main:  # all hold the same; one writes it
+    if not run.processes.is_main:  # all processes hold the same state
         return folder
     if not folder.is_dir():
-        with reporting_write_errors(folder), atomic_folder(folder) as beside:
-            _fill(run, beside)
-    _must_be_checkpoint(folder)
+        with reporting_write_errors(folder), atomic_folder(folder) as temporary:
+            _write(run, temporary)
+    _require_checksums(folder)
     write_atomic(run.folder / ("best" if best else "latest"), folder.name)
     _prune(run)
     return folder
 
 
-def _fill(run: Run, folder: Path) -> None:
+def _write(run: Run, folder: Path) -> None:
     try:
         for policy, learner in run.learners.items():
             learner.save(policy_folder(folder, policy))
@@ -61,46 +65,45 @@ def _fill(run: Run, folder: Path) -> None:
             (folder / CRITIC).mkdir()
             run.critic.save(folder / CRITIC)
         write_tensors(_state(run), folder / "state.pt")
-    except SafetensorError as error:  # how it tells of a full disk
+    except SafetensorError as error:  # raised when the disk is full
         raise WriteFailed(f"{folder.with_name(f'{run.step:06d}')} could not be written: {error}") from error
     write_checksums(folder)
 
 
-def _must_be_checkpoint(folder: Path) -> None:
+def _require_checksums(folder: Path) -> None:
     if not (folder / SUMS).is_file():
-        raise BadCheckpoint(f"{folder} is no checkpoint: there is no {SUMS} in it; move it away, then resume the run")
+        raise BadCheckpoint(f"{folder} is not a checkpoint: it has no {SUMS}; move it away, then resume the run")
 
 
 def find(run_folder: Path, which: str = "latest") -> Path:
-    """The folder of `latest`, `best` or a step number. Where `latest` was lost or not written yet, it is the newest
-    checkpoint there is."""
-    pointer, there = run_folder / which, [path.name for path in numbered_paths(run_folder / "checkpoints")]
+    """The folder of `latest`, `best` or a step number. Without a `latest` pointer it is the newest checkpoint."""
+    pointer, saved = run_folder / which, [path.name for path in numbered_paths(run_folder / "checkpoints")]
     name = f"{int(which):06d}" if which.isdigit() else pointer.read_text().strip() if pointer.is_file() else None
-    if which == "latest" and not pointer.is_file() and there:
-        name = there[-1]
+    if which == "latest" and not pointer.is_file() and saved:
+        name = saved[-1]
     folder = run_folder / "checkpoints" / name if name else None
     if folder is None or not folder.is_dir():
-        raise NoCheckpoint(f"{run_folder}: no checkpoint {which!r}; there is {', '.join(there) or 'none'}")
+        raise NoCheckpoint(f"{run_folder}: no checkpoint {which!r}; there is {', '.join(saved) or 'none'}")
     return folder
 
 
 def latest(run_folder: Path) -> Path | None:
-    """What a run goes on from, if it has saved anything yet."""
-    there = numbered_paths(run_folder / "checkpoints")
-    for folder in there:
-        _must_be_checkpoint(folder)
-    return find(run_folder) if there or (run_folder / "latest").is_file() else None
+    """The checkpoint that a run resumes from, or None if it has not saved any."""
+    saved = numbered_paths(run_folder / "checkpoints")
+    for folder in saved:
+        _require_checksums(folder)
+    return find(run_folder) if saved or (run_folder / "latest").is_file() else None
 
 
 def restore(run: Run, folder: Path) -> None:
-    """Put a run back to where the checkpoint was taken."""
+    """Load the state of a checkpoint into a run."""
     try:
         _restore(run, folder)
     except ModelError as error:
         others = ", ".join(path.name for path in numbered_paths(folder.parent) if path.name != folder.name) or "none"
         raise BadCheckpoint(
             f"{str(error).rstrip('.')}. Other checkpoints of this run: {others}. "
-            f"`coterie train --resume {run.folder} --checkpoint N` goes on from another one."
+            f"`coterie train --resume {run.folder} --checkpoint N` resumes from another one."
         ) from error
 
 
@@ -121,25 +124,25 @@ def _restore(run: Run, folder: Path) -> None:
 
 
 def resume(run: Run, which: str | None = None) -> Path | None:
-    """Go on from the latest checkpoint, or from the start where none was written yet. `which`: go back to this one;
-    the folder in which what was done after it is set aside, if there is any."""
-    aside = None
+    """Resume from the latest checkpoint, or from the start if there is none. `which`: rewind to this one; returns the
+    folder that the later steps were moved to, if there were any."""
+    rewound = None
     if (saved := latest(run.folder) if which is None else find(run.folder, which)) is not None:
         restore(run, saved)
     run.processes.barrier()  # until all have read it
     if run.processes.is_main and which is not None:
-        aside = set_aside(run.folder, run.step)
+        rewound = rewind(run.folder, run.step)
     run.processes.barrier()
     if which is not None and not (run.folder / "best").is_file():
-        run.best = None  # the next evaluation is the best of this way on
+        run.best = None  # the best evaluation was rewound
     if run.processes.is_main:
-        _forget_later(run)
-    _recall_evaluation(run, run.log.resume(run.step, run.evaluation_due))
-    return aside
+        _remove_later(run)
+    _restore_evaluation(run, run.log.resume(run.step, run.evaluation_due))
+    return rewound
 
 
-def _recall_evaluation(run: Run, rows: Sequence[Mapping[str, float]]) -> None:
-    """What was measured after the checkpoint's step, once it was saved: it need not be measured again."""
+def _restore_evaluation(run: Run, rows: Sequence[Mapping[str, float]]) -> None:
+    """Reuse an evaluation that was logged after the checkpoint was saved."""
     rewards = [row["eval/reward"] for row in rows if row["step"] == run.step and "eval/reward" in row]
     for reward in run.processes.broadcast(rewards):
         run.evaluated_at = run.step
@@ -149,13 +152,13 @@ def _recall_evaluation(run: Run, rows: Sequence[Mapping[str, float]]) -> None:
                 save(run, best=True)
 
 
-def _forget_later(run: Run) -> None:
-    """What was saved after the step that the run goes on from."""
+def _remove_later(run: Run) -> None:
+    """Remove checkpoints after the step that the run resumes from."""
     for path in numbered_paths(run.folder / "checkpoints"):
         if int(path.name) > run.step:
-            remove_folder(path)  # of a run that was killed before it could point at it
+            remove_folder(path)  # the run was killed before it wrote `latest`
     if (run.folder / "best").is_file() and not (run.folder / "checkpoints" / _pointed(run, "best")).is_dir():
-        (run.folder / "best").unlink()  # it was of a step that the run now comes to again
+        (run.folder / "best").unlink()  # of a step that the run will repeat
 
 
 def policy_folder(folder: Path, policy: str) -> Path:
@@ -179,9 +182,47 @@ def _state(run: Run) -> dict[str, object]:
 
 
 def _prune(run: Run) -> None:
-    """Keep the last few, and those that `latest` and `best` point at."""
+    """Keep the last `checkpoint.keep` checkpoints, and those that `latest` and `best` point at."""
     pointed = {_pointed(run, name) for name in ("latest", "best") if (run.folder / name).is_file()}
-    there = numbered_paths(run.folder / "checkpoints")
-    for path in there[: -run.config.checkpoint.keep]:
+    saved = numbered_paths(run.folder / "checkpoints")
+    for path in saved[: -run.config.checkpoint.keep]:
         if path.name not in pointed:
             remove_folder(path)
+
+
+def rewind(folder: Path, done: int) -> Path | None:
+    """Move what a run did after so many steps to rewound/000020, where nothing reads it; None if there is nothing.
+
+    `latest` is written last, so that a process killed before that repeats the rewind.
+    """
+    later = [
+        path
+        for name, suffix in NUMBERED.items()
+        for path in numbered_paths(folder / name, suffix)
+        if int(path.name.split(".")[0]) > done
+    ]
+    rows = [row for row in read_rows(folder / "metrics.jsonl") if row["step"] > done]
+    target = None
+    if later or rows:
+        target = _unused(folder / REWOUND / f"{done:06d}")
+        write_atomic(target / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+        with reporting_write_errors(target):
+            shutil.copy(folder / "config.yaml", target)
+            for path in [*later, *_rewound_pointers(folder, done)]:
+                moved = target / path.relative_to(folder)
+                moved.parent.mkdir(exist_ok=True)
+                path.rename(moved)
+    write_atomic(folder / "latest", f"{done:06d}")
+    return target
+
+
+def _rewound_pointers(folder: Path, done: int) -> list[Path]:
+    """`best` if it points at a later step, and W&B's id: the continuation is another W&B run."""
+    best, wandb = folder / "best", folder / "wandb-id"
+    later = [best] if best.is_file() and int(best.read_text()) > done else []
+    return later + ([wandb] if wandb.is_file() else [])
+
+
+def _unused(folder: Path) -> Path:
+    names = (folder if n == 1 else folder.with_name(f"{folder.name}-{n}") for n in count(1))
+    return next(name for name in names if not name.exists())

@@ -1,4 +1,4 @@
-"""What a run leaves for people to read: metrics.jsonl, episodes, TensorBoard, W&B where asked for, the console."""
+"""The run log: metrics.jsonl, stored episodes, TensorBoard, Weights & Biases and the console."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from torch import Tensor
 from coterie.config.problems import ConfigError
 from coterie.console import Display, display
 from coterie.files import append_line, filter_rows, numbered_paths, reporting_write_errors, write_atomic
-from coterie.training.config_edits import AS_WRITTEN
+from coterie.training.user_files import WRITTEN_CONFIG
 from coterie.types import Episode, Metrics, Task, Turn
 
 
 class StepLog:
-    """What one step has to tell. It is kept here until the step has ended well."""
+    """The metrics and episodes of one step, buffered until the step succeeds."""
 
-    def __init__(self, step: int, shown: Display) -> None:
+    def __init__(self, step: int, display: Display) -> None:
         self.step = step
-        self.shown = shown
+        self.display = display
         self.metrics: Metrics = {}
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self.played: Sequence[Episode] | None = None
@@ -42,21 +42,21 @@ class StepLog:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Time a part of the step; a phase entered twice counts both times."""
-        self.shown.phase(name)
+        """Time a phase of the step; entering it again adds to its time."""
+        self.display.phase(name)
         started = time.perf_counter()
         yield
         self.seconds[name] += time.perf_counter() - started
 
     def add(self, metrics: Mapping[str, float]) -> None:
-        """Take down numbers of this step, each name once."""
+        """Add metrics to this step, each name once."""
         for name, value in metrics.items():
             if name in self.metrics or name in ("step", "time"):
                 raise ValueError(f"{name}: this metric was already logged in step {self.step}")
             self.metrics[name] = float(value)
 
     def episodes(self, episodes: Sequence[Episode], counterfactuals: Sequence[Episode] = ()) -> None:
-        """Keep what was played, and what would have happened otherwise. It is written when the step ends, so that
+        """Store the episodes and their counterfactuals. They are written when the step ends, so that
         credit given later is in it too."""
         if self.played is not None:
             raise ValueError(f"episodes: those of step {self.step} were already logged")
@@ -64,7 +64,7 @@ class StepLog:
 
 
 class RunLog:
-    """The record of a run in its folder. Nothing is touched before the first step or `resume`."""
+    """Writes a run's folder. Nothing is written before the first step or `resume`."""
 
     def __init__(
         self,
@@ -73,46 +73,46 @@ class RunLog:
         steps: int,
         wandb: str | None,
         console: bool,
-        copies: Mapping[str, bytes] | None = None,  # of the user's own files, by their place in the folder
+        copies: Mapping[str, bytes] | None = None,  # of user files, by path in the folder
     ) -> None:
         self.folder = folder
         self.copies = dict(copies or {})
         self.metrics_path = folder / "metrics.jsonl"
         self.config_yaml = config_yaml
         self.wandb_project = wandb
-        self.wandb_module = import_wandb() if wandb else None  # now, not after the models have loaded
+        self.wandb_module = import_wandb() if wandb else None  # fails before the models load
         self.display = display(folder.name, steps) if console else Display()
         self.resumed_at: int | None = None
         self.sinks: list[Sink] = []
-        self.evaluations: dict[int, float] = {}  # mean held-out reward, by the steps done before it
+        self.evaluations: dict[int, float] = {}  # held-out reward by completed steps
 
     def resume(self, done: int, evaluated: bool) -> list[dict[str, Any]]:
-        """Forget what was logged after so many steps, which the run now does again; gives back the rows that stay.
+        """Drop what was logged after so many steps, which the run repeats; returns the remaining rows.
 
-        `evaluated`: whether the evaluation after the last of them belongs to the run; else it was only due because
-        the run was to end there.
+        `evaluated`: whether an evaluation at this step is due; an evaluation that was only due because the run ended
+        there is dropped.
         """
         self.resumed_at = done
         until = done if evaluated else done - 1
-        kept = filter_rows(self.metrics_path, lambda row: row["step"] <= (until if "eval/reward" in row else done))
-        self.display.recall(kept)
-        for row in kept:
-            self._remember(int(row["step"]), row)
+        rows = filter_rows(self.metrics_path, lambda row: row["step"] <= (until if "eval/reward" in row else done))
+        self.display.recall(rows)
+        for row in rows:
+            self._store_evaluation(int(row["step"]), row)
         for name in ("episodes", "counterfactuals"):
             for path in numbered_paths(self.folder / name, ".jsonl"):
                 if int(path.stem) > done:
                     path.unlink()
-        return kept
+        return rows
 
     @contextmanager
     def step(self, step: int) -> Iterator[StepLog]:
-        """Log one step. If the block raises, no more is written for it than what was played."""
+        """Log one step. If the block raises, only its episodes are written."""
         if not self.sinks:
             self._open()
         log = StepLog(step, self.display)
         with ExitStack() as on_failure:
-            on_failure.callback(self._write_episodes, log)  # the cause may be in them
-            on_failure.callback(self.display.close)  # so that a traceback is not drawn over
+            on_failure.callback(self._write_episodes, log)  # they may show the cause
+            on_failure.callback(self.display.close)  # so that it does not overwrite the traceback
             self.display.open()
             yield log
             on_failure.pop_all()
@@ -120,45 +120,45 @@ class RunLog:
         self._write(log)
 
     def stopped(self, why: str) -> None:
-        """The run ends before its last step, and is saved."""
+        """The run was stopped by a signal, and is saved."""
         self.display.stopped(why)
 
     def close(self) -> None:
-        """Let go of the terminal, finish TensorBoard's file and the W&B run."""
+        """Close the console, TensorBoard's file and the W&B run."""
         for sink in self.sinks:
             sink.close()
 
     def _open(self) -> None:
         if self.resumed_at is None and self.metrics_path.exists():
-            raise FileExistsError(f"{self.folder} already holds a run; resume it, or train into another folder")
-        for name, content in (self.copies | {AS_WRITTEN: self.config_yaml.encode()}).items():
+            raise FileExistsError(f"{self.folder} already contains a run; resume it, or train into another folder")
+        for name, content in (self.copies | {WRITTEN_CONFIG: self.config_yaml.encode()}).items():
             write_atomic(self.folder / name, content)
         write_atomic(self.folder / "config.yaml", self.config_yaml)
         self.sinks = [self.display, TensorBoard(self.folder / "tensorboard", self.resumed_at)]
         if self.wandb_module:
             self.sinks.append(WeightsAndBiases(self.wandb_module, self.wandb_project, self.folder, self.config_yaml))
 
-    def _remember(self, step: int, metrics: Mapping[str, float]) -> None:
+    def _store_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
         if "eval/reward" in metrics:
             self.evaluations[step] = metrics["eval/reward"]
 
     def _write_episodes(self, log: StepLog) -> None:
         for name, played in (("episodes", log.played), ("counterfactuals", log.counterfactuals or None)):
             if played is not None:
-                lines = "".join(episode_line(episode) + "\n" for episode in played)
+                lines = "".join(episode_to_json(episode) + "\n" for episode in played)
                 write_atomic(self.folder / name / f"{log.step:06d}.jsonl", lines)
 
     def _write(self, log: StepLog) -> None:
         self._write_episodes(log)
         row = {"step": log.step, "time": round(time.time(), 3), **log.metrics}
         append_line(self.metrics_path, json.dumps(row))
-        self._remember(log.step, log.metrics)
+        self._store_evaluation(log.step, log.metrics)
         for sink in self.sinks:
             sink.write(log.step, log.metrics)
 
 
 class NoLog(RunLog):
-    """The record that a process keeps which leaves writing to another."""
+    """The log of a process that is not the main one: it writes nothing."""
 
     def resume(self, done: int, evaluated: bool) -> list[dict[str, Any]]:
         self.resumed_at = done
@@ -175,16 +175,16 @@ class NoLog(RunLog):
 
 
 class Sink(Protocol):
-    """Where the metrics of a step go besides metrics.jsonl."""
+    """Another destination of metrics besides metrics.jsonl."""
 
     def write(self, step: int, metrics: Metrics) -> None: ...
     def close(self) -> None: ...
 
 
 class TensorBoard:
-    """One event file per start of the run; what an earlier start logged after step `resumed_at` is hidden.
+    """One event file per start of the run; TensorBoard hides what an earlier start logged after step `resumed_at`.
 
-    Written at once, not by PyTorch's writer: its thread answers a full disk with a traceback.
+    Not PyTorch's SummaryWriter: its thread prints a traceback when the disk is full.
     """
 
     def __init__(self, folder: Path, resumed_at: int | None) -> None:
@@ -208,11 +208,11 @@ class TensorBoard:
         RecordWriter(record).write(Event(wall_time=time.time(), **event).SerializeToString())
         with reporting_write_errors(self.path):
             if self.file.write(record.getvalue()) != record.tell():
-                raise OSError("only a part of an event was; is the disk full?")
+                raise OSError("the event was written only in part; is the disk full?")
 
 
 class WeightsAndBiases:
-    """A W&B run, the same one after a resume. WANDB_MODE and its like work as W&B documents them."""
+    """A W&B run, continued after a resume. WANDB_MODE and other variables of W&B work."""
 
     def __init__(self, wandb: ModuleType, project: str | None, folder: Path, config_yaml: str) -> None:
         id_path = folder / "wandb-id"
@@ -221,12 +221,12 @@ class WeightsAndBiases:
             name=folder.name,
             dir=folder,
             config=yaml.safe_load(config_yaml),
-            allow_val_change=True,  # a resumed run may have been given more steps
+            allow_val_change=True,  # a resumed run may have more steps
             id=id_path.read_text() if id_path.exists() else None,
             resume="allow",
         )
         write_atomic(id_path, self.run.id)
-        # W&B's own step never goes back, but a resumed run does.
+        # W&B's own step cannot go back, but a resumed run does.
         self.run.define_metric("*", step_metric="step")
 
     def write(self, step: int, metrics: Metrics) -> None:
@@ -237,32 +237,32 @@ class WeightsAndBiases:
 
 
 def import_wandb() -> ModuleType:
-    """The wandb package, or how to get it."""
+    """Import wandb; the error says how to install it."""
     try:
         return importlib.import_module("wandb")
     except ModuleNotFoundError as missing:
         raise ModuleNotFoundError(
-            "wandb is asked for but not installed: pip install wandb, or leave it out"
+            "log.wandb needs wandb, which is not installed: pip install wandb, or remove the setting"
         ) from missing
 
 
-def episode_line(episode: Episode) -> str:
+def episode_to_json(episode: Episode) -> str:
     """An episode with its task and turns as one line of JSON.
 
-    Ids and log-probs come back exactly; tensors keep six digits. Of what a task or a workflow made up (answers,
-    meta) keys become text, tuples lists, and what JSON has no word for its text.
+    Token ids and log-probs are exact; tensors have six digits. In answers and meta, keys become strings, tuples become
+    lists, and values that JSON does not have become strings.
     """
-    task = vars(episode.task) | {"answer": plain(episode.task.answer), "meta": plain(episode.task.meta)}
+    task = vars(episode.task) | {"answer": jsonable(episode.task.answer), "meta": jsonable(episode.task.meta)}
     turns = [
-        {name: six_digits(value) if isinstance(value, Tensor) else value for name, value in vars(turn).items()}
+        {name: rounded(value) if isinstance(value, Tensor) else value for name, value in vars(turn).items()}
         for turn in episode.turns
     ]
-    record = vars(episode) | {"task": task, "turns": turns, "answer": plain(episode.answer)}
-    return json.dumps(record, default=float)  # a reward function may well answer with a numpy number
+    record = vars(episode) | {"task": task, "turns": turns, "answer": jsonable(episode.answer)}
+    return json.dumps(record, default=float)  # rewards may be numpy numbers
 
 
 def read_episodes(path: Path) -> list[Episode]:
-    """The episodes of one step, as they were played."""
+    """The stored episodes of one step."""
     lines = enumerate(path.read_text().split("\n"), start=1)
     return [_read(line, f"{path}, line {number}") for number, line in lines if line]
 
@@ -271,21 +271,21 @@ def _read(line: str, where: str) -> Episode:
     try:
         return _episode(json.loads(line))
     except (json.JSONDecodeError, TypeError, KeyError) as error:
-        raise ConfigError(f"{where}: this is no stored episode, or a damaged one ({error})") from error
+        raise ConfigError(f"{where}: not a stored episode, or damaged ({error})") from error
 
 
-def plain(value: Any) -> Any:
-    """What JSON can hold of any value."""
+def jsonable(value: Any) -> Any:
+    """Convert any value to what JSON can represent."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Mapping):
-        return {str(key): plain(inner) for key, inner in value.items()}
+        return {str(key): jsonable(inner) for key, inner in value.items()}
     if isinstance(value, Sequence | set | frozenset) and not isinstance(value, bytes):
-        return [plain(inner) for inner in value]
+        return [jsonable(inner) for inner in value]
     return str(value)
 
 
-def six_digits(tensor: Tensor) -> list[float]:
+def rounded(tensor: Tensor) -> list[float]:
     return [float(f"{number:.6g}") for number in tensor.tolist()]
 
 

@@ -147,10 +147,10 @@ def training_step(run: Run, log: StepLog) -> None:
             log.add(run.critic.fit(played, run.step))
         for policy, learner in run.learners.items():
             run.engine.weights_changed(policy, learner.version)
-        log.add(opponents.remember(run.config, run.step, run.memory, run.learners, run.engine))
-    alarmed, news = collapse.watch(run.config, run.memory, played, log.metrics)
-    log.add(alarmed)
-    for line in news if run.processes.is_main else ():
+        log.add(opponents.snapshot_if_due(run.config, run.step, run.memory, run.learners, run.engine))
+    collapse_metrics, warnings = collapse.watch(run.config, run.memory, played, log.metrics)
+    log.add(collapse_metrics)
+    for line in warnings if run.processes.is_main else ():
         print(f"step {run.step + 1}: {line}", file=sys.stderr)
 
 

@@ -1,7 +1,7 @@
-"""Self-play against the past: frozen snapshots of policies that play the other seats in a share of the steps.
+"""Self-play against past snapshots (fictitious self-play): a pool of frozen copies plays other roles in some steps.
 
-A snapshot is a frozen policy like any other, in one of `keep` slots that are there from the start: engines speak
-with it, checkpoints hold it, and its turns are environment.
+A snapshot is an ordinary frozen policy in one of `keep` slots that exist from the start: engines serve it, checkpoints
+store it, and its turns are not trained on.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from coterie.learners.learner import TorchLearner
 from coterie.seeds import stable_hash
 from coterie.types import Metrics
 
-KEPT = "opponents"  # in a run's memory: how many snapshots were taken so far
+TAKEN = "opponents"  # in a run's memory: the number of snapshots taken
 
 
 def slots(config: Config, policy: str) -> list[str]:
-    """The policies that a policy's snapshots play as; a frozen one has none, for its past is its present."""
+    """The names of a policy's snapshot slots; none for a frozen policy."""
     if config.opponents is None or config.policies[policy].frozen:
         return []
     return [f"{policy} (past {number})" for number in range(config.opponents.keep)]
@@ -36,38 +36,39 @@ def with_slots(config: Config) -> Config:
 
 
 def memory_of(config: Config) -> dict[str, Any]:
-    """What a fresh run remembers of its opponents."""
-    return {} if config.opponents is None else {KEPT: 0}
+    """The initial memory of a run."""
+    return {} if config.opponents is None else {TAKEN: 0}
 
 
 def assign_roles(config: Config, step: int, memory: Mapping[str, Any], roles: Mapping[str, str]) -> dict[str, str]:
-    """Who plays at this step: now and then one role is left to who learns, and snapshots play the others that learn."""
+    """The policy of each role at this step. In a `share` of the steps snapshots play all trained roles but one."""
     pool = config.opponents
-    draw = random.Random(stable_hash(config.seed, KEPT, step))
-    if pool is None or memory[KEPT] == 0 or draw.random() >= pool.share:
+    draw = random.Random(stable_hash(config.seed, TAKEN, step))
+    if pool is None or memory[TAKEN] == 0 or draw.random() >= pool.share:
         return dict(roles)
-    taken = {role: slots(config, policy)[: memory[KEPT]] for role, policy in roles.items()}
-    stays = draw.choice([role for role, past in taken.items() if past])
+    snapshots = {role: slots(config, policy)[: memory[TAKEN]] for role, policy in roles.items()}
+    stays = draw.choice([role for role, past in snapshots.items() if past])
     return {
-        role: draw.choice(taken[role]) if taken[role] and role != stays else policy for role, policy in roles.items()
+        role: draw.choice(snapshots[role]) if snapshots[role] and role != stays else policy
+        for role, policy in roles.items()
     }
 
 
 @torch.no_grad()
-def remember(
+def snapshot_if_due(
     config: Config, step: int, memory: dict[str, Any], learners: Mapping[str, TorchLearner], engine: Router
 ) -> Metrics:
-    """After the update of a step: take a snapshot of every policy that learns, over the oldest, when one is due."""
+    """After an update: every `every` steps, copy each trained policy over its oldest snapshot."""
     pool = config.opponents
     if pool is None:
         return {}
     if (step + 1) % pool.every == 0:
         for policy in [policy for policy, it in config.policies.items() if not it.frozen]:
-            name = slots(config, policy)[memory[KEPT] % pool.keep]
+            name = slots(config, policy)[memory[TAKEN] % pool.keep]
             _copy(learners[policy], learners[name])
             engine.weights_changed(name, learners[name].version)
-        memory[KEPT] += 1
-    return {"opponents": float(min(memory[KEPT], pool.keep))}
+        memory[TAKEN] += 1
+    return {"opponents": float(min(memory[TAKEN], pool.keep))}
 
 
 def _copy(source: TorchLearner, target: TorchLearner) -> None:

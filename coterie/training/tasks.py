@@ -1,4 +1,4 @@
-"""The order in which a run meets its tasks."""
+"""The task stream: epochs of shuffled tasks."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from coterie.types import Task
 
 
 class TaskStream:
-    """Tasks without end: all of them in a random order, then all in another one.
+    """An endless stream of shuffled epochs.
 
-    Where it stands is one number, so a resumed run meets the same tasks.
+    Its state is one number, `drawn`, so that a resumed run gets the same tasks.
     """
 
     def __init__(self, tasks: Sequence[Task], count: int, seed: int) -> None:
-        """`count` tasks a step."""
+        """`count`: tasks per step."""
         if not tasks:
             raise ValueError("the environment has no training tasks")
         self.tasks, self.count, self.seed, self.drawn = tasks, count, seed, 0
-        self.shuffled: tuple[int, list[int]] = (-1, [])  # an epoch and its order
+        self.shuffled: tuple[int, list[int]] = (-1, [])  # the epoch and its permutation
 
     def next(self) -> list[Task]:
         chosen = [self._at(i) for i in range(self.drawn, self.drawn + self.count)]

@@ -130,10 +130,10 @@ def test_a_run_that_is_moved_is_measured_judged_again_and_resumed(
         "credit": "mine.py:Shares",
     }
     run = trained_at(home_in(tmp_path), model, **parts)
-    held = {path.relative_to(run / "files").as_posix() for path in (run / "files").rglob("*") if path.is_file()}
+    held = {path.relative_to(run / "code").as_posix() for path in (run / "code").rglob("*") if path.is_file()}
     assert held == {"0/mine.py", "0/helpers.py", "0/package/inner.py", "sources.json", "config.yaml"}
     stored = yaml.safe_load((run / "config.yaml").read_text())
-    assert {key: stored[key]["name"] for key in parts} == {key: f"files/0/{name}" for key, name in parts.items()}
+    assert {key: stored[key]["name"] for key in parts} == {key: f"code/0/{name}" for key, name in parts.items()}
     home = tmp_path / "home"
     assert stored["env"] | {"rows": str(home / "rows.txt"), "folder": str(home / "more/rows")} == stored["env"]
     assert (stored["env"]["kind"], stored["env"]["end"]) == ("train", ".")
@@ -144,8 +144,8 @@ def test_a_run_that_is_moved_is_measured_judged_again_and_resumed(
     monkeypatch.chdir(elsewhere)
     assert "team, step 1" in well("eval", "moved", "--no-baselines")
     assert "turns" in well("replay", "moved", "credit=own")
-    assert "going on after step 1" in well("train", "--resume", "moved", "steps=2")
-    assert yaml.safe_load(Path("moved/config.yaml").read_text())["env"]["name"] == "files/0/mine.py:Words"
+    assert "resuming after step 1" in well("train", "--resume", "moved", "steps=2")
+    assert yaml.safe_load(Path("moved/config.yaml").read_text())["env"]["name"] == "code/0/mine.py:Words"
     shutil.copytree("moved", tmp_path / "copied")
     shutil.rmtree("moved")
     monkeypatch.chdir(tmp_path)
@@ -165,7 +165,7 @@ def test_a_reward_of_one_s_own_is_held_for_the_processes_that_grade(
     lines = Path(run / "episodes" / "000001.jsonl").read_text().splitlines()
     assert any(json.loads(line)["reward"] > 0 for line in lines)
     changes = tmp_path / "changes.jsonl"
-    well("replay", run, "reward={name: compose, parts: [{name: files/0/reward.py:vowels}]}", "--out", changes)
+    well("replay", run, "reward={name: compose, parts: [{name: code/0/reward.py:vowels}]}", "--out", changes)
     judged = [json.loads(line) for line in changes.read_text().splitlines()]
     assert judged and all(one["reward now"] == pytest.approx(one["reward"]) for one in judged)  # none was exact
 
@@ -194,18 +194,18 @@ def test_files_of_graphs_and_games_are_held_wherever_the_config_names_them(tmp_p
     held = copies.config(tree)
     assert held["workflow"] == {
         "name": "graph",
-        "agents": [{"process_path": "files/0/code.py"}],
+        "agents": [{"process_path": "code/0/code.py"}],
         "written": f"{one}, line 3",
     }
-    assert held["env"]["game"] == "files/1/code.py:make"
-    assert held["env"]["worlds"] == {"a": "files/0/code.py:World", "b": "gone.py:World"}
-    assert copies.files["files/1/code.py"] == b"x = 'two'\n"
+    assert held["env"]["game"] == "code/1/code.py:make"
+    assert held["env"]["worlds"] == {"a": "code/0/code.py:World", "b": "gone.py:World"}
+    assert copies.files["code/1/code.py"] == b"x = 'two'\n"
     for name, content in copies.files.items():
         (tmp_path / "run" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "run" / name).write_bytes(content)
-    assert original_path(tmp_path / "run" / "files" / "1" / "code.py") == two and original_path(two) == two
-    assert UserFileCopies(tmp_path / "run").config(held | {"x": f"{tmp_path}/run/files/1/code.py:make"})["x"] == (
-        "files/1/code.py:make"
+    assert original_path(tmp_path / "run" / "code" / "1" / "code.py") == two and original_path(two) == two
+    assert UserFileCopies(tmp_path / "run").config(held | {"x": f"{tmp_path}/run/code/1/code.py:make"})["x"] == (
+        "code/1/code.py:make"
     )
 
 
@@ -254,8 +254,8 @@ def test_keys_that_were_changed_by_hand_are_told_once_and_those_of_the_command_l
     result = coterie("train", "--resume", run, "steps=5")
     assert result.exit_code == 0, result.output
     assert result.stderr.splitlines() == [
-        f"{config}: policies.thinker.lr is 0.05 by hand, was 0.1",
-        f"{config}: sampling.max_tokens is 5 by hand, was 6",
+        f"{config}: policies.thinker.lr was edited by hand: 0.1 → 0.05",
+        f"{config}: sampling.max_tokens was edited by hand: 6 → 5",
     ]
     again = coterie("train", "--resume", run, "steps=6")
     assert (again.exit_code, again.stderr) == (0, "")  # neither steps=5 nor what was told before
@@ -264,7 +264,7 @@ def test_keys_that_were_changed_by_hand_are_told_once_and_those_of_the_command_l
 def test_a_key_that_was_taken_out_by_hand_is_told(run: Path) -> None:
     config = run / "config.yaml"
     config.write_text(config.read_text().replace("seed: 0\n", ""))
-    assert coterie("train", "--resume", run).stderr == f"{config}: seed is not there by hand, was 0\n"
+    assert coterie("train", "--resume", run).stderr == f"{config}: seed was edited by hand: 0 → absent\n"
 
 
 # Going back
@@ -282,8 +282,8 @@ def test_going_back_sets_aside_what_was_done_since_and_goes_another_way(run: Pat
     (run / "wandb-id").write_text("abc")
     before = rows(run)
     printed = well("train", "--resume", run, "--checkpoint", 2, "steps=3")
-    aside = run / "aside" / "000002"
-    assert f"going on after step 2; what was done after it is kept in {aside}" in printed
+    aside = run / "rewound" / "000002"
+    assert f"resuming after step 2; later steps were moved to {aside}" in printed
     assert rows(aside) == [row for row in before if row["step"] > 2]
     assert (numbers(aside, "episodes"), numbers(aside, "checkpoints")) == (["000003", "000004"],) * 2
     assert (aside / "wandb-id").read_text() == "abc" and "steps: 4\n" in (aside / "config.yaml").read_text()
@@ -296,20 +296,20 @@ def test_going_back_sets_aside_what_was_done_since_and_goes_another_way(run: Pat
     timeless = [{k: v for k, v in row.items() if k in ("reward", "eval/reward")} for row in rows(run)]
     assert timeless == [{k: v for k, v in row.items() if k in ("reward", "eval/reward")} for row in before][:7]
     well("train", "--resume", run, "--checkpoint", 2, "steps=3")
-    assert numbers(run, "aside") == ["000002", "000002-2"]
+    assert numbers(run, "rewound") == ["000002", "000002-2"]
 
 
 def test_best_is_of_the_way_that_the_run_has_gone(run: Path) -> None:
     (run / "best").write_text("000004")
     well("train", "--resume", run, "--checkpoint", 1, "steps=2")
-    assert (run / "aside" / "000001" / "best").read_text() == "000004"
+    assert (run / "rewound" / "000001" / "best").read_text() == "000004"
     rewards = {row["step"]: row["eval/reward"] for row in rows(run) if "eval/reward" in row}
     assert rewards[int((run / "best").read_text())] == max(rewards[1], rewards[2])
 
 
 def test_going_back_to_where_the_run_is_sets_nothing_aside(run: Path) -> None:
     well("train", "--resume", run, "--checkpoint", 4)
-    assert not (run / "aside").exists() and len(rows(run)) == 9
+    assert not (run / "rewound").exists() and len(rows(run)) == 9
 
 
 def test_a_kill_while_things_are_set_aside_loses_nothing(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,7 +326,7 @@ def test_a_kill_while_things_are_set_aside_loses_nothing(run: Path, monkeypatch:
         coterie("train", "--resume", run, "--checkpoint", 2)
     assert len(moved) == 3
     well("train", "--resume", run, "--checkpoint", 2, "steps=3")
-    asides = [run / "aside" / name for name in ("000002", "000002-2")]
+    asides = [run / "rewound" / name for name in ("000002", "000002-2")]
     for name in ("checkpoints", "episodes"):
         there = [number for aside in asides if (aside / name).is_dir() for number in numbers(aside, name)]
         assert sorted(there) == ["000003", "000004"]

@@ -34,7 +34,7 @@ from coterie.models.base import Base
 from coterie.training.collapse import memory_of, watch
 from coterie.training.log import read_episodes
 from coterie.training.loop import Run, train
-from coterie.training.opponents import KEPT, slots
+from coterie.training.opponents import TAKEN, slots
 from coterie.types import Episode, Task, Team
 from tests.episodes import episode, turn
 from tests.laws.test_resume import assert_same_run
@@ -243,7 +243,7 @@ def played_by(run: Run, step: int) -> dict[str, str]:
 def test_snapshots_play_one_seat_in_a_share_of_the_steps(model: Path, tmp_path: Path) -> None:
     run = started(self_play(model, opponents=POOL | {"share": 0.5}), tmp_path)
     assert all(set(played_by(run, step).values()) == {"player"} for step in range(50))  # there are none yet
-    run.memory[KEPT] = 1
+    run.memory[TAKEN] = 1
     teams = [played_by(run, step) for step in range(200)]
     past = [[role for role, policy in team.items() if policy != "player"] for team in teams]
     assert {len(roles) for roles in past} == {0, 1} and 70 < sum(map(len, past)) < 130
@@ -264,7 +264,7 @@ def test_a_snapshot_is_what_the_policy_was_and_stays_so(model: Path, tmp_path: P
     assert all(torch.equal(p, weights[name]) for name, p in run.learners[first].parameters().items())
     assert any(not torch.equal(p, weights[name]) for name, p in run.learners["player"].parameters().items())
     assert kuhn_strategy(run, first) != kuhn_strategy(run, "player")
-    assert run.learners[second].version == 0 and run.memory[KEPT] == 1
+    assert run.learners[second].version == 0 and run.memory[TAKEN] == 1
 
 
 def test_a_run_with_opponents_goes_on_to_the_bit(model: Path, tmp_path: Path) -> None:
@@ -273,7 +273,7 @@ def test_a_run_with_opponents_goes_on_to_the_bit(model: Path, tmp_path: Path) ->
     trained(tree | {"steps": 3}, tmp_path / "halves")
     again = resumed(tree, tmp_path / "halves")
     assert_same_run(again, straight)
-    assert again.memory == straight.memory and again.memory[KEPT] == 6
+    assert again.memory == straight.memory and again.memory[TAKEN] == 6
     assert exploited(again) == exploited(straight)
 
 
@@ -360,7 +360,7 @@ def test_a_run_whose_player_can_say_one_thing_only_raises_the_alarm(
     run = trained(self_play(certain, steps=4, collapse={"steps": 2}), tmp_path / "run")
     rows = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()[:4]]
     assert [row["collapse"] for row in rows] == [0.0, 1.0, 1.0, 1.0]
-    assert capsys.readouterr().err.count("player's entropy has been below 0.01") == 1
+    assert capsys.readouterr().err.count("the entropy of player was below 0.01") == 1
 
 
 def test_a_run_of_players_who_doubt_raises_no_alarm(model: Path, tmp_path: Path) -> None:

@@ -205,14 +205,14 @@ def test_a_device_that_is_not_there_is_named_before_a_model_loads(model_folder: 
     tree = naming_config(tmp_path / "no such model")
     for policy in tree["policies"].values():
         policy["device"] = "cuda:99"
-    with pytest.raises(ConfigError, match=r"policies.left.device: cuda:99 is not there; this machine has \d+ GPUs"):
+    with pytest.raises(ConfigError, match=r"policies.left.device: cuda:99 does not exist; this machine has \d+ GPUs"):
         started(tree, tmp_path)
 
 
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"engine": {"name": "vllm"}}, "engine.name: vllm speaks in one process"),
+        ({"engine": {"name": "vllm"}}, "engine.name: vllm is not supported under torchrun"),
         ({"policies": {"left": {"device": "cpu"}, "right": {"device": "cpu"}}}, "left.device: under torchrun every"),
     ],
 )
@@ -252,4 +252,4 @@ def test_a_mistake_in_a_config_ends_all_processes_with_its_text(model_folder: Fo
     tree["policies"]["right"] |= {"device": "cpu"}
     written(tree, tmp_path)
     told = torchrun("train", tmp_path / "config-as-given.yaml", "--out", tmp_path)
-    assert told.returncode != 0 and "under torchrun every process has all policies on one device" in told.stderr
+    assert told.returncode != 0 and "not supported under torchrun: each process has one device" in told.stderr

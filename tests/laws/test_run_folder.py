@@ -170,7 +170,7 @@ def test_a_stray_folder_under_a_checkpoint_s_name_is_named_and_never_taken_for_o
     stray.mkdir()
     (stray / "notes.txt").write_text("mine")
     said = one_line("train", "--resume", run, "steps=3")
-    assert said == f"{stray} is no checkpoint: there is no {SUMS} in it; move it away, then resume the run"
+    assert said == f"{stray} is not a checkpoint: it has no {SUMS}; move it away, then resume the run"
     assert (stray / "notes.txt").is_file()
     stray.rename(run / "checkpoints" / "000099-notes")
     well("train", "--resume", run, "steps=5", "checkpoint.keep=1")
@@ -180,7 +180,7 @@ def test_a_stray_folder_under_a_checkpoint_s_name_is_named_and_never_taken_for_o
 
 def test_a_run_is_not_saved_into_a_folder_that_somebody_made(model: Path, tmp_path: Path) -> None:
     (tmp_path / "checkpoints" / "000001").mkdir(parents=True)
-    with pytest.raises(BadCheckpoint, match="000001 is no checkpoint"):
+    with pytest.raises(BadCheckpoint, match="000001 is not a checkpoint"):
         trained(naming_config(model, steps=1), tmp_path)
     assert not (tmp_path / "latest").exists()
 

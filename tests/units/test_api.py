@@ -117,7 +117,7 @@ def test_a_users_own_file_trains_and_its_run_can_be_resumed(
     folder, metrics = as_script(tmp_path, AS_FUNCTIONS if form == "functions" else AS_CLASSES, call)
     assert 0 <= metrics["reward"] <= 1
     stored = load(tmp_path / folder / "config.yaml")
-    copy = tmp_path / folder / "files" / "0" / "mine.py"
+    copy = tmp_path / folder / "code" / "0" / "mine.py"
     assert stored.workflow.options == {"hint": "So: "} and stored.workflow.name == f"{copy}:pair"
     assert stored.env.options == {"size": 3} and stored.reward.name == f"{copy}:vowels"
     if form == "functions":  # resuming reads the file again, whatever is in it
@@ -142,8 +142,8 @@ def test_a_function_becomes_a_workflow_whose_options_are_its_keywords() -> None:
     ("make", "message"),
     [
         (lambda: workflow(roles=())(lambda task, team, world: None), "must be `async def`"),
-        (lambda: reward(lambda answer: 1.0), r"takes \(answer, truth\)"),
-        (lambda: env(lambda: []), r"takes \(split\)"),
+        (lambda: reward(lambda answer: 1.0), r"must take \(answer, truth\)"),
+        (lambda: env(lambda: []), r"must take \(split\)"),
         (lambda: tool(lambda x: x), "needs a name and a type"),
     ],
 )

@@ -164,7 +164,7 @@ def test_a_run_needs_the_adapter_that_it_began_from_only_to_begin(tmp_path: Path
     shutil.rmtree(tmp_path / "start")
     run = tmp_path / "game"
     assert "team, step 1" in well("eval", run, "--no-baselines")
-    assert "going on after step 1" in well("train", "--resume", run, "steps=2")
+    assert "resuming after step 1" in well("train", "--resume", run, "steps=2")
     assert json.loads((run / "checkpoints/000002/policies/thinker/adapter_config.json").read_text())["r"] == 3
     assert "no adapter_config.json" in plainly(coterie("train", config, "name=new", "--out", tmp_path))
 
@@ -182,7 +182,7 @@ def test_a_context_beyond_the_model_s_own_is_said_to_be_its_own(
 def test_resuming_goes_on_to_the_new_last_step(tmp_path: Path, tiny_model: Path) -> None:
     well("train", game(tmp_path, tiny_model), "steps=1", "--out", tmp_path)
     printed = well("train", "--resume", tmp_path / "game", "steps=2", "eval.tasks=3")
-    assert "going on after step 1" in printed
+    assert "resuming after step 1" in printed
     assert [row["step"] for row in metrics(tmp_path / "game")] == [1, 2, 2]
     assert len(read_episodes(tmp_path / "game" / "episodes" / "000002.jsonl")) == 12
 
@@ -283,7 +283,7 @@ def test_a_part_that_lacks_its_data_says_so_plainly(tmp_path: Path, tiny_model: 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_device_that_is_not_there_is_told_before_a_model_loads(tmp_path: Path) -> None:
     said = plainly(coterie("train", game(tmp_path, tmp_path / "no-model"), "device=cuda", "--out", tmp_path))
-    assert said == "device: cuda is not there; this machine has 0 GPUs (override device=cuda)\n"
+    assert said == "device: cuda does not exist; this machine has 0 GPUs (override device=cuda)\n"
 
 
 @pytest.mark.parametrize(

@@ -266,7 +266,7 @@ def test_a_damaged_episode_is_named_by_its_file_and_line(damage: Callable[[str],
     path = tmp_path / "episodes" / "000000.jsonl"
     first, second, third = path.read_text().splitlines()
     path.write_text("\n".join([first, damage(second), third, ""]))
-    with pytest.raises(ConfigError, match=r"000000\.jsonl, line 2: this is no stored episode, or a damaged one"):
+    with pytest.raises(ConfigError, match=r"000000\.jsonl, line 2: not a stored episode, or damaged"):
         read_episodes(path)
 
 
@@ -323,7 +323,7 @@ def test_a_run_is_not_started_over_another(tmp_path: Path) -> None:
     with run_log(tmp_path).step(0):
         pass
     with (
-        pytest.raises(FileExistsError, match="already holds a run"),
+        pytest.raises(FileExistsError, match="already contains a run"),
         run_log(tmp_path, config_yaml="lr: 1").step(0),
     ):
         pytest.fail("the step was begun")
