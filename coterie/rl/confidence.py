@@ -19,28 +19,13 @@ from coterie.types import Episode, Turn
 ConfidenceWeight = Literal["none", "confidence", "relative", "nll"]
 
 
-def confidence(advantages: Tensor, entropy: Tensor, group: Tensor, alpha: float) -> Tensor:
-    """A·exp(sign(A)·α·z), z the standard score of the confidence."""
-    return advantages * confidence_factor(advantages.sign(), entropy, group, alpha)
-
-
 def confidence_factor(sign: Tensor, entropy: Tensor, group: Tensor, alpha: float) -> Tensor:
-    """exp(sign·α·z). `sign` is that of the mean over the message's tokens, where these have advantages of their own."""
+    """exp(sign·α·z), z the standard score of the confidence; `sign` is that of the message's mean advantage."""
     return (sign * alpha * standard_score(-entropy, group)).exp()
 
 
-def relative(advantages: Tensor, entropy: Tensor, others: Tensor, group: Tensor, alpha: float) -> Tensor:
-    """The same with confidence relative to the other roles', whose mean entropy is `others`."""
-    return confidence(advantages, entropy - others, group, alpha)
-
-
-def nll(advantages: Tensor, logprobs: Tensor, group: Tensor, alpha: float) -> Tensor:
-    """A·exp(−α·z), z the standard score of minus the mean log-prob of the message's tokens."""
-    return advantages * nll_factor(logprobs, group, alpha)
-
-
 def nll_factor(logprobs: Tensor, group: Tensor, alpha: float) -> Tensor:
-    """exp(−α·z), whatever the sign of the advantage."""
+    """exp(−α·z), z the standard score of minus the message's mean log-prob, for advantages of either sign."""
     return (-alpha * standard_score(-logprobs, group)).exp()
 
 

@@ -63,19 +63,17 @@ class Monotonic(nn.Module):
 
     def __init__(self, roles: int, features: int, hidden: int) -> None:
         super().__init__()
-        self.first = nn.Linear(features, roles * hidden)
-        self.shift = nn.Linear(features, hidden)
-        self.second = nn.Linear(features, hidden)
-        self.value = nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, 1))
-        for layer, weight in ((self.first, 1.0), (self.shift, 0.0), (self.second, 1.0 / hidden)):
-            _nearly_constant(
-                layer, weight
-            )  # start near VDN's sum; with random weights the first Q_tot would be far off
+        self.w1 = nn.Linear(features, roles * hidden)
+        self.b1 = nn.Linear(features, hidden)
+        self.w2 = nn.Linear(features, hidden)
+        self.v = nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, 1))
+        for layer, weight in ((self.w1, 1.0), (self.b1, 0.0), (self.w2, 1.0 / hidden)):
+            _nearly_constant(layer, weight)  # start near VDN's sum: a random Q_tot would be far off
 
     def forward(self, utilities: Tensor, state: Tensor) -> Tensor:
         """[N, R], [N, D] → [N]"""
-        first = self.first(state).view(*utilities.shape, -1)
-        return monotonic(utilities, first, self.shift(state), self.second(state), self.value(state)[:, 0])
+        w1 = self.w1(state).view(*utilities.shape, -1)
+        return monotonic(utilities, w1, self.b1(state), self.w2(state), self.v(state)[:, 0])
 
 
 @torch.no_grad()
@@ -84,10 +82,10 @@ def _nearly_constant(layer: nn.Linear, number: float) -> None:
     layer.bias.fill_(number)
 
 
-def monotonic(utilities: Tensor, first: Tensor, shift: Tensor, second: Tensor, value: Tensor) -> Tensor:
+def monotonic(utilities: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, v: Tensor) -> Tensor:
     """h = ELU(qᵀ|W1| + b1), Q_tot = h·|W2| + V, row by row: [N, R], [N, R, H], [N, H], [N, H], [N] → [N]."""
-    hidden = F.elu(torch.einsum("nr,nrh->nh", utilities, first.abs()) + shift)
-    return (hidden * second.abs()).sum(dim=1) + value
+    hidden = F.elu(torch.einsum("nr,nrh->nh", utilities, w1.abs()) + b1)
+    return (hidden * w2.abs()).sum(dim=1) + v
 
 
 class Decomposition(nn.Module):

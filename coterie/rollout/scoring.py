@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from coterie.rewards import TIMEOUTS, GraderFailed, GraderTimeout
-from coterie.rl.validate import must_be_numbers
+from coterie.rl.validate import require_finite
 from coterie.types import Env, Episode, Grade, Metrics, Outcome
 
 T = TypeVar("T")
@@ -39,7 +39,7 @@ class Scorer:
         episode.metrics |= outcome.metrics
         if outcome.judge is not None:
             episode.metrics |= await self._run_judge(episode, outcome.judge)
-        must_be_numbers(episode)
+        require_finite(episode)
 
     async def _score_env(self, episode: Episode, owner: Episode) -> None:
         """Let the environment score a copy, so that a retry starts from the same state."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from coterie.algorithms.grpo import Grpo, RoleSettings
-from coterie.rl.confidence import confidence, nll, relative
+from coterie.rl.confidence import confidence_factor, nll_factor
 from coterie.training.log import read_episodes
 from coterie.types import Episode
 from tests.episodes import credited, episode, turn
@@ -41,7 +41,7 @@ def slow_scores(x: list[float], group: list[int]) -> list[float]:
 
 def test_the_known_values_of_the_nll_form() -> None:
     advantages, logprobs = torch.tensor([[1.0, 1, -1, -1], [-0.1, -0.2, -0.3, -0.4]], dtype=torch.float64)
-    got = nll(advantages, logprobs, torch.zeros(4, dtype=torch.long), alpha=0.25)
+    got = advantages * nll_factor(logprobs, torch.zeros(4, dtype=torch.long), alpha=0.25)
     assert got.tolist() == pytest.approx([1.3985, 1.1183, -0.8942, -0.7150], abs=5e-5)
 
 
@@ -56,17 +56,19 @@ def test_each_gain_is_its_formula_with_the_vocabulary_in_it(seed: int) -> None:
         scores = slow_scores(c, g)
         return [x * math.exp(math.copysign(1.0, x) * 0.25 * z) for x, z in zip(a, scores, strict=True)]
 
-    assert confidence(advantages, entropy, group, 0.25).tolist() == pytest.approx(signed(sure))
-    assert relative(advantages, entropy, others, group, 0.25).tolist() == pytest.approx(signed(beyond))
+    sign = advantages.sign()
+    assert (advantages * confidence_factor(sign, entropy, group, 0.25)).tolist() == pytest.approx(signed(sure))
+    relative = confidence_factor(sign, entropy - others, group, 0.25)
+    assert (advantages * relative).tolist() == pytest.approx(signed(beyond))
     unlikely = [x * math.exp(-0.7 * z) for x, z in zip(a, slow_scores(entropy.tolist(), g), strict=True)]
-    assert nll(advantages, -entropy, group, 0.7).tolist() == pytest.approx(unlikely)
+    assert (advantages * nll_factor(-entropy, group, 0.7)).tolist() == pytest.approx(unlikely)
 
 
 def test_messages_that_are_equally_sure_keep_their_advantages() -> None:
     advantages, same = torch.tensor([1.0, -2.0, 0.5, 3.0]), torch.full((4,), 0.3) + 1e-8 * torch.arange(4)
     group = torch.tensor([0, 0, 0, 1])
-    for got in (confidence(advantages, same, group, 0.25), nll(advantages, same, group, 0.25)):
-        assert torch.equal(got, advantages)
+    for factor in (confidence_factor(advantages.sign(), same, group, 0.25), nll_factor(same, group, 0.25)):
+        assert torch.equal(advantages * factor, advantages)
 
 
 # On episodes

@@ -68,8 +68,8 @@ def slow_mlp(layers: nn.Sequential, x: Sequence[float]) -> float:
 
 def slow_qmix(mixing: Monotonic, q: Sequence[float], s: Sequence[float]) -> float:
     """h = ELU(qᵀ|W1(s)| + b1(s)); Q_tot = h·|W2(s)| + V(s)"""
-    shift, second, flat = slow_line(mixing.shift, s), slow_line(mixing.second, s), slow_line(mixing.first, s)
-    total = slow_mlp(mixing.value, s)
+    shift, second, flat = slow_line(mixing.b1, s), slow_line(mixing.w2, s), slow_line(mixing.w1, s)
+    total = slow_mlp(mixing.v, s)
     for j in range(len(shift)):
         x = shift[j] + sum(q[i] * abs(flat[i * len(shift) + j]) for i in range(len(q)))
         total += (x if x > 0 else math.exp(x) - 1) * abs(second[j])
@@ -102,7 +102,7 @@ def test_what_a_role_that_said_nothing_would_have_been_worth_changes_nothing() -
 @pytest.mark.parametrize("seed", range(5))
 def test_no_role_s_good_is_the_team_s_harm(seed: int) -> None:
     mixing = disturbed(Monotonic(3, 5, 4), seed)
-    assert float(mixing.first(numbers(50, 5, seed=seed)).detach().min()) < 0  # the weights themselves would do harm
+    assert float(mixing.w1(numbers(50, 5, seed=seed)).detach().min()) < 0  # the weights themselves would do harm
     q = (5 * numbers(50, 3, seed=seed + 1)).requires_grad_()
     mixing(q, numbers(50, 5, seed=seed)).sum().backward()
     assert q.grad is not None and float(q.grad.min()) >= 0 and float(q.grad.max()) > 0
@@ -113,10 +113,10 @@ def units(roles: int, hidden: int, shift: float = 0.0) -> Monotonic:
     mixing = Monotonic(roles, 5, hidden).double()
     for parameter in mixing.parameters():
         nn.init.zeros_(parameter)
-    nn.init.ones_(mixing.first.bias)
-    nn.init.constant_(mixing.second.bias, -1 / hidden)  # its absolute value counts
-    nn.init.constant_(mixing.shift.bias, shift)
-    nn.init.constant_(mixing.value[2].bias, -shift)  # type: ignore[arg-type]
+    nn.init.ones_(mixing.w1.bias)
+    nn.init.constant_(mixing.w2.bias, -1 / hidden)  # its absolute value counts
+    nn.init.constant_(mixing.b1.bias, shift)
+    nn.init.constant_(mixing.v[2].bias, -shift)  # type: ignore[arg-type]
     return mixing
 
 
