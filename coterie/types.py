@@ -35,11 +35,11 @@ class Task:
 class Sampling:
     """How a turn is sampled. Temperature 0 is greedy; its log-probs are those of temperature 1."""
 
-    max_tokens: int = 128
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0  # 0: all
-    stop: tuple[str, ...] = ()
+    max_tokens: int = 128  # tokens of a reply, at most
+    temperature: float = 1.0  # 0: greedy; log-probs are then those of temperature 1
+    top_p: float = 1.0  # nucleus sampling; 1: off
+    top_k: int = 0  # sample from the k most likely tokens; 0: all
+    stop: tuple[str, ...] = ()  # texts that end a reply
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1 or self.temperature < 0 or not 0 < self.top_p <= 1 or self.top_k < 0:

@@ -68,7 +68,7 @@ class Algorithm:
     """
 
     clip: Positive = 0.2  # the importance ratio is clipped at 1 − clip
-    clip_high: Positive | None = None  # and at 1 + clip_high; null: as `clip`
+    clip_high: Positive | None = None  # the importance ratio is clipped at 1 + clip_high; null: as `clip`
     dual_clip: AboveOne | None = None  # bounds the loss of tokens with a negative advantage and a large ratio
     level: Level = "token"  # one importance ratio per token, or per turn
     normalize: Normalize = "sum"  # a turn's log-ratio: the sum over its tokens, or that per token or per word
@@ -77,10 +77,10 @@ class Algorithm:
     reduce: Reduce | None = None  # how token losses are averaged; null: as `level`
     reduce_length: Count | None = None  # the fixed length of `reduce: fixed`
     kl: NotNegative = 0.0  # weight of the KL to the reference policy, the base without its adapter
-    kl_estimator: KlEstimator = "k3"  # of the KL in the loss; in the reward it is k1
-    kl_in: Literal["loss", "reward"] = "loss"
+    kl_estimator: KlEstimator = "k3"  # estimator of the KL in the loss; in the reward it is k1
+    kl_in: Literal["loss", "reward"] = "loss"  # subtract the KL from the reward, or add it to the loss
     entropy: NotNegative = 0.0  # weight of the entropy bonus
-    entropy_halves: Count | None = None  # the half-life of that weight, in steps
+    entropy_halves: Count | None = None  # steps after which the entropy weight has halved; null: constant
     stop_kl: Positive | None = None  # early stop: skip the remaining minibatches once the policy has moved this far
     truncate: Positive | None = None  # truncated importance sampling: cap of the learner/sampler ratio
     rotate: Count | None = None  # train one policy at a time, each for so many steps

@@ -17,7 +17,7 @@ class Cory(Ppo):
     To fine-tune one model more stably than alone; with `workflow: cory` and `credit: aggregate`.
     Costs two policies and two turns per episode, the second with a longer prompt. (CORY, arXiv 2410.06101)"""
 
-    swap: Count = 10
+    swap: Count = 10  # steps between swaps of the two roles' policies
     kl: NotNegative = 0.05
     kl_in: Literal["loss", "reward"] = "reward"
 

@@ -28,16 +28,16 @@ EMPTY = "is empty; group_by: [task, role] compares turns of one role on one task
 class RoleSettings:
     """Options that differ for one role; null means as for all. Its turns are then grouped apart from other roles'."""
 
-    group_by: tuple[GroupBy, ...] | None = None
-    baseline: Baseline | None = None
-    decay: Share | None = None
-    scale: Scale | None = None
-    reduce: Reduce | None = None
-    reduce_length: Count | None = None
-    drop_constant: bool | None = None
-    drop_truncated: bool | None = None
-    confidence_weight: ConfidenceWeight | None = None
-    confidence_alpha: Positive | None = None
+    group_by: tuple[GroupBy, ...] | None = None  # what forms this role's groups; null, here and below: as for all roles
+    baseline: Baseline | None = None  # of this role
+    decay: Share | None = None  # of this role's `baseline: ema`
+    scale: Scale | None = None  # of this role
+    reduce: Reduce | None = None  # how this role's token losses are averaged
+    reduce_length: Count | None = None  # the fixed length of this role's `reduce: fixed`
+    drop_constant: bool | None = None  # of this role's groups
+    drop_truncated: bool | None = None  # of this role's turns
+    confidence_weight: ConfidenceWeight | None = None  # of this role's advantages
+    confidence_alpha: Positive | None = None  # of this role's confidence weight
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ class Grpo(Algorithm):
     group_by: tuple[GroupBy, ...] = ("task", "role")  # turns that agree in these form a group
     chain: Chain = "role"  # whose later rewards a turn's return includes: its own role's, or the whole team's
     confidence_weight: ConfidenceWeight = "none"  # scale advantages by confidence, own or relative to other roles
-    confidence_alpha: Positive = 0.25
+    confidence_alpha: Positive = 0.25  # how much a difference in confidence changes the weight
     roles: dict[str, RoleSettings] = field(default_factory=dict)  # options that differ for some roles
 
     forked: ClassVar[bool] = False  # True if group members come from forks: then one episode per task is enough

@@ -37,16 +37,17 @@ class Ppo(Algorithm):
     Where late turns depend on early ones; tokens for short turns, turns for long ones. One episode per task will do.
     Costs a forward for values, of a head on the trunk or of `critics`. (arXiv 1707.06347; MARFT, arXiv 2504.16129)"""
 
-    value_weight: Positive = 0.5  # of a value head's loss beside its policy's
-    value_clip: Positive | None = None
-    value_huber: Positive | None = None  # an error beyond this counts linearly
-    value_lr: Positive = 1e-3  # of the value head; the trunk moves at its own rate
-    value_fits: Count = 1  # optimizer steps per step of critics that are not on a policy's trunk
-    warmup: CountFromZero = 0  # steps in which only such critics train
+    value_weight: Positive = 0.5  # weight of the value head's loss beside its policy's
+    value_clip: Positive | None = None  # clip of the value around its old one; null: off
+    value_huber: Positive | None = None  # Huber loss: an error beyond this counts linearly; null: squared
+    value_lr: Positive = 1e-3  # learning rate of the value head; the trunk keeps its policy's
+    value_fits: Count = 1  # optimizer steps per step of critics that are separate models
+    warmup: CountFromZero = 0  # steps in which only separate critics train
     gamma_token: Share = 1.0  # discount from a token to the next of its turn
-    gamma_turn: Share = 1.0  # and from a turn's last token to the next turn's first
-    lam_token: Share = 1.0
-    lam_turn: Share = 0.95
+    gamma_turn: Share = 1.0  # discount from a turn's last token to the next turn's first
+    lam_token: Share = 1.0  # GAE's λ within a turn
+    lam_turn: Share = 0.95  # GAE's λ from a turn to the next
+    # whiten advantages per policy, per role or over the batch; null: not
     whiten: Literal["policy", "role", "batch"] | None = "policy"
 
     chain: ClassVar[Chain] = "team"

@@ -32,10 +32,10 @@ class Vdn(Grpo):
 
     warmup: CountFromZero = 10  # steps in which roles still earn the team's reward, while the utilities train
     target: Literal["td", "return"] = "td"  # reward plus the next round's target value, or the team's return
-    width: Count = 64  # of the networks' hidden layers
-    value_lr: Positive = 1e-3
+    width: Count = 64  # width of the networks' hidden layers
+    value_lr: Positive = 1e-3  # learning rate of the networks
     value_fits: Count = 32  # optimizer steps of the networks per step
-    draw: Count = 64  # joint turns sampled from the replay buffer for each
+    draw: Count = 64  # joint turns sampled from the replay buffer per optimizer step
     buffer: Count = 2048  # capacity of the replay buffer, in joint turns
     polyak: Share = 0.05  # how far the target networks follow at every fit
 

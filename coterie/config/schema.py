@@ -1,8 +1,18 @@
-"""The config as a JSON schema, so that an editor completes and checks a recipe."""
+"""The config as a JSON schema, so that an editor completes and checks a recipe.
+
+The description of a key is the comment beside its field, or above it, in the source.
+"""
 
 from __future__ import annotations
 
+import ast
+import inspect
+import tokenize
+from collections.abc import Mapping
 from dataclasses import MISSING, is_dataclass
+from functools import cache
+from io import StringIO
+from textwrap import dedent
 from typing import Any, get_args, get_origin
 
 from pydantic import TypeAdapter
@@ -35,22 +45,22 @@ def schema() -> dict[str, Any]:
 
 
 def _record(cls: type, limits: FieldLimits) -> dict[str, Any]:
-    return {**_object(options_within(cls, limits)), "description": (cls.__doc__ or cls.__name__).splitlines()[0]}
+    return {**_object(options_within(cls, limits), descriptions(cls)), "description": summary(cls)}
 
 
-def _object(known: dict[str, Option]) -> dict[str, Any]:
+def _object(known: dict[str, Option], about: Mapping[str, str]) -> dict[str, Any]:
     return {
         "type": "object",
-        "properties": {name: _property(name, option) for name, option in known.items()},
+        "properties": {name: _property(name, option, about) for name, option in known.items()},
         "required": [name for name, option in known.items() if option.default is MISSING],
         "additionalProperties": False,
     }
 
 
-def _property(name: str, option: Option) -> dict[str, Any]:
-    if bare(option.hint) is Part:
-        return {"$ref": f"#/$defs/{name}"}
-    described = _value(option.hint)
+def _property(name: str, option: Option, about: Mapping[str, str]) -> dict[str, Any]:
+    described = {"$ref": f"#/$defs/{name}"} if bare(option.hint) is Part else _value(option.hint)
+    if name in about:
+        described |= {"description": about[name]}
     simple = isinstance(option.default, (str, int, float, bool)) or option.default is None
     return {**described, "default": option.default} if simple else described
 
@@ -70,12 +80,60 @@ def _value(hint: Any) -> dict[str, Any]:
 
 
 def _spellings(kind: Kind) -> list[dict[str, Any]]:
-    """A part's name alone, or its name with its options; a user's file may have any."""
+    """A part's name alone, or its name with its options; a part from a user's file may have any options."""
     whole = []
     for name in BUILTIN[kind]:
-        described = _object(options_of(find(kind, name)))
+        part = find(kind, name)
+        described = {**_object(options_of(part), descriptions(part)), "description": summary(part)}
         described["properties"] = {"name": {"const": name}, **described["properties"]}
         described["required"] = ["name", *described["required"]]
         whole.append(described)
     own = {"type": "object", "properties": {"name": OWN_FILE}, "required": ["name"]}
     return [{"enum": list(BUILTIN[kind])}, OWN_FILE, *whole, own]
+
+
+def summary(part: Any) -> str:
+    """The first sentence of a docstring."""
+    text = inspect.getdoc(part) or part.__name__
+    return " ".join(text.split("\n\n")[0].split()).split(". ")[0].rstrip(".") + "."
+
+
+@cache
+def descriptions(part: Any) -> Mapping[str, str]:
+    """What each option of a part is: the comment at the end of its line, or else the comment lines above it.
+
+    An option that a subclass only gives another default keeps the description of its base.
+    """
+    sources = reversed(part.__mro__[:-1]) if inspect.isclass(part) else [part]
+    return {name: text for source in sources for name, text in _commented(source).items()}
+
+
+def _commented(source: Any) -> dict[str, str]:
+    text = dedent(inspect.getsource(source))
+    definition = ast.parse(text).body[0]
+    comments = {
+        token.start[0]: (token.string.lstrip("# "), token.line.lstrip().startswith("#"))
+        for token in tokenize.generate_tokens(StringIO(text).readline)
+        if token.type == tokenize.COMMENT and not token.string.startswith(("# type:", "# noqa"))
+    }
+    found: dict[str, str] = {}
+    for name, first, last in _options_in(definition):
+        above = first
+        while above - 1 in comments and comments[above - 1][1]:
+            above -= 1
+        lines = [last] if last in comments else range(above, first)
+        if sentence := " ".join(comments[line][0] for line in lines):
+            found[name] = sentence[0].upper() + sentence[1:].rstrip(".") + "."
+    return found
+
+
+def _options_in(definition: ast.AST) -> list[tuple[str, int, int]]:
+    """Name, first and last line of the fields of a class, or of the keyword-only parameters of a function."""
+    if isinstance(definition, ast.ClassDef):
+        fields = [node for node in definition.body if isinstance(node, ast.AnnAssign)]
+        return [
+            (node.target.id, node.lineno, node.end_lineno or 0) for node in fields if isinstance(node.target, ast.Name)
+        ]
+    assert isinstance(definition, ast.FunctionDef | ast.AsyncFunctionDef)
+    arguments = zip(definition.args.kwonlyargs, definition.args.kw_defaults, strict=True)
+    return [(arg.arg, arg.lineno, (default or arg).end_lineno or 0) for arg, default in arguments]

@@ -57,9 +57,9 @@ class Policy:
     model: Model = DEMO  # a folder, a hub name, a .gguf file, or `demo` for the built-in tiny model
     lora: Lora | None = field(default_factory=Lora)  # the adapter to train; null trains all weights
     adapter: Path | None = None  # a PEFT folder to start from; its rank, alpha and targets stay
-    lr: PositiveShare = 1e-4  # learning rate
-    frozen: bool = False  # play, but do not learn
-    device: str | None = None  # cpu, cuda, cuda:1 …; null: as in the top-level `device`
+    lr: PositiveShare = 1e-4  # the learning rate
+    frozen: bool = False  # if true, it plays but does not learn
+    device: str | None = None  # `cpu`, `cuda`, `cuda:1` …; null: the run's `device`
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,8 @@ class CriticConfig:
 
     roles: tuple[str, ...] = ()  # the roles whose turns it values; none named: all
     sees: Literal["own", "joint"] = "own"  # `own`: the role's prompt; `joint`: the task and all turns so far
-    model: Model = DEMO  # as in policies
-    lora: Lora | None = field(default_factory=Lora)  # as in policies
+    model: Model = DEMO  # the model, as in policies
+    lora: Lora | None = field(default_factory=Lora)  # its adapter, as in policies; null trains all weights
     lr: PositiveShare = 1e-4  # learning rate of the model; that of its value head is algorithm.value_lr
 
 
@@ -77,7 +77,7 @@ class CriticConfig:
 class Hidden:
     """Encode a text as a model's mean hidden state, with adapters off; the default encoder of mixers."""
 
-    model: Model | None = None  # null: the first policy's
+    model: Model | None = None  # the model that encodes; null: that of the first policy
 
 
 @dataclass(frozen=True)
@@ -85,9 +85,9 @@ class Role:
     """Who plays a role of the workflow; `solver: small` is short for `solver: {policy: small}`."""
 
     policy: str | Names  # a policy; or a list: one per turn of the role, the last one for all later turns
-    max_tokens: Count | None = None  # null: as in `sampling`
-    temperature: Temperature | None = None  # null: as in `sampling`
-    stop: tuple[str, ...] | None = None  # null: as in `sampling`
+    max_tokens: Count | None = None  # tokens of a reply, at most; null: as in `sampling`
+    temperature: Temperature | None = None  # the sampling temperature; null: as in `sampling`
+    stop: tuple[str, ...] | None = None  # texts that end a reply; null: as in `sampling`
 
     @property
     def policies(self) -> tuple[str, ...]:
@@ -120,10 +120,11 @@ class Learning:
     """
 
     warmup: CountFromZero = 0  # steps in which the learning rate rises linearly to its value
-    schedule: Literal["constant", "linear", "cosine"] = "constant"  # of the learning rate after warmup
-    weight_decay: NotNegative = 0.0  # of AdamW
+    schedule: Literal["constant", "linear", "cosine"] = "constant"  # of the learning rate, after the warm-up
+    weight_decay: NotNegative = 0.0  # the weight decay of AdamW
     clip_norm: Positive = 1.0  # gradients are scaled down to this norm
-    microbatch_tokens: Count | None = None  # null: 4096 on a CPU; on a GPU what fits into a sixth of its memory
+    # tokens per forward and backward; null: 4096 on a CPU, on a GPU what a sixth of its memory holds
+    microbatch_tokens: Count | None = None
     precision: Literal["auto", "bf16", "fp32"] = "auto"  # of matrix products; auto: bf16 on a GPU, fp32 on a CPU
     checkpointing: bool = False  # gradient checkpointing: recompute activations; less memory, more time
 
@@ -154,7 +155,7 @@ class Evaluation:
     every: CountFromZero = 0  # steps between evaluations; 0: only at the end
     tasks: Amount = 100  # held-out tasks
     episodes_per_task: Amount = 1  # repeats of each task
-    temperature: Temperature = 0.0  # 0: greedy
+    temperature: Temperature = 0.0  # the sampling temperature; 0: greedy
     top_p: PositiveShare = 1.0  # nucleus sampling; 1: off
     top_k: CountFromZero = 0  # sample from the k most likely tokens; 0: all
 
@@ -192,8 +193,8 @@ class Config:
     credit: Part = field(default_factory=lambda: default_part("credit", "team"))  # how the team's reward reaches turns
     critics: dict[str, CriticConfig] = field(default_factory=dict)  # value models, by name
     encoder: Part = ENCODER  # how a mixer (vdn, qmix) encodes texts
-    name: str = "run"  # of the run and its folder; by default the file's
-    seed: Seed = 0  # of sampling, shuffling and fresh weights
+    name: str = "run"  # the name of the run and its folder; default: the file's
+    seed: Seed = 0  # the seed of sampling, shuffling and fresh weights
     steps: Amount = 100  # training steps
     tasks_per_step: Amount = 8  # tasks played in a step
     episodes_per_task: Amount = 8  # episodes of each task in a step: the group size of GRPO
@@ -206,7 +207,7 @@ class Config:
     eval: Evaluation = field(default_factory=Evaluation)  # evaluation on held-out tasks
     checkpoint: Checkpoints = field(default_factory=Checkpoints)  # when to save
     log: Logging = field(default_factory=Logging)  # where metrics go
-    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: a GPU if there is one
+    device: Literal["auto", "cpu", "cuda"] = "auto"  # where models run; `auto`: on a GPU if there is one
     # `bubblewrap` isolates programs that a model wrote; `unsafe` runs them even where bubblewrap does not work
     sandbox: Literal["bubblewrap", "unsafe"] = "bubblewrap"
     _sources: Sources = field(default_factory=Sources, compare=False, repr=False)

@@ -21,8 +21,8 @@ class Aggregate(Credit):
         accumulative   every turn gets its round's reward and all later ones; `algorithm.gamma_turn` must be 0 then
     """
 
-    mode: Aggregation = "sum"
-    when: Literal["dense", "sparse", "accumulative"] = "dense"
+    mode: Aggregation = "sum"  # how the roles' own rewards of a round become its reward
+    when: Literal["dense", "sparse", "accumulative"] = "dense"  # which turns get it, and of which rounds; see above
 
     @property
     def includes_later_rewards(self) -> bool:

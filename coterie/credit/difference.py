@@ -30,8 +30,8 @@ class Difference(Credit):
     A role whose counterfactual failed gets nothing for that episode; `difference/missing` counts them.
     """
 
-    by: Literal["replay", "leave_one_out", "shapley"] = "replay"
-    default: str = ""
+    by: Literal["replay", "leave_one_out", "shapley"] = "replay"  # how the counterfactual is made; see above
+    default: str = ""  # what the role says in the counterfactual
 
     def problems(self, config: Any) -> Iterator[tuple[str, str]]:
         yield from super().problems(config)

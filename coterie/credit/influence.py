@@ -18,7 +18,7 @@ class Influence(Aggregate):
     `weight` if they fall (MAVERL). The results are aggregated as in `aggregate`."""
 
     mode: Aggregation = "own"
-    weight: float = 0.2
+    weight: float = 0.2  # the bonus for raising the others' rewards
 
     def problems(self, config: Any) -> Iterator[tuple[str, str]]:
         yield from super().problems(config)

@@ -33,10 +33,10 @@ class Maporl(Credit):
     alpha1: float = 0.0  # for leaving the peers: + if they are wrong, − if right
     alpha2: float = 0.0  # for peers who change against the role's answer: + to right, − to wrong
     alpha3: float = 0.0  # for peers who change to the role's answer: + to right, − to wrong
-    penalty: NotNegative = 0.0  # of a reply that breaks one of the rules below
-    min_words: CountFromZero = 0
-    max_repeated: Share = 1.0  # the share of a reply's four-word runs that may be repetitions
-    boxed: bool = False  # whether a reply needs an answer in \boxed{}
+    penalty: NotNegative = 0.0  # subtracted from a reply that breaks one of the rules below
+    min_words: CountFromZero = 0  # rule: a reply has at least so many words
+    max_repeated: Share = 1.0  # rule: at most this share of a reply's four-word runs are repetitions
+    boxed: bool = False  # rule: a reply has an answer in \boxed{}
 
     @property
     def includes_later_rewards(self) -> bool:

@@ -14,7 +14,7 @@ from coterie.types import Episode, Metrics
 class Own(Credit):
     """The turns' own rewards; a role without any gets nothing, or with `share_reward` the team's reward."""
 
-    share_reward: bool = False
+    share_reward: bool = False  # give the team's reward to roles that have no reward of their own
 
     @property
     def uses_team_reward(self) -> bool:

@@ -17,7 +17,7 @@ class Team(Credit):
     With `turns: all` every turn gets it; then `algorithm.gamma_turn` must be 0, or it would count many times.
     """
 
-    turns: Literal["last", "all"] = "last"
+    turns: Literal["last", "all"] = "last"  # which turns get the team's reward: each role's last one, or all
 
     @property
     def includes_later_rewards(self) -> bool:

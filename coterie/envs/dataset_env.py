@@ -32,10 +32,10 @@ class DatasetEnv(TaskEnv):
     testing: ClassVar[Source]
     placeholders: ClassVar[tuple[str, ...]] = ()  # fields of a row that a prompt may use beside {question}
 
-    train: Path | None = None
-    test: Path | None = None
-    prompt: str = "{question}"
-    limit: Count | None = None  # only the first rows of each split
+    train: Path | None = None  # training rows, jsonl or Parquet; null: from the hub
+    test: Path | None = None  # held-out rows; null: from the hub
+    prompt: str = "{question}"  # how a row is asked; may use {question}
+    limit: Count | None = None  # only the first rows of each split; null: all
 
     def __post_init__(self) -> None:
         check(self.prompt, ["question", *self.placeholders], "prompt")

@@ -33,12 +33,12 @@ class ReasoningGym(TaskEnv):
     `reward: native` uses the dataset's own scorer, which often gives partial credit.
     """
 
-    dataset: str
-    params: dict[str, Any] = field(default_factory=dict)
-    size: Count = 1000
-    test_size: Count = 200
-    seed: int = 0
-    prompt: str = "{question}"  # may also use metadata fields, such as {expression}
+    dataset: str  # the name of a reasoning-gym dataset
+    params: dict[str, Any] = field(default_factory=dict)  # parameters of the dataset
+    size: Count = 1000  # training tasks
+    test_size: Count = 200  # held-out tasks
+    seed: int = 0  # seed of the tasks
+    prompt: str = "{question}"  # may use {question} and metadata fields, such as {expression}
 
     def __post_init__(self) -> None:
         _check_name("dataset", self.dataset, [name for name in DATASETS if name != COMPOSITE])

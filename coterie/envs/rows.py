@@ -20,11 +20,11 @@ class Rows(TaskEnv):
     Files written by `coterie data prepare` need no field names.
     """
 
-    train: Path
-    test: Path | None = None
-    question: str = "question"  # the name of the field
-    answer: str = "answer"
-    limit: Count | None = None  # only the first rows of each file
+    train: Path  # training rows, jsonl or Parquet
+    test: Path | None = None  # held-out rows; null: the run cannot evaluate
+    question: str = "question"  # the name of the field with the question
+    answer: str = "answer"  # the name of the field with the reference answer
+    limit: Count | None = None  # only the first rows of each file; null: all
 
     def tasks(self, split: Split) -> list[Task]:
         path = self.train if split == "train" else self.test

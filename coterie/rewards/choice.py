@@ -12,7 +12,12 @@ OPENING = re.compile(r"[\s(\[*_]*+(?:option|choice|answer)?[\s(\[*_:]*+([A-Za-z]
 ARTICLE = re.compile(r"[^\S\n]+[a-z]")  # "A dog" and "I think" name no choice
 
 
-def choice(answer: Any, truth: Any, *, letters: str = "ABCD") -> float:
+def choice(
+    answer: Any,
+    truth: Any,
+    *,
+    letters: str = "ABCD",  # the letters to choose from
+) -> float:
     """1 when the answer picks the reference's letter; a reference may be the letter's number, from 0."""
     wanted = (
         letters[truth] if isinstance(truth, int) and 0 <= truth < len(letters) else str(truth).strip(" ().").upper()

@@ -7,7 +7,12 @@ from typing import Any
 from coterie.rewards.answer_extraction import last_number
 
 
-def exact(answer: Any, truth: Any, *, case: bool = True) -> float:
+def exact(
+    answer: Any,
+    truth: Any,
+    *,
+    case: bool = True,  # compare upper and lower case
+) -> float:
     """1 if the answer equals the reference, ignoring surrounding whitespace; `case: false` also ignores case."""
     text, reference = str(answer).strip(), str(truth).strip()
     return float(text == reference if case else text.casefold() == reference.casefold())

@@ -6,7 +6,13 @@ import re
 from typing import Any
 
 
-def format(answer: Any, truth: Any, *, pattern: str | None = None, sections: tuple[str, ...] = ()) -> float:
+def format(
+    answer: Any,
+    truth: Any,
+    *,
+    pattern: str | None = None,  # a regular expression that must be found; a dot matches any character
+    sections: tuple[str, ...] = (),  # tags that must follow each other, each filled
+) -> float:
     """1 when the pattern is found and every section is there: `sections: [think, answer]` wants one filled
     `<think>…</think>` and then one filled `<answer>…</answer>`. In the pattern a dot is any character."""
     text = str(answer)

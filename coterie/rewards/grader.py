@@ -146,7 +146,11 @@ def make_grader(name: str, options: Mapping[str, Any], deadline: float) -> Grade
     return Grader(name, options, deadline)
 
 
-def compose(deadline: float, *, parts: tuple[Weighted, ...]) -> Composed:
+def compose(
+    deadline: float,
+    *,
+    parts: tuple[Weighted, ...],  # rewards with their options and a `weight` each, 1 by default
+) -> Composed:
     """The weighted sum of several rewards; `deadline` applies to each.
 
     reward: {name: compose, parts: [{name: math, weight: 0.9}, {name: format, pattern: "^<think>", weight: 0.1}]}

@@ -9,10 +9,10 @@ def length(
     answer: Any,
     truth: Any,
     *,
-    least: int = 0,
-    most: int,
-    margin: int = 0,
-    unit: Literal["words", "characters"] = "words",
+    least: int = 0,  # shortest length without a penalty
+    most: int,  # longest length without a penalty
+    margin: int = 0,  # how far beyond these the reward falls to -1
+    unit: Literal["words", "characters"] = "words",  # what is counted
 ) -> float:
     """0 from `least` to `most` words, -1 when `margin` words or more away from that, in between in proportion.
 

@@ -24,7 +24,13 @@ TOO_LARGE = re.compile(
 )
 
 
-def math(answer: Any, truth: Any, *, strict: bool = False, seconds: float = 5.0) -> float:
+def math(
+    answer: Any,
+    truth: Any,
+    *,
+    strict: bool = False,  # accept only an answer in \\boxed{}
+    seconds: float = 5.0,  # seconds for one answer; at most rollout.score_deadline
+) -> float:
     """1 when the boxed answer equals the reference mathematically: `\\boxed{\\frac{1}{2}}` for 0.5.
 
     The last box counts. Without one, `<answer>x</answer>` or `#### x` counts, then a stated formula, then the

@@ -15,7 +15,12 @@ PUNCTUATION = str.maketrans("", "", string.punctuation)
 VERDICTS = {"yes", "no", "noanswer"}  # half of "yes and no" is not half right
 
 
-def qa(answer: Any, truth: Any, *, measure: Literal["f1", "exact"] = "f1") -> float:
+def qa(
+    answer: Any,
+    truth: Any,
+    *,
+    measure: Literal["f1", "exact"] = "f1",  # word overlap (F1), or equality
+) -> float:
     """How many words the answer shares with the reference (F1), or 1 when they are the same words (exact).
 
     Capitals, punctuation and articles do not count. Of several references the best counts. What is compared is

@@ -20,9 +20,9 @@ class Chain:
     A prompt may use `{question}` and the name of every earlier role: `{reasoner}` is what it said.
     """
 
-    roles: tuple[str, ...] = ("reasoner", "actor")
-    prompts: dict[str, str] = field(default_factory=dict)  # by role; one that is not here gets a plain one
-    systems: dict[str, str] = field(default_factory=dict)  # by role; none unless given
+    roles: tuple[str, ...] = ("reasoner", "actor")  # the roles, in the order they speak
+    prompts: dict[str, str] = field(default_factory=dict)  # prompts by role; a role without one gets a default
+    systems: dict[str, str] = field(default_factory=dict)  # system messages by role
 
     def __post_init__(self) -> None:
         _check_roles(self.roles)

@@ -18,9 +18,9 @@ class Cory:
     Both answers are graded, each as its own role's; `credit: aggregate` gives both roles the sum.
     """
 
-    prompt: str = "{question}"
-    observe: str = OBSERVE
-    system: str | None = None
+    prompt: str = "{question}"  # the pioneer's prompt
+    observe: str = OBSERVE  # the observer's prompt; {pioneer} is the pioneer's answer
+    system: str | None = None  # the system message of both; null: none
 
     def __post_init__(self) -> None:
         check(self.prompt, ["question"], "prompt")

@@ -20,14 +20,16 @@ class Debate:
     Each role keeps one growing conversation, so its next turn goes on where the last one ended.
     """
 
-    roles: tuple[str, ...] = ("first", "second", "third")
-    rounds: int = 2  # the first, on their own, included
-    prompt: str = "{question}"
+    roles: tuple[str, ...] = ("first", "second", "third")  # the debaters
+    rounds: int = 2  # rounds, the independent first one included
+    prompt: str = "{question}"  # prompt of the first round
+    # prompt of later rounds; {others} are the others' last answers
     revise: str = "{others}\n\nCompare this with your answer, then give your final answer to the question."
-    system: str | None = None
+    system: str | None = None  # everyone's system message; null: none
     # Stop once so large a share agrees. How good the answers are cannot count here: that is known when all is said.
     consensus: PositiveShare | None = None
-    grade: Literal["majority", "each"] = "majority"  # or every answer by itself, as its turn's own reward
+    # grade the majority's answer, or every answer as its turn's own reward
+    grade: Literal["majority", "each"] = "majority"
 
     def __post_init__(self) -> None:
         check(self.prompt, ["question"], "prompt")

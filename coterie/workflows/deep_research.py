@@ -70,12 +70,12 @@ class DeepResearch(Library):
     judges_turns: ClassVar[bool] = True
     needs_sandbox: ClassVar[bool] = True
 
-    max_parts: int = 2
-    max_turns: int = 3  # of a gatherer, its finding included
-    seconds: float = 20.0  # for each tool call
-    plan: str = PLAN
-    gather: str = GATHER
-    synthesize: str = SYNTHESIZE
+    max_parts: int = 2  # questions of the plan, at most
+    max_turns: int = 3  # turns of a gatherer, at most
+    seconds: float = 20.0  # seconds for each tool call
+    plan: str = PLAN  # the planner's prompt
+    gather: str = GATHER  # a gatherer's prompt
+    synthesize: str = SYNTHESIZE  # the synthesizer's prompt
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -32,11 +32,11 @@ class DeepCoder:
     judges_turns: ClassVar[bool] = True
     needs_sandbox: ClassVar[bool] = True
 
-    max_refinement_iterations: int = 2
-    failures: int = 3  # failing tests that are shown
-    prompt: str = "{question}"
-    analyze: str = ANALYZE
-    refine: str = REFINE
+    max_refinement_iterations: int = 2  # refinements, at most
+    failures: int = 3  # failing tests shown per refinement
+    prompt: str = "{question}"  # the generator's prompt
+    analyze: str = ANALYZE  # the prompt that shows the failing tests
+    refine: str = REFINE  # the refiner's prompt
 
     def __post_init__(self) -> None:
         check(self.prompt, ["question"], "prompt")

@@ -50,12 +50,12 @@ class MathTool:
     judges_turns: ClassVar[bool] = True
     needs_sandbox: ClassVar[bool] = True
 
-    max_iterations: int = 2
-    seconds: Positive = 5.0  # for one program
-    boxed: bool = True  # the answer is put into \\boxed{}, where `reward: math` looks for formulas
-    analyze: str = ANALYZE
-    execute: str = EXECUTE
-    verify: str = VERIFY
+    max_iterations: int = 2  # attempts, at most
+    seconds: Positive = 5.0  # seconds for one program
+    boxed: bool = True  # put the answer into \\boxed{}, where `reward: math` looks for it
+    analyze: str = ANALYZE  # the analyzer's prompt
+    execute: str = EXECUTE  # the executor's prompt
+    verify: str = VERIFY  # the verifier's prompt
 
     def __post_init__(self) -> None:
         check(self.analyze, ["question", "before"], "analyze")

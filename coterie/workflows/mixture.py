@@ -17,11 +17,11 @@ IMPROVE = "{question}\n\nOthers answered:\n\n{answers}\n\nSome of this may be wr
 class Mixture:
     """Proposers answer in `layers`, each layer with the answers of the one before; the aggregator answers last."""
 
-    proposers: tuple[str, ...] = ("first", "second", "third")
-    aggregator: str = "aggregator"
-    layers: int = 2  # of proposers
-    prompt: str = "{question}"
-    improve: str = IMPROVE
+    proposers: tuple[str, ...] = ("first", "second", "third")  # the roles of every layer
+    aggregator: str = "aggregator"  # the role that answers last
+    layers: int = 2  # layers of proposers
+    prompt: str = "{question}"  # prompt of the first layer
+    improve: str = IMPROVE  # prompt of later layers and of the aggregator
 
     def __post_init__(self) -> None:
         check(self.prompt, ["question"], "prompt")

@@ -20,11 +20,11 @@ class MultiTurn:
     role is the own reward of that role's latest turn. The answer is what was said last.
     """
 
-    roles: tuple[str, ...] = ("player",)
-    max_steps: int = 8
-    together: bool = False  # whether those whose turn it is speak at once; else each sees what the one before did
-    prompt: str = "{question}\n\n{observation}"
-    systems: dict[str, str] = field(default_factory=dict)  # by role
+    roles: tuple[str, ...] = ("player",)  # the roles that act
+    max_steps: int = 8  # steps of the world, at most
+    together: bool = False  # roles act at the same time; else each sees the action before its own
+    prompt: str = "{question}\n\n{observation}"  # the first prompt; may use {observation}
+    systems: dict[str, str] = field(default_factory=dict)  # system messages by role
 
     def __post_init__(self) -> None:
         check(self.prompt, ["question", "observation"], "prompt")

@@ -23,12 +23,12 @@ class Orchestrate:
     A plan without a single step is a plan of one: the whole task.
     """
 
-    workers: tuple[str, ...] = ("worker",)  # steps go round among them
-    max_steps: int = 3
-    sequence: bool = False
-    plan: str = PLAN
-    work: str = WORK
-    combine: str = COMBINE
+    workers: tuple[str, ...] = ("worker",)  # the workers; steps are dealt to them in turn
+    max_steps: int = 3  # steps of the plan, at most
+    sequence: bool = False  # do the steps one after the other, not at the same time
+    plan: str = PLAN  # the orchestrator's first prompt
+    work: str = WORK  # a worker's prompt
+    combine: str = COMBINE  # the orchestrator's last prompt
 
     def __post_init__(self) -> None:
         check(self.plan, ["question", "most"], "plan")

@@ -25,10 +25,10 @@ class Refine:
 
     judges_turns: ClassVar[bool] = True
 
-    max_rounds: int = 3  # answers
-    prompt: str = "{question}"
-    evaluate: str = EVALUATE
-    improve: str = IMPROVE
+    max_rounds: int = 3  # answers, at most
+    prompt: str = "{question}"  # the optimizer's first prompt
+    evaluate: str = EVALUATE  # the evaluator's prompt
+    improve: str = IMPROVE  # the optimizer's later prompts; {remarks} are the evaluator's
 
     def __post_init__(self) -> None:
         check(self.prompt, ["question"], "prompt")

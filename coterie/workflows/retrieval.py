@@ -14,9 +14,9 @@ from coterie.tools.search import Local, Remote, retriever
 class Library:
     """Options of every team that searches: a file of documents, or a retrieval server."""
 
-    corpus: Path | None = None  # jsonl: {"title": …, "text": …}; `coterie data prepare hotpotqa` writes one
-    server: str | None = None  # its http address
-    documents: int = 3  # for each query
+    corpus: Path | None = None  # a jsonl file of {"title": …, "text": …}; `coterie data prepare hotpotqa` writes one
+    server: str | None = None  # the http address of a retrieval server, instead of a corpus
+    documents: int = 3  # documents per query
 
     def __post_init__(self) -> None:
         if (self.corpus is None) == (self.server is None):

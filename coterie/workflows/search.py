@@ -66,11 +66,11 @@ class Search(Library):
 
     judges_turns: ClassVar[bool] = True
 
-    max_queries: int = 2
-    max_rounds: int = 2
-    optimize: str = OPTIMIZE
-    retrieve: str = RETRIEVE
-    extract: str = EXTRACT
+    max_queries: int = 2  # queries per round, at most
+    max_rounds: int = 2  # rounds, at most
+    optimize: str = OPTIMIZE  # the query optimizer's prompt
+    retrieve: str = RETRIEVE  # a retriever's prompt
+    extract: str = EXTRACT  # the extractor's prompt
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -13,9 +13,9 @@ from coterie.types import Task, Team
 class Single:
     """One role is asked once; what it says is the answer."""
 
-    role: str = "solver"
-    prompt: str = "{question}"
-    system: str | None = None
+    role: str = "solver"  # the name of the role
+    prompt: str = "{question}"  # its prompt; may use {question}
+    system: str | None = None  # its system message; null: none
 
     def __post_init__(self) -> None:
         check(self.prompt, ["question"], "prompt")

@@ -14,11 +14,12 @@ from coterie.types import Task, Team
 class Summarize:
     """Solvers answer at the same time; the summarizer reads their answers and gives the team's."""
 
-    solvers: tuple[str, ...] = ("first", "second", "third")
-    summarizer: str = "summarizer"
-    prompt: str = "{question}"
+    solvers: tuple[str, ...] = ("first", "second", "third")  # the roles that answer
+    summarizer: str = "summarizer"  # the role that reads them and answers last
+    prompt: str = "{question}"  # the solvers' prompt
+    # the summarizer's prompt; may use {answers}
     summary: str = "{question}\n\n{answers}\n\nSum up what is right in these answers, then give the final answer."
-    systems: dict[str, str] = field(default_factory=dict)  # by role
+    systems: dict[str, str] = field(default_factory=dict)  # system messages by role
 
     def __post_init__(self) -> None:
         check(self.prompt, ["question"], "prompt")

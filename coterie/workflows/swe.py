@@ -43,11 +43,11 @@ class Swe:
 
     judges_turns: ClassVar[bool] = True
 
-    max_rounds: int = 2
-    max_files: int = 3  # that the writer sees
-    analyze: str = ANALYZE
-    write: str = WRITE
-    validate: str = VALIDATE
+    max_rounds: int = 2  # changes, at most
+    max_files: int = 3  # files shown to the writer, at most
+    analyze: str = ANALYZE  # the analyzer's prompt
+    write: str = WRITE  # the writer's prompt
+    validate: str = VALIDATE  # the validator's prompt
 
     def __post_init__(self) -> None:
         check(self.analyze, ["issue", "tree"], "analyze")

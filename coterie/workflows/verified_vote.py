@@ -34,11 +34,11 @@ class VerifiedVote:
 
     judges_turns: ClassVar[bool] = True
 
-    answers: int = 8
+    answers: int = 8  # solutions per task
     grades: int = 1  # digits per solution, sampled from one prompt
-    conversation: bool = False  # the verifier goes on in the solver's conversation instead of reading it anew
-    prompt: str = "{question}"
-    review: str | None = None  # null: a plain request for a digit
+    conversation: bool = False  # the verifier continues the solver's conversation instead of a fresh one
+    prompt: str = "{question}"  # the solver's prompt
+    review: str | None = None  # the verifier's prompt; null: a request for a digit
 
     def __post_init__(self) -> None:
         check(self.prompt, ["question"], "prompt")

@@ -15,10 +15,10 @@ from coterie.workflows.majority import majority
 class Vote:
     """The same question to the same role, `voters` times; the answer most of them agree on."""
 
-    role: str = "solver"
-    voters: int = 5
-    prompt: str = "{question}"
-    system: str | None = None
+    role: str = "solver"  # the role that votes
+    voters: int = 5  # votes per task
+    prompt: str = "{question}"  # the prompt; may use {question}
+    system: str | None = None  # the system message; null: none
 
     def __post_init__(self) -> None:
         check(self.prompt, ["question"], "prompt")

@@ -15,7 +15,7 @@ class GraphCredit(Credit):
     did, or, with `share_reward_in_agent: false`, nothing (siiRL). It stands at every role's own turn, also where
     rewards flow back along the whole team."""
 
-    share_reward_in_agent: bool = True
+    share_reward_in_agent: bool = True  # a turn without a reward gets that of the next turn that has one, not 0
 
     def write_credit(
         self, episodes: Sequence[Episode], counterfactuals: Mapping[str, Episode], team_chain: bool

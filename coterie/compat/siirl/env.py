@@ -21,7 +21,7 @@ class GraphTasks(Rows):
     Other rows are read as `rows` reads them. What an answer is worth, the config's reward says.
     """
 
-    prompt_key: str = "prompt"
+    prompt_key: str = "prompt"  # the name of the field with the messages
     worlds: dict[str, str] = field(default_factory=dict)  # by role: the environment it acts on, file.py:Class
 
     def __post_init__(self) -> None:

@@ -41,11 +41,12 @@ class Graph:
     done or `max_assistant_turns` are over. Without `use_all_traj` only each agent's last turn is learned from.
     """
 
+    # the agents in the order they speak; translated from the graph's nodes
     agents: Annotated[tuple[GraphAgent, ...], Field(min_length=1)]
-    rewarded: tuple[str, ...] = ()  # whose replies are graded
-    rewards_with_env: bool = False  # or the environments say what was earned
-    max_assistant_turns: Count = 1
-    use_all_traj: bool = False
+    rewarded: tuple[str, ...] = ()  # the roles whose replies are graded
+    rewards_with_env: bool = False  # use the environments' rewards instead of grading replies
+    max_assistant_turns: Count = 1  # rounds, at most
+    use_all_traj: bool = False  # train on every turn of an agent, not only on its last
 
     @property
     def roles(self) -> Sequence[str]:

@@ -36,11 +36,11 @@ class Swe:
     needs_sandbox: ClassVar[bool] = True
     own_deadline: ClassVar[bool] = True  # `seconds`, not rollout.score_deadline, limits the tests
 
-    train: Path
-    test: Path | None = None
+    train: Path  # training issues, jsonl or Parquet
+    test: Path | None = None  # held-out issues; null: the run cannot evaluate
     repositories: Path | None = None  # clones for SWE-bench rows: astropy/astropy in astropy__astropy
-    seconds: Positive = 60.0  # for all tests of a change
-    limit: Count | None = None
+    seconds: Positive = 60.0  # seconds for all tests of a change
+    limit: Count | None = None  # only the first rows of each file; null: all
     _results: dict[str, SuiteResult] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def problems(self, config: Any) -> Iterator[tuple[str, str]]:

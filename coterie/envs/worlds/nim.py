@@ -44,11 +44,11 @@ class Heap:
 class Nim(WorldEnv):
     """Nim for two roles of `workflow: multi_turn`: the winner gets 1, the loser -1; an invalid move -1, the other 0."""
 
-    players: tuple[str, str] = ("first", "second")
-    stones: int = 7  # in the heap at the start, at most
-    most: int = 3  # stones per move
-    size: Count = 100
-    test_size: Count = 20
+    players: tuple[str, str] = ("first", "second")  # the two roles
+    stones: int = 7  # stones in the heap at the start, at most
+    most: int = 3  # stones per move, at most
+    size: Count = 100  # training games
+    test_size: Count = 20  # held-out games
 
     def tasks(self, split: Split) -> list[Task]:
         draw = random.Random(f"nim/{split}")

@@ -87,12 +87,12 @@ class Aec(WorldEnv):
     `game` is a module with a function `env`, such as pettingzoo.classic.tictactoe_v3, or a function: my.py:make.
     """
 
-    game: str
+    game: str  # a module with a function `env`, or a function: my.py:make
     options: dict[str, Any] = field(default_factory=dict)  # arguments of that function
-    rules: str = "Play the game. Answer with your action."
+    rules: str = "Play the game. Answer with your action."  # the prompt of every task
     illegal: float = -1.0  # the reward of an invalid action
-    size: Count = 100
-    test_size: Count = 20
+    size: Count = 100  # training games
+    test_size: Count = 20  # held-out games
 
     def tasks(self, split: Split) -> list[Task]:
         """A task is a seed; the splits have different ones. Makes a game once, to fail before a model loads."""

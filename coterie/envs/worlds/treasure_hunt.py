@@ -56,10 +56,10 @@ class Board:
 class Hunt(WorldEnv):
     """A treasure hunt for a team of two in `workflow: multi_turn`; the team shares one reward."""
 
-    roles: tuple[str, str] = ("guide", "walker")
-    board: int = 3
-    size: Count = 100
-    test_size: Count = 20
+    roles: tuple[str, str] = ("guide", "walker")  # the role that sees the treasure, and the role that walks
+    board: int = 3  # fields per side
+    size: Count = 100  # training boards
+    test_size: Count = 20  # held-out boards
 
     def __post_init__(self) -> None:
         if self.board < 2:

@@ -77,7 +77,12 @@ class Verdict:
 
 
 async def code(
-    answer: Any, truth: Any, *, partial: bool = False, test_seconds: float = 4.0, seconds: float = 20.0
+    answer: Any,
+    truth: Any,
+    *,
+    partial: bool = False,  # give the fraction of tests passed, not 0 or 1
+    test_seconds: float = 4.0,  # seconds for one test
+    seconds: float = 20.0,  # seconds for all tests; at most rollout.score_deadline
 ) -> float:
     """1 if the program in the answer passes all of its tests; `partial: true` gives the fraction that it passes.
 
