@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -28,7 +28,7 @@ RUN_PREFIXES = ("reward", "seconds", "failed", "groups", "eval")
 FORMATS = {
     "reward": "reward {:.3f}",
     "eval/reward": "eval {:.3f}",
-    "right": "right {:.3f}",
+    "accuracy": "accuracy {:.3f}",
     "tokens_per_second": "{:.0f} tok/s",
     "groups/constant": "constant groups {:.3g}",
     "sandbox/unsafe": "sandbox: unsafe, programs run unprotected",
@@ -129,7 +129,7 @@ class LivePanel(Display):
 
     def _draw(self) -> None:
         now = self.latest
-        counts = [*formatted(now, "right", "tokens_per_second", "groups/constant", "eval/reward"), failures(now)]
+        counts = [*formatted(now, "accuracy", "tokens_per_second", "groups/constant", "eval/reward"), failures(now)]
         counts += formatted(now, "sandbox/unsafe")
         parts: list[RenderableType] = [self._progress(), reward_table(self.rewards)]
         if now:
@@ -224,6 +224,13 @@ def table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
     for row in rows:
         result.add_row(*[_cell(row[column]) if column in row else Text("") for column in columns])
     return result
+
+
+def show(parts: Iterable[RenderableType]) -> None:
+    """Print tables and texts."""
+    for part in parts:
+        # Commands to copy must not be wrapped at the 80 columns of a pipe.
+        rich.get_console().print(part, soft_wrap=isinstance(part, Text))
 
 
 def under(prefix: str, metrics: Mapping[str, float]) -> dict[str, float]:

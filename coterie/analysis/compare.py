@@ -114,7 +114,7 @@ def rows_of(results: Mapping[str, Result], against: str) -> Iterator[dict[str, s
         low, high = bootstrap_interval(scores)
         row: dict[str, str | float | int] = {
             "arm": name,
-            "right": f"{sum(scores) / len(scores):.3f} ({low:.3f}–{high:.3f})",
+            "accuracy": f"{sum(scores) / len(scores):.3f} ({low:.3f}–{high:.3f})",
             "sampled / task": round(result.metrics["tokens"]),
             "prompt / task": round(result.metrics["prompt_tokens"]),
             "sampled in training": result.trained_tokens,

@@ -76,7 +76,7 @@ def read_result(eval_file: Path, run: Path | None) -> Result:
     """An arm's evaluation as `coterie eval --json` wrote it, and what its training sampled."""
     found = json.loads(eval_file.read_text())
     (name,) = found["reports"]
-    return Result(found["right"][name], found["reports"][name], sampled_in(run) if run else 0)
+    return Result(found["accuracy"][name], found["reports"][name], sampled_in(run) if run else 0)
 
 
 def sampled_in(run: Path) -> int:

@@ -1,5 +1,7 @@
-"""What the commands check before models are needed: to import what plays and learns takes seconds, and most mistakes
-are in the config. `cli` has their words, `run` does the rest."""
+"""The first half of each command: load and check the config, before anything slow is imported.
+
+Importing torch takes seconds, and most errors are in the config. `app` defines the arguments, `run` does the rest.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,13 @@ from coterie.training.user_files import manual_edits
 from coterie.user_code import CODE_FOLDER
 
 REPLAYED = ("algorithm", "credit", "reward")
-ON_RESUME = ("steps", "eval", "checkpoint", "log", "rollout", "sandbox")  # the rest would make it another run
+ON_RESUME = ("steps", "eval", "checkpoint", "log", "rollout", "sandbox")  # other keys would make it a different run
 
 
 def train(config_file: Path, changes: Sequence[str], out: Path, examples: int) -> int:
-    """Train a new team; the exit code."""
-    if _holds_run(config_file):
-        raise ConfigError(f"{config_file} is a run's folder; `coterie train --resume {config_file}` goes on with it")
+    """Train a new run; returns the exit code."""
+    if _is_run(config_file):
+        raise ConfigError(f"{config_file} is a run's folder; `coterie train --resume {config_file}` resumes it")
     config = load(config_file, changes)
     from coterie.cli import run
 
@@ -36,14 +38,14 @@ def train(config_file: Path, changes: Sequence[str], out: Path, examples: int) -
 
 
 def resume(folder: Path, changes: Sequence[str], examples: int, which: str | None = None) -> int:
-    """Train on from a run's latest checkpoint, or from `which`; the exit code."""
+    """Resume a run from its latest checkpoint, or from `which`; returns the exit code."""
     for key, group in _changed(changes):
         if group not in ON_RESUME:
             allowed = ", ".join(group if group in ("steps", "sandbox") else f"{group}.*" for group in ON_RESUME)
             raise ConfigError(f"{key}: cannot change when a run is resumed; {allowed} can")
     config = load(_config_of(folder), changes)
     if not os.access(folder, os.W_OK):
-        raise WriteFailed(f"{folder} is read-only: a run that goes on has to write to it")
+        raise WriteFailed(f"{folder} is read-only: a resumed run has to write to it")
     for line in manual_edits(folder) if process_group().is_main else ():
         print(line, file=sys.stderr)
     from coterie.cli import run
@@ -53,13 +55,13 @@ def resume(folder: Path, changes: Sequence[str], examples: int, which: str | Non
 
 
 def evaluate(what: Path, changes: Sequence[str], which: str | None, compare: bool, json_file: Path | None) -> None:
-    """Play the held-out tasks with a saved or an untrained team, and beside it with one agent."""
+    """Evaluate a saved or untrained team on the held-out tasks, beside single-agent baselines."""
     is_run = what.is_dir()
     if which is not None and not is_run:
-        raise ConfigError(f"--checkpoint {which}: {what} is a config, whose team is untrained; name a run's folder")
+        raise ConfigError(f"--checkpoint {which}: {what} is a config, whose team is untrained; pass a run's folder")
     for key, group in _changed(changes):
         if is_run and group == "policies":
-            raise ConfigError(f"{key}: cannot change, because {what} has saved its policies as they are")
+            raise ConfigError(f"{key}: cannot change: the policies of {what} are saved")
     check_output_path("--json", json_file)
     config = load(_config_of(what) if is_run else what, changes)
     from coterie.cli import run
@@ -68,7 +70,7 @@ def evaluate(what: Path, changes: Sequence[str], which: str | None, compare: boo
 
 
 def check(config_file: Path, changes: Sequence[str], tasks: int, repeats: int | None) -> bool:
-    """Dry-run a config; whether training it can teach anything."""
+    """Dry-run a config; returns whether training can work."""
     config = load(config_file, changes)
     from coterie.cli import run
 
@@ -76,11 +78,11 @@ def check(config_file: Path, changes: Sequence[str], tasks: int, repeats: int | 
 
 
 def replay(folder: Path, changes: Sequence[str], most: int, out: Path | None) -> None:
-    """Judge a run's stored episodes under other rules, and show what changes."""
+    """Recompute the advantages of a run's stored episodes under other rules, and show what changes."""
     groups = []
     for key, group in _changed(changes):
         if group not in (*REPLAYED, "sandbox"):
-            raise ConfigError(f"{key}: cannot change what was played; {', '.join(REPLAYED)} can be judged otherwise")
+            raise ConfigError(f"{key}: cannot change in a replay; {', '.join(REPLAYED)} can")
         groups.append(group)
     check_output_path("--out", out)
     config = load(_config_of(folder), changes)
@@ -100,36 +102,37 @@ def print_schema() -> None:
     print(json.dumps(schema(), indent=2))
 
 
-def _holds_run(folder: Path) -> bool:
+def _is_run(folder: Path) -> bool:
     return (folder / "config.yaml").is_file()
 
 
 @contextmanager
 def new_run_folder(folder: Path) -> Iterator[Path]:
-    """The folder itself, or demo-2, demo-3 … where there is a run in it; it is locked, for another run may be looking
-    for one, and given back if the run does not begin. An empty one is left by a run that was killed before it began.
+    """A new, locked folder for a run: `folder`, or demo-2, demo-3 … if it has a run. Removed if the run does not start.
+
+    An empty folder, left by a run that was killed before it started, is reused.
     """
     names = chain([folder], (folder.with_name(f"{folder.name}-{n}") for n in count(2)))
     with ExitStack() as locks:
         first = process_group().is_main
-        taken = process_group().broadcast(next(name for name in names if _taken(name, locks)) if first else folder)
+        claimed = process_group().broadcast(next(name for name in names if _claim(name, locks)) if first else folder)
         try:
-            yield taken
+            yield claimed
         finally:
-            if first and _is_empty(taken):
-                shutil.rmtree(taken)
+            if first and _is_empty(claimed):
+                shutil.rmtree(claimed)
 
 
-def _taken(folder: Path, locks: ExitStack) -> bool:
-    """Make and lock a folder, unless there is something in it."""
+def _claim(folder: Path, locks: ExitStack) -> bool:
+    """Create and lock a folder; False if it is not empty or is locked."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"{folder}: no run can be kept here: {error.strerror}") from error
+        raise ConfigError(f"{folder}: cannot create a run here: {error.strerror}") from error
     with ExitStack() as lock:
         try:
             lock.enter_context(exclusive_lock(folder))
-        except (FolderInUse, FileNotFoundError):  # of another run that begins, or has just given it back
+        except (FolderInUse, FileNotFoundError):  # another run is starting in it, or has just removed it
             return False
         if _is_empty(folder):
             locks.push(lock.pop_all())
@@ -138,24 +141,24 @@ def _taken(folder: Path, locks: ExitStack) -> bool:
 
 
 def _is_empty(folder: Path) -> bool:
-    """Whether nothing is in a folder but what a run left that was killed before it wrote its config."""
+    """Whether a folder has nothing but leftovers of a run that was killed before it wrote its config."""
     return folder.is_dir() and all(path.name.startswith((TEMPORARY, CODE_FOLDER)) for path in folder.iterdir())
 
 
 def _config_of(folder: Path) -> Path:
     run = folder.parent.parent
-    if folder.parent.name == "checkpoints" and _holds_run(run):
-        raise ConfigError(f"{folder} is a checkpoint; `coterie eval {run} --checkpoint {folder.name}` plays it")
+    if folder.parent.name == "checkpoints" and _is_run(run):
+        raise ConfigError(f"{folder} is a checkpoint; `coterie eval {run} --checkpoint {folder.name}` evaluates it")
     if _is_empty(folder):
-        again = "`coterie train CONFIG` starts it anew, in this folder"
-        raise ConfigError(f"{folder} is empty: its run was ended before it began; {again}")
-    if not _holds_run(folder):
-        raise ConfigError(f"{folder} holds no run: there is no config.yaml in it")
+        again = "`coterie train CONFIG` starts a new one in this folder"
+        raise ConfigError(f"{folder} is empty: its run ended before its first step; {again}")
+    if not _is_run(folder):
+        raise ConfigError(f"{folder} is not a run: it has no config.yaml")
     return folder / "config.yaml"
 
 
 def _changed(changes: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Of each override its key and the first name in it."""
+    """The key of each override, and the first name in it."""
     for change in changes:
         key = change.partition("=")[0].strip()
         yield key, (*undotted(key), "")[0]

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from coterie import console
 from coterie.cli import procedural
 from coterie.data import preview
 from coterie.data.prepare import Prepared, found_in, sort_out, write
@@ -63,7 +64,7 @@ def prepare(
                 f"{name}: no row is any good; the first says: {next(iter(result.reasons), 'there is none')}"
             )
         write(name, result, folder)
-        preview.show(preview.prepared(folder, result))
+        console.show(preview.prepared(folder, result))
 
 
 @app.command("list")
@@ -74,7 +75,7 @@ def list_() -> None:
     Example:
       coterie data list
     """
-    preview.show(preview.sources(SOURCES.values()))
+    console.show(preview.sources(SOURCES.values()))
 
 
 @app.command()
@@ -88,7 +89,7 @@ def show(
       coterie data show data/gsm8k --rows 3
     """
     with _plainly():
-        preview.show(preview.first(path, rows))
+        console.show(preview.first(path, rows))
 
 
 @app.command()
@@ -100,7 +101,7 @@ def stats(path: Place) -> None:
       coterie data stats data/anli
     """
     with _plainly():
-        preview.show(preview.statistics(path))
+        console.show(preview.statistics(path))
 
 
 def _sorted_out(name: str, place: Path | None, limit: int | None) -> Prepared:

@@ -15,7 +15,8 @@ from rich.text import Text
 from coterie.analysis.replay import Verdict
 from coterie.config import Config, Policy
 from coterie.console import BARS, table, under
-from coterie.evaluation.evaluate import Report, SingleAgent
+from coterie.evaluation.evaluate import Report
+from coterie.evaluation.single_agent_baseline import SingleAgent
 from coterie.statistics import mean
 from coterie.types import Episode, Metrics, Turn
 
@@ -108,13 +109,13 @@ def _numbers(metrics: Metrics) -> dict[str, float]:
     return {"reward": metrics["reward"], **passes, "tokens": metrics["tokens"], "failed": int(metrics["failed"])}
 
 
-def who_is_alone(config: Config, alone: Mapping[str, SingleAgent]) -> Iterator[Text]:
+def single_agents(config: Config, agents: Mapping[str, SingleAgent]) -> Iterator[Text]:
     """What each single agent is: for an adapter the untrained model, for a model that is trained whole itself."""
-    for name, lone in alone.items():
-        policy = config.policies[lone.policy]
-        who = f"{policy.model} without an adapter" if policy.lora else f"the policy {lone.policy}"
-        asked = "the prompt of the role that begins" if lone.asked.prompts else "the bare question"
-        yield Text(f"  {name}: {who}, asked {asked}, in at most {lone.player.sampling.max_tokens} tokens")
+    for name, agent in agents.items():
+        policy = config.policies[agent.policy]
+        who = f"{policy.model} without an adapter" if policy.lora else f"the policy {agent.policy}"
+        asked = "the prompt of the role that begins" if agent.workflow.prompts else "the bare question"
+        yield Text(f"  {name}: {who}, asked {asked}, in at most {agent.player.sampling.max_tokens} tokens")
     paid = "of as many as the team's tokens pay for; if fewer than three, of three in a third of the tokens each"
     yield Text(f"  the majority is of the better one's answers, {paid}\n")
 

@@ -1,23 +1,30 @@
-"""What happens once a config is known to be sound: a team is trained, measured, tried out, or judged again."""
+"""The second half of each command: build the run, then train, evaluate, check or replay it."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import rich
-from rich.console import RenderableType
 from rich.text import Text
 
 from coterie.analysis.replay import replay
 from coterie.check import dry_run, findings
 from coterie.cli import check_tables, report
 from coterie.config import Config, ConfigError
-from coterie.evaluation.evaluate import Report, SingleAgent, baselines, evaluate, right_by_task
-from coterie.evaluation.single_agent_baseline import SingleAgentWorkflow, first_prompts, first_speaker, max_team_tokens
+from coterie.console import show
+from coterie.evaluation.evaluate import Report, accuracy_by_task, evaluate
+from coterie.evaluation.single_agent_baseline import (
+    SingleAgent,
+    SingleAgentWorkflow,
+    baselines,
+    first_prompts,
+    first_speaker,
+    max_team_tokens,
+)
 from coterie.files import WriteFailed, read_rows, write_atomic
 from coterie.learners.distributed import process_group
 from coterie.rollout.agent import Player
@@ -28,49 +35,48 @@ from coterie.training.loop import Run, train
 
 
 def train_run(config: Config, folder: Path, examples: int, resuming: bool, which: str | None = None) -> int:
-    """Train a new team, or one that has a checkpoint, from `which` of them; the exit code, 128 + its number after a
-    signal."""
+    """Train a new run, or resume one from the checkpoint `which`; returns the exit code: 128 + n after signal n."""
     try:
         return _train(config, folder, examples, resuming, which)
     except WriteFailed as error:
         if not (folder / "config.yaml").is_file():
             raise
-        then = f"when that is put right, `coterie train --resume {folder}` goes on from the latest checkpoint"
+        then = f"when this is fixed, `coterie train --resume {folder}` resumes from the latest checkpoint"
         raise WriteFailed(f"{error}; {then}") from error
 
 
 def _train(config: Config, folder: Path, examples: int, resuming: bool, which: str | None) -> int:
     latest = checkpoint.latest(folder) if which is None else checkpoint.find(folder, which)
-    read_rows(folder / "metrics.jsonl")  # what is wrong in it is told before the models load
+    read_rows(folder / "metrics.jsonl")  # reports damaged rows before the models load
     done = int(latest.name) if latest else 0
     if done > config.steps:
-        raise ConfigError(f"steps: {folder} has done {done} steps already, and {config.steps} are asked for")
-    # Not where examples are asked for: they are of the team as it began.
+        raise ConfigError(f"steps: {folder} has done {done} steps already, and {config.steps} are requested")
+    # With examples the untrained weights are needed too, so adapters are loaded from where they came from.
     with _loading():
         run = build(config, folder, saved=None if examples else latest)
-    _show(report.plan(config))
-    before = _held_out(run) if examples else None  # fresh weights: a resumed run's are put in after this
+    show(report.plan(config))
+    before = _held_out(run) if examples else None  # with fresh weights: a resumed run's are restored below
     if resuming:
         rewound = checkpoint.resume(run, which)
         moved = f"; later steps were moved to {rewound}" if rewound else ""
-        _show([Text(f"  resuming after step {run.step}{moved}\n")])
+        show([Text(f"  resuming after step {run.step}{moved}\n")])
     try:
         train(run)
     except KeyboardInterrupt:  # the second signal
         run.stopping = True
     finally:
         run.log.close()
-    _show(report.learning_curve(run.log.evaluations))
+    show(report.learning_curve(run.log.evaluations))
     if before is not None and not run.stopping:
         after = _held_out(run)
-        _show(report.dialogues(before, after, examples))
-        _show([report.evaluation(_amount(run), {"untrained team": before, f"after {run.step} steps": after})])
-    _show([report.next_steps(folder, run.step, config.steps)])
+        show(report.dialogues(before, after, examples))
+        show([report.evaluation(_amount(run), {"untrained team": before, f"after {run.step} steps": after})])
+    show([report.next_steps(folder, run.step, config.steps)])
     return 128 + run.signal if run.stopping else 0
 
 
 def evaluate_run(config: Config, what: Path, which: str | None, compare: bool, json_file: Path | None) -> None:
-    """Play the held-out tasks with the team of a run's checkpoint, or with an untrained one where `which` is None."""
+    """Evaluate the team of a run's checkpoint, or an untrained one if `which` is None."""
     saved = checkpoint.find(what, which) if which else None
     with _loading():
         run = build(config, what, console=False, training=False, saved=saved)
@@ -78,33 +84,33 @@ def evaluate_run(config: Config, what: Path, which: str | None, compare: bool, j
             checkpoint.restore(run, saved)
     name = f"team, step {run.step}" if saved else "team, untrained"
     team = _held_out(run)
-    alone = _alone(run, team) if compare else {}
-    reports = {name: team} | (_baselines(run, team, alone) if compare else {})
-    _show([report.evaluation(_amount(run), reports)])
+    single_agents = _single_agents(run, team) if compare else {}
+    reports = {name: team} | (_baselines(run, team, single_agents) if compare else {})
+    show([report.evaluation(_amount(run), reports)])
     if compare:
-        _show([*report.who_is_alone(run.config, alone), *report.unequal(reports)])
-    _show([report.by_role(team.metrics), *report.first_failure(reports)])
+        show([*report.single_agents(run.config, single_agents), *report.unequal(reports)])
+    show([report.by_role(team.metrics), *report.first_failure(reports)])
     if json_file is not None:
         write_atomic(json_file, _as_json(what, run, reports))
 
 
 def check_config(config: Config, config_file: Path, tasks: int, repeats: int | None) -> bool:
-    """Dry-run a config; whether training it can teach anything."""
+    """Dry-run a config; returns whether training can work."""
     with _loading():
         run = build(config, config_file, console=False)
-    _show(report.plan(config))
+    show(report.plan(config))
     with rich.get_console().status("playing a few tasks"):
         dry = dry_run(run, tasks, repeats or min(config.episodes_per_task, 8))
     found = findings(dry)
-    _show(check_tables.dry_run(dry))
-    _show([check_tables.problems(found)])
+    show(check_tables.dry_run(dry))
+    show([check_tables.problems(found)])
     return all(finding.level != "error" for finding in found)
 
 
 def replay_run(config: Config, folder: Path, rescore: bool, most: int, out: Path | None) -> None:
-    """Judge a run's stored episodes under other rules, and show what changes."""
+    """Recompute the advantages of a run's stored episodes under other rules, and show what changes."""
     verdicts = list(replay(folder, config, rescore))
-    _show(report.verdicts(f"{folder} under {config.algorithm.name}, credit {config.credit.name}", verdicts, most))
+    show(report.verdicts(f"{folder} under {config.algorithm.name}, credit {config.credit.name}", verdicts, most))
     if out is not None:
         write_atomic(out, "".join(json.dumps(report.verdict(one)) + "\n" for one in verdicts))
 
@@ -115,43 +121,46 @@ def _loading() -> Iterator[None]:
     with rich.get_console().status("loading the models"):
         try:
             yield
-        except (ValueError, ImportError) as error:  # how parts complain of their options, their files, their packages
+        except (ValueError, ImportError) as error:  # raised by parts for their options, files and packages
             raise ConfigError(str(error)) from error
 
 
 def _held_out(run: Run) -> Report:
-    """As the training loop measures it, so that the numbers are the same."""
+    """Evaluate as the training loop does, with the same seed, so that the numbers agree."""
     players, seed = run.players(evaluating=True), stable_hash(run.config.seed, "eval")
     with rich.get_console().status(f"playing {_amount(run)}"):
-        measured = evaluate(run.collector, run.held_out, run.config.eval.episodes_per_task, players, seed)
+        evaluated = evaluate(run.collector, run.held_out, run.config.eval.episodes_per_task, players, seed)
     run.engine.clear()
-    return measured
+    return evaluated
 
 
-def _alone(run: Run, team: Report) -> dict[str, SingleAgent]:
-    """Models without their adapters, with room for as many tokens as the whole team: the last role's, asked the bare
-    question, and that of the role that begins, asked what that role is asked, where this is not the same."""
+def _single_agents(run: Run, team: Report) -> dict[str, SingleAgent]:
+    """Single-agent baselines: models without their adapters, with the token budget of the whole team.
+
+    The model of the last role gets the bare question. The model of the first speaker gets that role's prompt, if it is
+    not the bare question.
+    """
     players = run.players(evaluating=True)
     most = max_team_tokens(team.episodes, players)
 
-    def lone(role: str, asked: SingleAgentWorkflow, stop: tuple[str, ...]) -> SingleAgent:
+    def agent(role: str, workflow: SingleAgentWorkflow, stop: tuple[str, ...]) -> SingleAgent:
         policy, sampling = players[role].policy, replace(players[role].sampling, max_tokens=most, stop=stop)
         return SingleAgent(
-            policy, Player(base_policy(policy), sampling), asked, run.config.sampling_of(role).temperature
+            policy, Player(base_policy(policy), sampling), workflow, run.config.sampling_of(role).temperature
         )
 
     last, first = list(run.collector.workflow.roles)[-1], first_speaker(team.episodes)
-    alone = {"single agent": lone(last, SingleAgentWorkflow(), run.config.sampling.stop)}
+    agents = {"single agent": agent(last, SingleAgentWorkflow(), run.config.sampling.stop)}
     prompts = first_prompts(team.episodes, first, run.collector.chats[players[first].policy]) if first else {}
     if first and prompts:
-        alone[f"single agent as {first}"] = lone(first, SingleAgentWorkflow(prompts), players[first].sampling.stop)
-    return alone
+        agents[f"single agent as {first}"] = agent(first, SingleAgentWorkflow(prompts), players[first].sampling.stop)
+    return agents
 
 
-def _baselines(run: Run, team: Report, alone: Mapping[str, SingleAgent]) -> dict[str, Report]:
+def _baselines(run: Run, team: Report, agents: Mapping[str, SingleAgent]) -> dict[str, Report]:
     repeats, seed = run.config.eval.episodes_per_task, stable_hash(run.config.seed, "eval")
     with rich.get_console().status(f"playing {_amount(run)} with one agent"):
-        return baselines(run.collector, run.held_out, repeats, team, alone, seed)
+        return baselines(run.collector, run.held_out, repeats, team, agents, seed)
 
 
 def _amount(run: Run) -> str:
@@ -161,12 +170,8 @@ def _amount(run: Run) -> str:
 
 def _as_json(what: Path, run: Run, reports: dict[str, Report]) -> str:
     found = {name: one.metrics for name, one in reports.items()}
-    right = {name: right_by_task(one.episodes) for name, one in reports.items()}
+    accuracy = {name: accuracy_by_task(one.episodes) for name, one in reports.items()}
     size = {"tasks": len(run.held_out), "episodes_per_task": run.config.eval.episodes_per_task}
-    return json.dumps({"of": str(what), "step": run.step, **size, "reports": found, "right": right}, indent=2) + "\n"
-
-
-def _show(parts: Iterable[RenderableType]) -> None:
-    for part in parts:
-        # A command to copy must not be broken at the 80 columns of a pipe.
-        rich.get_console().print(part, soft_wrap=isinstance(part, Text))
+    return (
+        json.dumps({"of": str(what), "step": run.step, **size, "reports": found, "accuracy": accuracy}, indent=2) + "\n"
+    )

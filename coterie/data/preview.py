@@ -10,7 +10,6 @@ from itertools import islice
 from pathlib import Path
 from statistics import median
 
-import rich
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -20,11 +19,6 @@ from coterie.data.prepare import Prepared
 from coterie.data.row import Source
 
 WIDEST = 600  # characters of a text that are shown
-
-
-def show(parts: Iterable[RenderableType]) -> None:
-    for part in parts:
-        rich.get_console().print(part, soft_wrap=isinstance(part, Text))
 
 
 def sources(known: Iterable[Source]) -> Iterator[RenderableType]:

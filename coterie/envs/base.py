@@ -47,7 +47,7 @@ class TaskEnv:
             await self._score_roles(episode, episode.answer)
         else:
             episode.reward = await self._grade(episode, episode.answer)
-        episode.metrics["right"] = float(is_correct(episode.reward))
+        episode.metrics["accuracy"] = float(is_correct(episode.reward))
 
     async def _score_roles(self, episode: Episode, answers: Mapping[str, Any]) -> None:
         """Give each answering turn its own reward; the team's is the mean over the roles' last answers.
@@ -59,7 +59,7 @@ class TaskEnv:
         rewards = await asyncio.gather(*(self._grade(episode, text) for text in texts))
         for turn, reward in zip(turns, rewards, strict=True):
             turn.reward = reward
-            episode.metrics[f"right/{turn.role}"] = float(is_correct(reward))  # the last one wins
+            episode.metrics[f"accuracy/{turn.role}"] = float(is_correct(reward))  # the last one wins
         last = {turn.role: reward for turn, reward in zip(turns, rewards, strict=True)}
         episode.reward = sum(last.values()) / len(last)
 

@@ -1,4 +1,4 @@
-"""One agent in the place of a team: asked alone, and asked as often as the team's tokens pay for."""
+"""Single-agent baselines: one agent alone, and a majority vote with the token budget of the team."""
 
 from __future__ import annotations
 
@@ -8,21 +8,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from coterie.evaluation.evaluate import Report, evaluate
 from coterie.models.chat import Chat
 from coterie.prompts import chat_messages
 from coterie.rollout.agent import Player
+from coterie.rollout.collector import Collector
 from coterie.types import Episode, Task, Team
 from coterie.workflows.majority import majority
 
 SOLVER = "solver"
-FEWEST = 3  # a majority of two is the first one's word
+MIN_VOTERS = 3  # a majority of two is the first one's answer
+LENGTH_TASKS = 32  # tasks that estimate the length of a sampled answer
 
 
 @dataclass(frozen=True)
 class SingleAgentWorkflow:
-    """One prompt to one agent, `voters` times; the answer that most of them agree on."""
+    """One agent answers one prompt `voters` times; the answer is their majority."""
 
-    prompts: Mapping[str, Sequence[int]] = field(default_factory=dict)  # ids by task; without, the bare question
+    prompts: Mapping[str, Sequence[int]] = field(default_factory=dict)  # token ids by task; default: the bare question
     voters: int = 1
     roles: tuple[str, ...] = (SOLVER,)
 
@@ -33,36 +36,69 @@ class SingleAgentWorkflow:
         return majority([turn.text for turn in turns])
 
 
+@dataclass(frozen=True)
+class SingleAgent:
+    """A single agent and its prompt."""
+
+    policy: str  # whose model it is
+    player: Player
+    workflow: SingleAgentWorkflow
+    temperature: float = 1.0  # of the policy in training; votes use it if the evaluation is greedy
+
+
+def baselines(
+    collector: Collector,
+    tasks: Sequence[Task],
+    repeats: int,
+    team: Report,
+    agents: Mapping[str, SingleAgent],
+    seed: int,
+) -> dict[str, Report]:
+    """Evaluate each agent alone; then a majority vote of the best, with as many votes as the team's tokens allow."""
+
+    def played(
+        workflow: SingleAgentWorkflow, player: Player, tasks: Sequence[Task] = tasks, repeats: int = repeats
+    ) -> Report:
+        return evaluate(replace(collector, workflow=workflow), tasks, repeats, {SOLVER: player}, seed)
+
+    reports = {name: played(agent.workflow, agent.player) for name, agent in agents.items()}
+    best = agents[max(reports, key=lambda name: reports[name].metrics["reward"])]
+    # The length is estimated from samples: greedy answers are shorter.
+    voter = with_temperature(best.player, best.temperature)
+    sampled = played(best.workflow, voter, tasks[:LENGTH_TASKS], 1)
+    player, voters = fit_token_budget(voter, team.metrics["tokens"], sampled.metrics["tokens"])
+    return {**reports, f"majority of {voters}": played(replace(best.workflow, voters=voters), player)}
+
+
 def first_speaker(episodes: Sequence[Episode]) -> str | None:
-    """The role that mostly begins; None where nobody spoke."""
-    begins = Counter(episode.turns[0].role for episode in episodes if episode.turns)
-    return begins.most_common(1)[0][0] if begins else None
+    """The role that most often speaks first; None if no episode has a turn."""
+    first = Counter(episode.turns[0].role for episode in episodes if episode.turns)
+    return first.most_common(1)[0][0] if first else None
 
 
 def first_prompts(episodes: Sequence[Episode], role: str, chat: Chat) -> dict[str, tuple[int, ...]]:
-    """What a role that begins was asked, by task; nothing where that is the bare question throughout."""
-    begun = [e for e in episodes if e.turns and e.turns[0].role == role]
-    prompts = {episode.task.id: episode.turns[0].prompt_ids for episode in begun}
-    bare = all(prompts[e.task.id] == tuple(chat.prompt(chat_messages(e.task.prompt))) for e in begun)
+    """The prompts of a role that speaks first, by task; empty if all of them are the bare question."""
+    started = [e for e in episodes if e.turns and e.turns[0].role == role]
+    prompts = {episode.task.id: episode.turns[0].prompt_ids for episode in started}
+    bare = all(prompts[e.task.id] == tuple(chat.prompt(chat_messages(e.task.prompt))) for e in started)
     return {} if bare else prompts
 
 
 def max_team_tokens(episodes: Sequence[Episode], players: Mapping[str, Player]) -> int:
-    """The most tokens that a team could say in any of its episodes, all its rounds counted."""
+    """The largest token budget of an episode: the sum of `max_tokens` over its turns."""
     return max(sum(players[turn.role].sampling.max_tokens for turn in e.turns) for e in episodes) or 1
 
 
 def with_temperature(player: Player, temperature: float) -> Player:
-    """Who votes must not always say the same: where evaluation draws nothing, it does so at this temperature."""
-    return replace(
-        player, sampling=replace(player.sampling, temperature=player.sampling.temperature or temperature or 1.0)
-    )
+    """A player that samples: if its temperature is 0, it gets this one. Greedy votes would all be equal."""
+    sampling = player.sampling
+    return replace(player, sampling=replace(sampling, temperature=sampling.temperature or temperature or 1.0))
 
 
 def fit_token_budget(player: Player, team_tokens: float, answer_tokens: float) -> tuple[Player, int]:
-    """How many voters the team's tokens pay for, by the length of an answer; if fewer than three, three in brief."""
+    """The number of votes that the team's tokens allow; if fewer than three, three with a lower `max_tokens`."""
     voters = round(team_tokens / max(answer_tokens, 1.0))
-    if voters >= FEWEST:
+    if voters >= MIN_VOTERS:
         return player, voters
-    brief = replace(player.sampling, max_tokens=max(1, int(team_tokens / FEWEST)))
-    return replace(player, sampling=brief), FEWEST
+    shorter = replace(player.sampling, max_tokens=max(1, int(team_tokens / MIN_VOTERS)))
+    return replace(player, sampling=shorter), MIN_VOTERS

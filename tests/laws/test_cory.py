@@ -62,9 +62,9 @@ def test_the_observer_reads_the_question_and_the_pioneer_s_answer_and_both_answe
 def test_an_answer_for_each_role_is_graded_for_each_role() -> None:
     played = scored({"pioneer": "5", "observer": "4"}, "pioneer", "observer")
     assert [t.reward for t in played.turns] == [0.0, 1.0] and played.reward == 0.5
-    told = {"right": 0.0, "right/pioneer": 0.0, "right/observer": 1.0}
+    told = {"accuracy": 0.0, "accuracy/pioneer": 0.0, "accuracy/observer": 1.0}
     assert played.metrics == told | {"grader_timeouts": 0.0}
-    assert scored({"pioneer": "4", "observer": "4"}, "pioneer", "observer").metrics["right"] == 1.0
+    assert scored({"pioneer": "4", "observer": "4"}, "pioneer", "observer").metrics["accuracy"] == 1.0
 
 
 def test_of_several_turns_the_last_one_answers_or_each_does() -> None:

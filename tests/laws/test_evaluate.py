@@ -12,9 +12,11 @@ import pytest
 
 from coterie.cli.report import unequal
 from coterie.engines.native.engine import NativeEngine
-from coterie.evaluation.evaluate import Report, SingleAgent, baselines, evaluate, pass_at_k
+from coterie.evaluation.evaluate import Report, evaluate, pass_at_k
 from coterie.evaluation.single_agent_baseline import (
+    SingleAgent,
     SingleAgentWorkflow,
+    baselines,
     first_prompts,
     first_speaker,
     fit_token_budget,

@@ -136,7 +136,7 @@ BRIEFLY_DOWN = {
 def test_a_grader_that_fails_once_still_gives_the_score(how: str, tmp_path: Path) -> None:
     (episode,), engine = played(own(tmp_path, BRIEFLY_DOWN[how], deadline=2.0), [Task("t", "Go.", "x")])
     assert (episode.error, episode.reward, engine.asked) == (None, 1.0, 1)
-    assert episode.metrics == {"right": 1.0, "grader_timeouts": float(how == "hangs")}
+    assert episode.metrics == {"accuracy": 1.0, "grader_timeouts": float(how == "hangs")}
 
 
 @pytest.mark.parametrize("async_", ["", "async "])

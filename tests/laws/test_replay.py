@@ -106,7 +106,7 @@ def test_answers_are_graded_again_by_another_reward(model_folder: Folder, tmp_pa
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert {row["reward now"] for row in rows} != {row["reward"] for row in rows}
     refused = CliRunner().invoke(app, ["replay", str(folder), "steps=3"])
-    assert refused.exit_code == 2 and "cannot change what was played" in refused.output
+    assert refused.exit_code == 2 and "cannot change in a replay" in refused.output
 
 
 @pytest.fixture(scope="module")

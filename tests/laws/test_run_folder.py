@@ -91,7 +91,7 @@ def test_a_full_disk_is_told_and_the_run_goes_on_when_there_is_room(name: str, r
     with no_file_above(size - 1):
         said = one_line("train", "--resume", run, "steps=3")
     assert "could not be written: File too large" in said or "File too large (os error 27)" in said
-    assert f"`coterie train --resume {run}` goes on from the latest checkpoint" in said
+    assert f"`coterie train --resume {run}` resumes from the latest checkpoint" in said
     assert (run / "latest").read_text() == "000002" and not (run / "checkpoints" / "000003").exists()
     well("train", "--resume", run, "steps=3")
     assert (run / "latest").read_text() == "000003"
@@ -141,7 +141,7 @@ def test_a_read_only_folder_is_told() -> None:
 
 def test_a_run_in_a_read_only_folder_is_measured_but_not_resumed(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)  # root may write everywhere
-    assert one_line("train", "--resume", run, "steps=3") == f"{run} is read-only: a run that goes on has to write to it"
+    assert one_line("train", "--resume", run, "steps=3") == f"{run} is read-only: a resumed run has to write to it"
     before = sorted(path for path in run.rglob("*"))
     well("eval", run, "--no-baselines")
     assert sorted(path for path in run.rglob("*")) == before
@@ -197,7 +197,7 @@ def test_an_empty_run_folder_is_told_and_taken_by_the_next_run(tmp_path: Path, m
     folder.mkdir()
     (folder / ".tmp-0123").touch()  # of a process that was killed
     said = one_line("train", "--resume", folder)
-    assert said.startswith(f"{folder} is empty: its run was ended before it began; `coterie train CONFIG` starts it")
+    assert said.startswith(f"{folder} is empty: its run ended before its first step; `coterie train CONFIG` starts")
     well("train", game(tmp_path, model), "steps=1", "--out", tmp_path)
     assert (folder / "latest").read_text() == "000001" and not (tmp_path / "game-2").exists()
 

@@ -213,7 +213,7 @@ MISTAKES = {
     "nothing to share": (["train", "CONFIG", "name=new", "credit=aggregate"], "no turn was given a reward of its own"),
     "folder for config": (["train", "RUN"], "is a run's folder; `coterie train --resume"),
     "out of a resumed run": (["train", "--resume", "RUN", "--out", "OUT"], "--out has no effect with --resume"),
-    "no run": (["train", "--resume", "OUT"], "holds no run: there is no config.yaml in it"),
+    "no run": (["train", "--resume", "OUT"], "is not a run: it has no config.yaml"),
     "another run": (["train", "--resume", "RUN", "policies.doer.lr=1"], "policies.doer.lr: cannot change when a run"),
     "no override": (["train", "--resume", "RUN", "steps"], "an override looks like key=value"),
     "going back": (["train", "--resume", "RUN", "steps=1"], "has done 2 steps already"),

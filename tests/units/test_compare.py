@@ -103,7 +103,7 @@ def test_every_arm_is_trained_and_evaluated_once_on_the_same_tasks(comparison: P
     compare(comparison, ("seed=3",), out, jobs=1)
     assert here == ["U1 eval", "S1 train", "S1 eval", "T train", "T eval", "S3 eval"]
     found = {name: json.loads((out / f"{name}.json").read_text()) for name in ("U1", "S1", "S3", "T")}
-    tasks = {name: list(next(iter(one["right"].values()))) for name, one in found.items()}
+    tasks = {name: list(next(iter(one["accuracy"].values()))) for name, one in found.items()}
     assert len(tasks["T"]) == 5 and all(named == tasks["T"] for named in tasks.values())
     assert [found[name]["step"] for name in ("U1", "S1", "S3", "T")] == [0, 2, 2, 1]
     assert yaml.safe_load((out / "S1" / "config.yaml").read_text())["seed"] == 3

@@ -100,7 +100,7 @@ def test_the_native_reward_is_the_datasets_own_scorer() -> None:
     env = attach_reward(ReasoningGym("prime_factorization", size=20, prompt="Split: {question}"), "native", {}, 30.0)
     task = next(task for task in env.tasks("train") if len(task.meta["factors"]) > 1)
     right = score(env, task, task.answer)
-    assert (right.reward, right.metrics) == (1.0, {"right": 1.0, "grader_timeouts": 0.0})
+    assert (right.reward, right.metrics) == (1.0, {"accuracy": 1.0, "grader_timeouts": 0.0})
     # Any factorisation earns part of the credit, so this is not a comparison of texts.
     assert 0 < score(env, task, str(task.meta["number"])).reward < 1
     assert score(env, task, "I cannot tell").reward == 0.0
@@ -109,8 +109,8 @@ def test_the_native_reward_is_the_datasets_own_scorer() -> None:
 def test_another_reward_compares_with_the_answer() -> None:
     env = attach_reward(ReasoningGym("chain_sum", size=2), "number", {}, 1.0)
     task = env.tasks("train")[0]
-    assert score(env, task, f"It is {task.answer}.").metrics["right"] == 1.0
-    assert score(env, task, "?").metrics["right"] == 0.0
+    assert score(env, task, f"It is {task.answer}.").metrics["accuracy"] == 1.0
+    assert score(env, task, "?").metrics["accuracy"] == 0.0
 
 
 def test_an_answer_that_hangs_its_grader_fails_the_episode_also_where_a_workflow_asks_for_the_grade(

@@ -538,7 +538,7 @@ def test_the_environment_is_told_what_all_did_and_says_when_it_is_over(tmp_path:
     assert [truth for _, truth in told] == ["2", "2"]
     assert told[0][0] == [f"{ASKED}one and one so: ", f"{ASKED}one and one so: 3"]
     assert all(env.closed for env in made)
-    assert only.reward == 1.0 and only.metrics["right"] == 1.0
+    assert only.reward == 1.0 and only.metrics["accuracy"] == 1.0
 
 
 def test_only_the_last_turn_of_each_agent_is_learned_from_unless_all_are_asked_for(tmp_path: Path) -> None:

@@ -240,7 +240,7 @@ def test_episodes_come_back_as_they_were_played(tmp_path: Path) -> None:
     odd_meta: dict[Any, Any] = {1: {2}, "path": Path("x")}
     task = Task("t-1", "2+2?\r\n", {"n": (4, 5)}, odd_meta)
     judged = spoken(role=odd, reward=0.5, advantages=torch.tensor([1 / 3, -2e-7, 0.0]), values=torch.ones(3))
-    played = Episode(odd, task, 2, [spoken(), judged], answer=None, reward=0.5, metrics={"right": 1.0})
+    played = Episode(odd, task, 2, [spoken(), judged], answer=None, reward=0.5, metrics={"accuracy": 1.0})
     played.reward = numpy.float32(0.5)  # type: ignore[assignment]  # as a user's reward function may well do
     failed = Episode("b", task, 3, error="Traceback\n…", error_kind="TimeoutError")
     with run_log(tmp_path).step(12) as log:
@@ -254,7 +254,7 @@ def test_episodes_come_back_as_they_were_played(tmp_path: Path) -> None:
     assert second.advantages is not None and second.returns is not None
     torch.testing.assert_close(second.advantages, judged.advantages, rtol=1e-5, atol=0.0)
     assert second.returns.tolist() == [0.0, 0.0, 0.0]
-    assert (back.repeat, back.reward, back.metrics, back.answer) == (2, 0.5, {"right": 1.0}, None)
+    assert (back.repeat, back.reward, back.metrics, back.answer) == (2, 0.5, {"accuracy": 1.0}, None)
     assert back.task == Task("t-1", "2+2?\r\n", {"n": [4, 5]}, {"1": [2], "path": "x"})
     assert (other.error, other.error_kind, other.turns) == ("Traceback\n…", "TimeoutError", [])
 
@@ -442,7 +442,7 @@ def test_a_terminal_gets_the_panel_and_it_ends_when_a_step_fails(tmp_path: Path)
         for divisor in range(2):
             try:
                 with run.step(1) as log, log.phase("rollout"):
-                    log.add({{"reward": 0.412, "right": 1 / divisor}})
+                    log.add({{"reward": 0.412, "accuracy": 1 / divisor}})
             except ZeroDivisionError:
                 print("caught")
         run.close()

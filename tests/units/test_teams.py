@@ -89,7 +89,7 @@ def test_a_program_that_is_right_at_once_needs_nobody_else(code: Env) -> None:
     episode, _ = play(DeepCoder(), code, {"generator": [RIGHT], "test_runner": [], "refiner": []})
     assert rewards(episode) == {"generator": [1.0]}
     assert episode.reward == 1.0 and episode.answer == RIGHT
-    told = {"right": 1, "generator_success": 1, "total_iterations": 0, "final_success": 1}
+    told = {"accuracy": 1, "generator_success": 1, "total_iterations": 0, "final_success": 1}
     assert episode.metrics == told | {"grader_timeouts": 0}
 
 
@@ -679,7 +679,7 @@ def test_a_test_that_never_ends_takes_the_time_of_all_and_earns_nothing(project:
     lines = {"analyzer": ["x"], "writer": [LOOP], "validator": ["Verdict: fail"]}
     episode, _ = play(Swe(max_rounds=1), env, lines)
     assert rewards(episode) == {"analyzer": [0.0], "writer": [0.1], "validator": [1.0]}
-    assert episode.reward == 0.0 and episode.metrics["right"] == 0.0
+    assert episode.reward == 0.0 and episode.metrics["accuracy"] == 0.0
 
 
 def test_a_change_is_tested_once_and_once_more_where_it_passes(project: Env, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,7 +56,7 @@ class GraphEnv(GraphTasks):
             await super().score(episode)
             return
         episode.reward = given[-1]
-        episode.metrics["right"] = float(is_correct(episode.reward))
+        episode.metrics["accuracy"] = float(is_correct(episode.reward))
 
     def native(self, deadline: float) -> Grader:
         if not self.worlds:

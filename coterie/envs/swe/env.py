@@ -76,7 +76,7 @@ class Swe:
             episode.reward = 0.0
         else:
             episode.reward = float(tested.passed == tested.total)
-        episode.metrics["right"] = episode.reward
+        episode.metrics["accuracy"] = episode.reward
 
     def _tasks(self, path: Path) -> Iterator[Task]:
         source = source_of(path)

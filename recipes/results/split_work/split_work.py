@@ -47,7 +47,7 @@ class Jobs:
         jobs = [job_of(reply, episode.task.answer) for reply in episode.answer]
         done = set(jobs) - {None}
         episode.reward = len(done) / 2
-        episode.metrics["right"] = float(len(done) == 2)
+        episode.metrics["accuracy"] = float(len(done) == 2)
         episode.metrics["job_done"] = sum(job is not None for job in jobs) / len(jobs)
 
 
