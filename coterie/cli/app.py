@@ -1,5 +1,5 @@
-"""The `coterie` command: its words and options. What they do is in `commands`, which is imported when it is needed:
-asking for help must not wait for torch."""
+"""The `coterie` command: subcommands and options. `commands` implements them and is imported lazily, so that `--help`
+does not wait for torch."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from coterie.errors import UserError
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
-    rich_markup_mode=None,  # it would read [key=value] as an instruction
-    pretty_exceptions_enable=False,  # and would print whole tensors
+    rich_markup_mode=None,  # it would parse [key=value] as markup
+    pretty_exceptions_enable=False,  # they would print whole tensors
 )
 
 Changes = Annotated[
@@ -31,13 +31,13 @@ Changes = Annotated[
 
 
 def main() -> None:
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a log file shows each step as it ends
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # so that a log file shows each step at once
     app(prog_name="coterie")
 
 
 @contextmanager
-def _plainly() -> Iterator[ModuleType]:
-    """The commands; a mistake of the user's ends them with its text and exit code 2."""
+def _user_errors() -> Iterator[ModuleType]:
+    """Import the commands; a UserError prints its text and exits with code 2."""
     try:
         yield import_module("coterie.cli.commands")
     except (UserError, FileExistsError) as error:
@@ -45,8 +45,8 @@ def _plainly() -> Iterator[ModuleType]:
         raise typer.Exit(2) from error
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"coterie {__version__}")
         raise typer.Exit
 
@@ -61,9 +61,9 @@ def coterie(
 
     \b
     A first run, on a laptop:
-      coterie check recipes/demo.yaml      play a few tasks; see what the models read and what could go wrong
+      coterie check recipes/demo.yaml      dry-run a few tasks; see the prompts and what could go wrong
       coterie train recipes/demo.yaml      train the team into runs/demo
-      coterie eval runs/demo               measure it, beside one agent alone
+      coterie eval runs/demo               evaluate it, beside single-agent baselines
       coterie train --resume runs/demo steps=40      train it further
 
     `coterie COMMAND --help` explains a command.
@@ -76,7 +76,7 @@ def train(
     changes: Changes = None,
     resume: Annotated[
         Path | None,
-        typer.Option(metavar="RUN", help="Go on with the run in this folder, from its latest checkpoint."),
+        typer.Option(metavar="RUN", help="Resume the run in this folder from its latest checkpoint."),
     ] = None,
     checkpoint: Annotated[
         str | None,
@@ -88,15 +88,16 @@ def train(
     out: Annotated[
         Path | None,
         typer.Option(
-            metavar="FOLDER", help="Where runs are kept: this one in FOLDER/<name of the config>.  [default: runs]"
+            metavar="FOLDER",
+            help="The parent folder: the run is written to FOLDER/<name of the config>.  [default: runs]",
         ),
     ] = None,
     examples: Annotated[
         int,
-        typer.Option(min=0, metavar="N", help="Show N held-out dialogues, and the scores, before and after training."),
+        typer.Option(min=0, metavar="N", help="Show N held-out dialogues and the scores, before and after training."),
     ] = 0,
 ) -> None:
-    """Train a team, or go on training one.
+    """Train a team, or resume a run.
 
     \b
     Examples:
@@ -105,18 +106,18 @@ def train(
       coterie train --resume runs/demo steps=60
       coterie train --resume runs/demo --checkpoint 20
 
-    Ctrl-C, SIGTERM and SIGHUP end it after the step at hand and save it; a second one ends it at once. The exit code
-    is then 130, 143 or 129. A resumed run may be given other steps, sandbox, eval.*, checkpoint.*, log.* and rollout.*;
-    everything else stays as it was.
+    Ctrl-C, SIGTERM and SIGHUP stop it after the current step and save a checkpoint; a second signal stops it at once.
+    The exit code is then 130, 143 or 129. On resume you can change steps, sandbox, eval.*, checkpoint.*, log.* and
+    rollout.*, and nothing else.
     """
     words = [word for word in [config, *(changes or [])] if word is not None]
     if resume is None and not words:
-        raise typer.BadParameter("name a config, as in `coterie train recipes/demo.yaml`, or --resume a run")
+        raise typer.BadParameter("pass a config, as in `coterie train recipes/demo.yaml`, or --resume RUN")
     if resume is not None and out is not None:
         raise typer.BadParameter(f"--out has no effect with --resume: the run stays in {resume}")
     if resume is None and checkpoint is not None:
         raise typer.BadParameter(f"--checkpoint {checkpoint} has no effect without --resume: a new run has none")
-    with _plainly() as commands:
+    with _user_errors() as commands:
         if resume is not None:
             code = commands.resume(resume, words, examples, checkpoint)
         else:
@@ -127,30 +128,32 @@ def train(
 @app.command("eval")
 def evaluate(
     what: Annotated[
-        Path, typer.Argument(metavar="RUN|CONFIG", help="A run's folder, or a config: its untrained team.")
+        Path, typer.Argument(metavar="RUN|CONFIG", help="A run's folder, or a config (its untrained team).")
     ],
     changes: Changes = None,
     checkpoint: Annotated[
         str | None, typer.Option(metavar="WHICH", help="latest, best or a step's number.  [default: latest]")
     ] = None,
-    tasks: Annotated[int | None, typer.Option(min=1, metavar="N", help="Held-out tasks to play: eval.tasks.")] = None,
+    tasks: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="The number of held-out tasks (eval.tasks).")
+    ] = None,
     episodes: Annotated[
         int | None,
-        typer.Option(min=1, metavar="K", help="Times each is played, for pass@K; needs a temperature above 0."),
+        typer.Option(min=1, metavar="K", help="Episodes per task, for pass@K; needs a temperature above 0."),
     ] = None,
     temperature: Annotated[
-        float | None, typer.Option(min=0, metavar="T", help="0 always takes the likeliest token: eval.temperature.")
+        float | None, typer.Option(min=0, metavar="T", help="The sampling temperature; 0 is greedy (eval.temperature).")
     ] = None,
     baselines: Annotated[
         bool,
         typer.Option(
             "--baselines/--no-baselines",
-            help="Beside the team: one agent alone, without its adapter, and by majority, with the team's tokens.",
+            help="Also evaluate a single agent without its adapter, and its majority vote with the team's tokens.",
         ),
     ] = True,
-    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write all the numbers there, too.")] = None,
+    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write all numbers to this file.")] = None,
 ) -> None:
-    """Measure a team on held-out tasks, beside one agent alone.
+    """Evaluate a team on held-out tasks, beside single-agent baselines.
 
     \b
     Examples:
@@ -160,7 +163,7 @@ def evaluate(
     """
     given = {"eval.tasks": tasks, "eval.episodes_per_task": episodes, "eval.temperature": temperature}
     options = [f"{key}={value}" for key, value in given.items() if value is not None]
-    with _plainly() as commands:
+    with _user_errors() as commands:
         commands.evaluate(what, [*(changes or []), *options], checkpoint, baselines, json)
 
 
@@ -168,25 +171,25 @@ def evaluate(
 def check(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A recipe: a YAML file.")],
     changes: Changes = None,
-    tasks: Annotated[int, typer.Option(min=1, metavar="N", help="Training tasks to play.")] = 4,
+    tasks: Annotated[int, typer.Option(min=1, metavar="N", help="The number of training tasks to play.")] = 4,
     episodes: Annotated[
         int | None,
-        typer.Option(min=1, metavar="K", help="Times each is played.  [default: episodes_per_task, 8 at most]"),
+        typer.Option(min=1, metavar="K", help="Episodes per task.  [default: episodes_per_task, at most 8]"),
     ] = None,
 ) -> None:
-    """Find out, before training, what would go wrong in it.
+    """Dry-run a config: find problems before training.
 
-    It plays a few tasks and shows prompts as the models read them, rewards, groups, credit, and the time of a step.
-    Then everyone says the reference answer, and broken ones: you are told what the workflow hides from the grader, and
-    which rewards nothing can change.
+    It plays a few tasks and shows the rendered prompts, rewards, groups, credit, and the time of a step. Then all roles
+    reply with the reference answer, and with broken answers: this finds workflows that hide answers from the grader,
+    and rewards that cannot tell right from wrong.
 
     \b
     Example:
       coterie check recipes/demo.yaml tasks_per_step=16 --tasks 8
 
-    Exit code 1 means that training would teach nothing, 2 that the config cannot run.
+    Exit code 1: training would learn nothing. Exit code 2: the config is invalid.
     """
-    with _plainly() as commands:
+    with _user_errors() as commands:
         if not commands.check(config, changes or [], tasks, episodes):
             raise typer.Exit(1)
 
@@ -195,10 +198,12 @@ def check(
 def replay(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
     changes: Changes = None,
-    most: Annotated[int, typer.Option(min=0, metavar="N", help="List the N turns whose credit changes most.")] = 8,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write every turn's change there, as JSONL.")] = None,
+    most: Annotated[int, typer.Option(min=0, metavar="N", help="List the N turns whose advantage changes most.")] = 8,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the change of every turn to this JSONL file.")
+    ] = None,
 ) -> None:
-    """Judge what a run has played under another algorithm, credit or reward. Nothing is sampled or trained.
+    """Recompute the advantages of a run's episodes under another algorithm, credit or reward, without sampling.
 
     \b
     Examples:
@@ -206,42 +211,44 @@ def replay(
       coterie replay runs/demo credit=own algorithm.scale=none
       coterie replay runs/demo reward=math --most 20 --out changes.jsonl
     """
-    with _plainly() as commands:
+    with _user_errors() as commands:
         commands.replay(run, changes or [], most, out)
 
 
 @app.command()
 def compare(
-    file: Annotated[Path, typer.Argument(metavar="COMPARISON", help="A YAML file that names the arms.")],
+    file: Annotated[Path, typer.Argument(metavar="COMPARISON", help="A YAML file with the arms.")],
     changes: Changes = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Runs, logs, evaluations and the table.  [default: runs/<its folder>]"),
+        typer.Option(
+            metavar="FOLDER", help="For runs, logs, evaluations and the table.  [default: runs/<folder of COMPARISON>]"
+        ),
     ] = None,
-    jobs: Annotated[int, typer.Option(min=1, metavar="N", help="Arms that run at the same time.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, metavar="N", help="Arms that run in parallel.")] = 1,
 ) -> None:
     """Train and evaluate several arms on the same tasks, and compare them task by task.
 
-    The table has 95 % intervals, the tokens that each arm sampled, and a paired test against one arm. What is already
-    in the folder is not made again, so a comparison that was stopped goes on when it is started again.
+    The table has 95 % intervals, the tokens that each arm sampled, and a paired test against one arm. Results that are
+    already in the folder are reused, so a comparison that was stopped continues when it is started again.
 
     \b
     Example:
       coterie compare recipes/results/gsm8k_vote/compare.yaml seed=1 --out runs/gsm8k_vote-1
     """
-    with _plainly() as commands:
+    with _user_errors() as commands:
         commands.compare(file, changes or [], out or Path("runs") / file.resolve().parent.name, jobs)
 
 
 @app.command()
 def schema() -> None:
-    """Print a JSON schema of configs, for your editor.
+    """Print the JSON schema of configs, for your editor.
 
     \b
     Example:
       coterie schema > coterie.schema.json
     """
-    with _plainly() as commands:
+    with _user_errors() as commands:
         commands.print_schema()
 
 
@@ -249,19 +256,19 @@ if find_spec("coterie.bench"):
 
     @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, add_help_option=False)
     def bench(context: typer.Context) -> None:
-        """Measure how fast this machine plays and learns.
+        """Benchmark rollout and training on this machine.
 
         \b
         Example:
           coterie bench rollout
         """
-        with _plainly():
+        with _user_errors():
             import_module("coterie.bench.app").app(context.args, prog_name="coterie bench")
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, add_help_option=False)
 def data(context: typer.Context) -> None:
-    """Prepare data sets, and look at them.
+    """Prepare and inspect datasets.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""Tasks that reasoning-gym makes up, as rows."""
+"""Generated tasks of reasoning-gym as dataset rows."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ PREFIX = "reasoning_gym:"
 
 def source(name: str) -> Source:
     """`reasoning_gym:chain_sum` as a source."""
-    return Source(name, "tasks that reasoning-gym makes up", "native", parse)
+    return Source(name, "generated tasks of reasoning-gym", "native", parse)
 
 
 def parse(raw: Raw, name: str) -> Row | str:
     return Row(raw["id"], raw["question"], raw["answer"], raw["meta"])
 
 
-def made_up(name: str, place: Path | None, limit: int | None) -> Iterator[Found]:
-    """1,000 tasks to train on and 200 others to measure with, unless fewer are wanted; the same on every machine."""
-    from coterie.envs.reasoning_gym import ReasoningGym  # with torch, which the other sources do without
+def generated(name: str, place: Path | None, limit: int | None) -> Iterator[Found]:
+    """1,000 training and 200 test tasks, or fewer with a limit; the same on every machine."""
+    from coterie.envs.reasoning_gym import ReasoningGym  # imports torch, which the other sources do not need
 
     if place is not None:
-        raise ValueError(f"{name}: is made up, not read; it takes no --source")
+        raise ValueError(f"{name}: is generated; --source has no effect")
     env = ReasoningGym(name.removeprefix(PREFIX), size=limit or 1000, test_size=limit or 200)
     for split in SPLITS:
         for number, task in enumerate(env.tasks(split), 1):

@@ -27,7 +27,7 @@ def sources(known: Iterable[Source]) -> Iterator[RenderableType]:
         table.add_row(
             source.name, source.about, source.reward, "\n".join(dict.fromkeys(hub.path for hub in source.hubs))
         )
-    table.add_row("reasoning_gym:NAME", "tasks that reasoning-gym makes up", "native", "")
+    table.add_row("reasoning_gym:NAME", "generated tasks of reasoning-gym", "native", "")
     yield table
 
 

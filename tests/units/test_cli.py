@@ -205,7 +205,7 @@ def plainly(result: Any) -> str:
 
 NO_MODEL = "policies.doer.model=/there/is/none"
 MISTAKES = {
-    "no config": (["train"], "name a config, as in `coterie train recipes/demo.yaml`"),
+    "no config": (["train"], "pass a config, as in `coterie train recipes/demo.yaml`"),
     "no such file": (["train", "nowhere.yaml"], "nowhere.yaml: there is no such file"),
     "wrong type": (["train", "CONFIG", "steps=many"], "steps: the text 'many' is given"),
     "contradiction": (["train", "CONFIG", "episodes_per_task=1"], "episodes_per_task: is 1"),

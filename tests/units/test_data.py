@@ -316,13 +316,13 @@ def test_preparing_leaves_all_or_nothing(tmp_path: Path) -> None:
     [
         (["prepare", "gsm8"], "gsm8: unknown; there are gsm8k,"),
         (["prepare", "gsm8k", "--source", "nowhere"], "nowhere: there is no .jsonl, .json, .parquet file"),
-        (["prepare", "gsm8k", "--source", "bad.jsonl"], "gsm8k: no row is any good; the first says: not JSON"),
+        (["prepare", "gsm8k", "--source", "bad.jsonl"], "gsm8k: no valid row; the first problem: not JSON"),
         (["prepare", "gsm8k", "--source", "bad.json"], "bad.json: not JSON"),
         (["prepare", "gsm8k", "--source", "bad.parquet"], "bad.parquet: not Parquet"),
         (["prepare", "gsm8k", "--source", "bad.csv"], "bad.csv: a .jsonl, .json or .parquet file is needed"),
         (["prepare", "gsm8k", "--source", "good.jsonl", "--out", "there"], "there already exists"),
         (["prepare", "reasoning_gym:chain_sums"], "did you mean chain_sum?"),
-        (["prepare", "reasoning_gym:chain_sum", "--source", "x"], "takes no --source"),
+        (["prepare", "reasoning_gym:chain_sum", "--source", "x"], "--source has no effect"),
         (["show", "good.jsonl"], "holds nothing that `coterie data prepare` has written"),
         (["stats", "nowhere"], "holds nothing that `coterie data prepare` has written"),
     ],
@@ -369,7 +369,7 @@ def test_made_up_tasks_are_prepared_like_others(tmp_path: Path) -> None:
     tasks = [*env.tasks("train"), *env.tasks("test")]
     assert len({task.id for task in tasks}) == len(tasks) == 10
     assert all(eval(task.meta["expression"]) == int(task.answer) for task in tasks)
-    again = sort_out(procedural.source(name), procedural.made_up(name, None, 5))
+    again = sort_out(procedural.source(name), procedural.generated(name, None, 5))
     assert again.splits["train"][0].question == tasks[0].prompt
 
 
