@@ -1,4 +1,4 @@
-"""What transformers alone makes of a model: plain forwards and `generate`, an adapter merged into the weights."""
+"""The oracle: transformers alone, with plain forwards and `generate`, and the adapter merged into the weights."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Oracle:
 
     def greedy(self, prompts: Sequence[list[int]], max_tokens: int) -> list[tuple[int, ...]]:
         """`generate`, prompts of one length at a time so that none is padded."""
-        said: dict[int, tuple[int, ...]] = {}
+        replies: dict[int, tuple[int, ...]] = {}
         for length in {len(prompt) for prompt in prompts}:
             places = [i for i, prompt in enumerate(prompts) if len(prompt) == length]
             tokens = torch.tensor([prompts[i] for i in places])
@@ -77,8 +77,8 @@ class Oracle:
             out = self.model.generate(
                 tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=max_tokens, **options
             )
-            said |= dict(zip(places, (self._up_to_end(row) for row in out[:, length:].tolist()), strict=True))
-        return [said[i] for i in range(len(prompts))]
+            replies |= dict(zip(places, (self._up_to_end(row) for row in out[:, length:].tolist()), strict=True))
+        return [replies[i] for i in range(len(prompts))]
 
     def logprobs(self, prompts: Sequence[list[int]], answers: Sequence[Sequence[int]]) -> list[Tensor]:
         """Of every answer's tokens, in one forward: what pads a row on its right is seen by none of them."""
@@ -114,7 +114,7 @@ class Oracle:
 
 
 def distribution(logits: Tensor, sampling: Sampling) -> Tensor:
-    """What is drawn from, said slowly: [V] → [V]. The k likeliest; of these as few as have mass p; made to sum to 1."""
+    """The sampled distribution by definition, [V] → [V]: the top k, of these the smallest set of mass p, normalized."""
     chances = (logits / (sampling.temperature or 1.0)).softmax(-1).tolist()
     order = sorted(range(len(chances)), key=lambda token: -chances[token])[: sampling.top_k or None]
     total, kept, reached = sum(chances[token] for token in order), [], 0.0

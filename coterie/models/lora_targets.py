@@ -11,7 +11,6 @@ from transformers import PreTrainedModel
 
 from coterie.models.lora import LoraLinear
 
-ALL = "all-linear"
 DEFAULT_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 EXPERTS = ("gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")  # PEFT's names of expert layers, fused by now
 MAMBA = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h")  # PEFT refuses their out_proj

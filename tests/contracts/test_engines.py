@@ -197,7 +197,7 @@ def test_a_stop_string_ends_the_answer_and_is_not_in_its_text(engine: ClearableE
     stop = next(word for word in words[3:] if word.isascii() and word.isprintable() and word)
     length = next(n for n in range(1, 25) if stop in base.chat.text(free.ids[:n]))
     for room in (24, length):
-        sample = ask(engine, [("plain", prompt, 1, Sampling(room, stop=("never said", stop)))])[0]
+        sample = ask(engine, [("plain", prompt, 1, Sampling(room, stop=("never sampled", stop)))])[0]
         assert (sample.ids, sample.stop) == (free.ids[:length], "stop")
         assert sample.logprobs == pytest.approx(free.logprobs[:length], abs=1e-4)
     text = base.chat.text(sample.ids, (stop,))

@@ -67,24 +67,24 @@ def test_greedy_is_what_hugging_face_generates(kind: str, tmp_path: Path) -> Non
     base = team(kind, tmp_path, "cuda")
     engine, prompts = NativeEngine(base, POLICIES), [random_ids(3 + 5 * n, n) for n in range(20)]
     for policy in POLICIES:
-        said = ask(engine, [(policy, prompt, 0, Sampling(20, temperature=0)) for prompt in prompts])
-        wanted = Oracle(base, POLICIES[policy]).greedy(prompts, 20)
-        assert [sample.ids for sample in said] == wanted
+        samples = ask(engine, [(policy, prompt, 0, Sampling(20, temperature=0)) for prompt in prompts])
+        expected = Oracle(base, POLICIES[policy]).greedy(prompts, 20)
+        assert [sample.ids for sample in samples] == expected
 
 
 def test_weights_changed_in_place_are_used(tmp_path: Path) -> None:
     base = team("llama", tmp_path, "cuda")
     engine, request = NativeEngine(base, POLICIES), requests(1)[0]
-    asked: list[Request] = [("b", request[1], 1, Sampling(20, temperature=0))]
-    before = ask(engine, asked)
+    requested: list[Request] = [("b", request[1], 1, Sampling(20, temperature=0))]
+    before = ask(engine, requested)
     with torch.no_grad():
         for layer in base.layers.values():
             if "b" in layer.pairs:
                 layer.pairs["b"].up.mul_(-3)
     engine.weights_changed("b", 1)
-    after = ask(engine, asked)
+    after = ask(engine, requested)
     assert before[0].ids != after[0].ids
-    assert_same(after, ask(NativeEngine(base, POLICIES), asked))
+    assert_same(after, ask(NativeEngine(base, POLICIES), requested))
 
 
 def test_a_conversation_continues_from_its_cache(tmp_path: Path) -> None:
@@ -106,17 +106,17 @@ def test_in_half_precision_sampler_and_learner_agree_on_log_probs(kind: str, tmp
     for policy, adapter in POLICIES.items():
         common = random_ids(40, seed=7)
         fresh = [random_ids(5 + 7 * n, n) for n in range(12)] + [[*common, *random_ids(9, seed=n)] for n in range(4)]
-        said = ask(engine, [(policy, prompt, n, Sampling(24)) for n, prompt in enumerate(fresh)])
-        longer = [[*prompt, *sample.ids, *random_ids(6, seed=1)] for prompt, sample in zip(fresh, said, strict=True)]
+        samples = ask(engine, [(policy, prompt, n, Sampling(24)) for n, prompt in enumerate(fresh)])
+        longer = [[*prompt, *sample.ids, *random_ids(6, seed=1)] for prompt, sample in zip(fresh, samples, strict=True)]
         again = ask(engine, [(policy, prompt, n, Sampling(24)) for n, prompt in enumerate(longer)])
-        read = learner_logprobs(base, adapter, [*fresh, *longer], [*said, *again])
-        heard = torch.tensor([logprob for sample in [*said, *again] for logprob in sample.logprobs])
-        assert float((read - heard).abs().mean()) < 0.1
+        learned = learner_logprobs(base, adapter, [*fresh, *longer], [*samples, *again])
+        sampled = torch.tensor([logprob for sample in [*samples, *again] for logprob in sample.logprobs])
+        assert float((learned - sampled).abs().mean()) < 0.1
 
 
-def learner_logprobs(base: Base, adapter: str | None, prompts: list[list[int]], said: list[Sample]) -> torch.Tensor:
+def learner_logprobs(base: Base, adapter: str | None, prompts: list[list[int]], samples: list[Sample]) -> torch.Tensor:
     """The log-probs of the samples, as a learner on this base computes them."""
-    batch = batch_of([(tuple(prompt), sample.ids) for prompt, sample in zip(prompts, said, strict=True)])
+    batch = batch_of([(tuple(prompt), sample.ids) for prompt, sample in zip(prompts, samples, strict=True)])
     learner = TorchLearner("policy", base, None, 1e-4, Learning(), 1, frozen=True)
     out = torch.zeros(len(batch))
     with torch.no_grad():

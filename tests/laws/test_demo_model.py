@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 SUMS = Path(__file__).parents[1] / "sums.py"
 RECIPE = Path(__file__).parents[2] / "recipes" / "demo.yaml"
-NEEDS: dict[str, dict[str, Any]] = {  # what an algorithm must be told
+NEEDS: dict[str, dict[str, Any]] = {  # options that an algorithm requires
     "dr_grpo": {"reduce_length": 12},
     "vdn": {"warmup": 2},
     "qmix": {"warmup": 2},

@@ -53,9 +53,9 @@ def test_greedy_is_what_hugging_face_generates_and_conversations_reuse_their_cac
             assert_greedy(oracle, [prompts[i] for i in own], [samples[i] for i in own])
         assert sum(prefilled) == todo
         prefilled.clear()
-        said = [[*prompt, *sample.ids] for prompt, sample in zip(prompts, samples, strict=True)]
-        prompts = [[*ids, *random_ids(3 + turn + n // 15, seed=n)] for n, ids in enumerate(said)]
-        known = [len(ids) - 1 for ids in said]  # the last token was sampled but not computed
+        whole = [[*prompt, *sample.ids] for prompt, sample in zip(prompts, samples, strict=True)]
+        prompts = [[*ids, *random_ids(3 + turn + n // 15, seed=n)] for n, ids in enumerate(whole)]
+        known = [len(ids) - 1 for ids in whole]  # the last token was sampled but not computed
         todo = sum(len(p) - 1 - (k if k >= MIN_SHARED else 0) for p, k in zip(prompts, known, strict=True))
 
 

@@ -37,10 +37,10 @@ def test_a_cancelled_request_frees_its_row_and_changes_no_other(
 
     async def with_timeouts(engine: NativeEngine) -> list[Sample | BaseException]:
         requests = [asyncio.wait_for(engine.sample(*cancelled), 0.02), *(engine.sample(*other) for other in others)]
-        said = await asyncio.gather(*requests, return_exceptions=True)
+        outcomes = await asyncio.gather(*requests, return_exceptions=True)
         assert engine.driver is not None
         await engine.driver
-        return said
+        return outcomes
 
     engine = NativeEngine(base, POLICIES, rows=rows)
     late, *samples = asyncio.run(with_timeouts(engine))
@@ -69,8 +69,8 @@ def test_a_failure_reaches_every_caller_and_the_engine_recovers(
         raise Broken
 
     async def outcomes() -> list[Any]:
-        asked = (asyncio.wait_for(engine.sample(*request), HANG) for request in requests)
-        return await asyncio.gather(*asked, return_exceptions=True)
+        samples = (asyncio.wait_for(engine.sample(*request), HANG) for request in requests)
+        return await asyncio.gather(*samples, return_exceptions=True)
 
     engine.clear()
     with monkeypatch.context() as broken:
@@ -97,7 +97,7 @@ def test_requests_to_a_dead_server_fail_although_they_cannot_be_aborted(
 
         def abort(self, names: list[str]) -> None:
             if names:
-                raise RuntimeError("nobody is there")
+                raise RuntimeError("no server")
 
     monkeypatch.setattr(vllm, "find_spec", lambda name: True)
     monkeypatch.setattr(vllm, "VllmServer", Dead)

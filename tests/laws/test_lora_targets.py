@@ -97,8 +97,8 @@ def test_all_linear_leaves_out_layers_below_the_rank_or_unreadable_for_peft(tmp_
 
 def test_left_out_layers_are_reported_when_a_run_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trained("glm4_moe", tmp_path)
-    told = "doer: no adapter on some layers: gate_proj of a glm4_moe is what peft calls its experts; "
-    assert told in capsys.readouterr().err
+    message = "doer: no adapter on some layers: gate_proj of a glm4_moe is what peft calls its experts; "
+    assert message in capsys.readouterr().err
 
 
 def test_all_linear_may_be_requested_where_the_default_targets_exist(
@@ -111,7 +111,7 @@ def test_all_linear_may_be_requested_where_the_default_targets_exist(
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (
             "policies.doer.lora.rank=999",
@@ -124,15 +124,17 @@ def test_all_linear_may_be_requested_where_the_default_targets_exist(
     ],
 )
 def test_a_rank_or_target_that_does_not_fit_is_reported_with_its_key(
-    change: str, said: str, tmp_path: Path, model_folder: Callable[[str], Path]
+    change: str, message: str, tmp_path: Path, model_folder: Callable[[str], Path]
 ) -> None:
     with pytest.raises(ConfigError) as caught:
         build(load(game(tmp_path, model_folder("llama")), [change]), tmp_path / "run", console=False)
-    assert str(caught.value).startswith(said) and str(caught.value).endswith(f"(override {change})")
+    assert str(caught.value).startswith(message) and str(caught.value).endswith(f"(override {change})")
 
 
 def test_naming_fused_experts_as_targets_is_explained(tmp_path: Path) -> None:
     base = Base(other("mixtral", MODELS["mixtral"][0], tmp_path))
-    told = r"no layer is called gate_proj; this model has k_proj, .*; its experts are one tensor .* lora: null trains"
-    with pytest.raises(ValueError, match=told):
+    message = (
+        r"no layer is called gate_proj; this model has k_proj, .*; its experts are one tensor .* lora: null trains"
+    )
+    with pytest.raises(ValueError, match=message):
         targets_for(base.model, base.layers, ("q_proj", "gate_proj"), 2)

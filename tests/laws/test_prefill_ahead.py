@@ -33,14 +33,14 @@ class Ahead(EagerDecoder):
 
     @torch.inference_mode()
     def decode(self, rows: Sequence[Row], meanwhile: Callable[[], None]) -> list[Tokens]:
-        said = super().decode(rows, meanwhile)
+        tokens = super().decode(rows, meanwhile)
         slots, self.busy = self.engine.slots.rows[: len(rows)], True
         meanwhile()
         self.busy = False
         assert self.engine.slots.rows[: len(rows)] == slots == rows  # no row moves while steps run
         assert len(ready(self.engine)) <= self.engine.ahead
         self.decoded.append(len(rows))
-        return said
+        return tokens
 
     def prefill(self, rows: Sequence[Row], counts: Sequence[int]) -> None:
         if self.busy:
@@ -63,12 +63,12 @@ class Scattered(Ahead):
         ids, logprobs = self._sample(
             order, self.base.logits(self.base.hidden_for_inference(tokens, layout.positions, layout, runs))
         )
-        said = {row: ([token], [logprob]) for row, token, logprob in zip(order, ids, logprobs, strict=True)}
+        by_row = {row: ([token], [logprob]) for row, token, logprob in zip(order, ids, logprobs, strict=True)}
         self.busy = True
         meanwhile()
         self.busy = False
         self.decoded.append(len(rows))
-        return [said[row] for row in rows]
+        return [by_row[row] for row in rows]
 
 
 def ready(engine: NativeEngine) -> list[Row]:
@@ -82,13 +82,13 @@ def ahead_engine(base: Base, rows: int, kind: type[Ahead] = Ahead) -> tuple[Nati
     return engine, decoder
 
 
-async def asked(engine: NativeEngine, requests: Sequence[Request]) -> list[Sample]:
+async def sample_all(engine: NativeEngine, requests: Sequence[Request]) -> list[Sample]:
     """All at once; no request waits forever."""
     return await asyncio.gather(*(asyncio.wait_for(engine.sample(*request), HANG) for request in requests))
 
 
 def ask(engine: NativeEngine, requests: Sequence[Request]) -> list[Sample]:
-    return asyncio.run(asked(engine, requests))
+    return asyncio.run(sample_all(engine, requests))
 
 
 async def until(happened: Callable[[], Any]) -> None:
@@ -182,9 +182,9 @@ def test_conversations_continue_while_others_are_prefilled_ahead(base: Base, tog
 
     async def talk(engine: NativeEngine, n: int) -> list[Sample]:
         policy, prompt, seed, sampling = requests[n]
-        (first,) = await asked(engine, [(policy, prompt, seed, sampling)])
+        (first,) = await sample_all(engine, [(policy, prompt, seed, sampling)])
         longer = [*prompt, *first.ids, *random_ids(n % 5 + 1, seed=n)]
-        return [first, *await asked(engine, [(policy, longer, seed + 100, sampling)])]
+        return [first, *await sample_all(engine, [(policy, longer, seed + 100, sampling)])]
 
     async def all_of_them(engine: NativeEngine) -> list[list[Sample]]:
         return await asyncio.gather(*(talk(engine, n) for n in range(len(requests))))
@@ -224,7 +224,7 @@ def test_the_eager_decoder_prefills_nothing_ahead(team_base: Callable[[str], Bas
     engine = NativeEngine(team_base("llama"), POLICIES, rows=2)
 
     async def watch() -> None:
-        asking = asyncio.create_task(asked(engine, ragged(8)))
+        asking = asyncio.create_task(sample_all(engine, ragged(8)))
         while not asking.done():
             assert not ready(engine)
             await asyncio.sleep(0)
@@ -238,24 +238,24 @@ def test_a_cancelled_ready_row_frees_its_slot_and_stays_as_a_prefix(
 ) -> None:
     base = team_base("llama")
     engine, _ = ahead_engine(base, rows=1)
-    speaking, given_up, last = (("a", random_ids(30, seed=n), n, Sampling(12, temperature=0)) for n in range(3))
+    running, cancelled, last = (("a", random_ids(30, seed=n), n, Sampling(12, temperature=0)) for n in range(3))
 
-    async def lose_patience() -> list[Sample]:
-        others = [asyncio.create_task(engine.sample(*speaking))]
+    async def cancel_one() -> list[Sample]:
+        others = [asyncio.create_task(engine.sample(*running))]
         await until(lambda: engine.slots.running)
-        impatient = asyncio.create_task(engine.sample(*given_up))
+        abandoned = asyncio.create_task(engine.sample(*cancelled))
         others.append(asyncio.create_task(engine.sample(*last)))
         await until(lambda: ready(engine))
-        impatient.cancel()
+        abandoned.cancel()
         return await asyncio.wait_for(asyncio.gather(*others), HANG)
 
-    assert_same(asyncio.run(lose_patience()), ask(NativeEngine(base, POLICIES), [speaking, last]))
+    assert_same(asyncio.run(cancel_one()), ask(NativeEngine(base, POLICIES), [running, last]))
     assert idle(engine)
     engine, _ = ahead_engine(base, rows=2)
     prefilled.clear()
-    asyncio.run(lose_patience())
+    asyncio.run(cancel_one())
     assert sum(prefilled) == 3 * 29
-    ask(engine, [given_up])
+    ask(engine, [cancelled])
     assert sum(prefilled) == 3 * 29
 
 
@@ -273,12 +273,12 @@ def test_a_row_prefilled_with_old_weights_is_prefilled_again(
     base = movable(model_folder)
     engine, _ = ahead_engine(base, rows=8)
     prompt = random_ids(40, seed=9)
-    speakers: list[Request] = [("c", random_ids(20, seed=n), n, Sampling(12)) for n in range(7)]
-    speakers.append(("a", prompt, 7, Sampling(12)))
+    running: list[Request] = [("c", random_ids(20, seed=n), n, Sampling(12)) for n in range(7)]
+    running.append(("a", prompt, 7, Sampling(12)))
     waiting: list[Request] = [(policy, prompt, 1, Sampling(6)) for policy in "ab"]
 
-    async def load_meanwhile() -> list[Sample]:
-        asking = [asyncio.create_task(asked(engine, requests)) for requests in (speakers, waiting)]
+    async def change_meanwhile() -> list[Sample]:
+        asking = [asyncio.create_task(sample_all(engine, requests)) for requests in (running, waiting)]
         await until(lambda: len(ready(engine)) == 2)
         prefilled.clear()
         with torch.no_grad():
@@ -288,7 +288,7 @@ def test_a_row_prefilled_with_old_weights_is_prefilled_again(
         return (await asyncio.gather(*asking))[1]
 
     before = ask(NativeEngine(base, POLICIES), waiting)
-    after = asyncio.run(load_meanwhile())
+    after = asyncio.run(change_meanwhile())
     assert sum(prefilled) == 39  # of the row whose weights have changed
     assert_same(after, ask(NativeEngine(base, POLICIES), waiting))
     assert after[0].ids != before[0].ids and after[1].ids == before[1].ids
@@ -301,7 +301,7 @@ def test_clearing_an_engine_loses_no_ready_row(team_base: Callable[[str], Base])
     first, second = (("b", random_ids(30, seed=n), n, Sampling(5)) for n in range(2))
 
     async def clear_between() -> list[Sample]:
-        answers = [asyncio.create_task(asked(engine, [request])) for request in (first, second)]
+        answers = [asyncio.create_task(sample_all(engine, [request])) for request in (first, second)]
         await answers[0]
         assert len(ready(engine)) == 1 and not engine.slots.running
         engine.clear()

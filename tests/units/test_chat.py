@@ -260,10 +260,10 @@ def test_a_system_message_is_folded_into_the_next_user_message_or_becomes_one(
 
 def test_unsupported_features_of_a_template_are_remarked(tokenizer: PreTrainedTokenizerBase) -> None:
     assert Chat(tokenizer).remarks == []
-    for template, told in ((NO_SYSTEM, "without a system role; system texts go into the first user message"),):
+    for template, remark_text in ((NO_SYSTEM, "without a system role; system texts go into the first user message"),):
         other = tiny_tokenizer()
         other.chat_template = template
-        assert [told in remark for remark in Chat(other).remarks] == [True]
+        assert [remark_text in remark for remark in Chat(other).remarks] == [True]
     none = tiny_tokenizer()
     none.chat_template = None
     (remark,) = Chat(none).remarks

@@ -284,6 +284,6 @@ def test_the_demo_model_answers() -> None:
     chat = Chat(load_tokenizer(folder), load_end_ids(folder))
     model: Any = load_model(folder, torch.float32, "sdpa")
     prompt = torch.tensor([chat.prompt(HELLO)])
-    said = model.generate(prompt, max_new_tokens=20, do_sample=False)[0, prompt.shape[1] :].tolist()
+    reply = model.generate(prompt, max_new_tokens=20, do_sample=False)[0, prompt.shape[1] :].tolist()
     assert chat.end_ids == {chat.tokenizer.convert_tokens_to_ids("<|im_end|>")}
-    assert chat.text(said) == "2 + 3 = 5" and said[-1] in chat.end_ids
+    assert chat.text(reply) == "2 + 3 = 5" and reply[-1] in chat.end_ids
