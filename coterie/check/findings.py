@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Literal
 
-from coterie.check.answers import crashes, fooled, stuck, unseen
+from coterie.check.answers import constant_roles, crashes, hidden_references, rewarded_broken_answers
 from coterie.check.record import DryRun, Finding
 from coterie.config.problems import dotted
 from coterie.rewards import TIMEOUTS
@@ -23,12 +23,12 @@ Found = Iterator[Finding]
 
 
 def findings(dry: DryRun) -> list[Finding]:
-    """Everything that is wrong with what was played."""
+    """All problems that the dry run shows."""
     if dry.played and not dry.turns:
         ask = "its `run` must call roles, as in `turn = await team[role].say(prompt)`"
         return [*_failures(dry), Finding("error", f"no role took a turn in any of {len(dry.played)} episodes; {ask}")]
-    played = (_silence, _rewards, _credit, _cuts, _empties, _groups, _gaps, _echoes, _verdicts, _timeouts)
-    rules = (*played, unseen, fooled, stuck, crashes) if dry.played else ()
+    played = (_silence, _rewards, _credit, _truncated, _empties, _groups, _gaps, _echoes, _verdicts, _timeouts)
+    rules = (*played, hidden_references, rewarded_broken_answers, constant_roles, crashes) if dry.played else ()
     return [*_failures(dry), *_waits(dry), *(finding for rule in rules for finding in rule(dry))]
 
 
@@ -43,77 +43,79 @@ def _failures(dry: DryRun) -> Found:
 
 def _waits(dry: DryRun) -> Found:
     for policy in dry.waiting:
-        yield Finding("warning", f"{policy} will not learn: its turn by `algorithm.rotate` comes after the last step")
+        yield Finding("warning", f"{policy} will not be trained: `algorithm.rotate` reaches it after the last step")
 
 
 def _silence(dry: DryRun) -> Found:
     for role in dry.roles:
         if role not in dry.turns:
-            yield Finding("warning", f"{role} never spoke: the workflow did not ask it in {len(dry.played)} episodes")
+            yield Finding("warning", f"{role} took no turn in {len(dry.played)} episodes: the workflow did not call it")
 
 
 def _rewards(dry: DryRun) -> Found:
-    """Where all earn the same, nothing can be learned from it."""
+    """Constant rewards, from which nothing can be learned."""
     constant = {who: rewards[0] for who, rewards in dry.rewards.items() if len(rewards) > 1 and len(set(rewards)) == 1}
     if len(constant) == len(dry.rewards):
         reward = constant["team"]
-        hint = _reachable(dry) or "see above what was answered, then look at `reward`"
-        yield Finding("warning", f"every episode earned {reward:g}; {hint}")
+        hint = _reachable(dry) or "compare the answers above with `reward`"
+        yield Finding("warning", f"every episode has the reward {reward:g}; {hint}")
         return
     if dry.own:
-        constant.pop("team", None)  # nobody learns from it
+        constant.pop("team", None)  # it is not used
     for who, reward in constant.items():
         yield Finding("warning", f"the reward of {who.removeprefix('· ')} is constant: always {reward:g}")
 
 
 def _reachable(dry: DryRun) -> str:
-    """What to do where the models earn nothing that right answers would earn."""
-    best = max((gold.episode.reward for gold in dry.golds), default=0.0)
+    """A hint if the reference answers get more reward than the models."""
+    best = max((probe.episode.reward for probe in dry.references), default=0.0)
     if best <= max(episode.reward for episode in dry.played):
         return ""
-    mend = "easier tasks, a prompt that shows the form, or more tries may help"
-    return f"the reference answer earns {best:g}, so it can be reached: {mend}"
+    hint = "easier tasks, a prompt that shows the format, or more episodes may help"
+    return f"the reference answer gets {best:g}, so a reward is possible: {hint}"
 
 
 def _credit(dry: DryRun) -> Found:
-    """A reward teaches only what it reaches: sampled tokens, of a trained policy, with an advantage."""
+    """Whether sampled tokens of trained policies have advantages."""
     reached = [role for role in dry.learning if any(has_credit(turn) for turn in dry.turns[role])]
     if not reached and len(dry.played) < ENOUGH and not _differ(dry):
-        more = "see with more of them, by --tasks and --episodes, whether rewards differ"
-        yield Finding(
-            "warning", f"{len(dry.played)} episodes are too few to tell whether a reward reaches anyone; {more}"
-        )
+        more = "use more --tasks and --episodes to see whether rewards differ"
+        yield Finding("warning", f"{len(dry.played)} episodes are too few to know whether rewards differ; {more}")
         return
     if not reached:
-        yield Finding("error", "no reward reaches a trained token: every advantage is zero or was never given")
+        yield Finding("error", "no trained token has an advantage: all are zero or missing")
         return
     for role in dry.learning:
         if role not in reached:
-            yield Finding("warning", f"no reward reaches {role}: all its tokens have an advantage of zero, or none")
+            yield Finding("warning", f"no token of {role} has an advantage: all are zero or missing")
 
 
 def _differ(dry: DryRun) -> bool:
-    """Whether some task earned more in one of its episodes than in another, so that there was something to learn."""
+    """Whether the episodes of some task have different rewards."""
     tasks = dict.fromkeys(episode.task.id for episode in dry.played)
     groups = [dry.by_role([e for e in dry.played if e.task.id == task]) for task in tasks]
     return any(len(set(rewards)) > 1 for group in groups for rewards in group.values())
 
 
 def has_credit(turn: Turn) -> bool:
-    """Whether an update would make any of the turn's tokens likelier or less likely."""
+    """Whether any token of the turn has a nonzero advantage."""
     return turn.advantages is not None and bool((turn.advantages.abs() > NO_CREDIT).any())
 
 
-def _cuts(dry: DryRun) -> Found:
+def _truncated(dry: DryRun) -> Found:
     for role, turns in dry.turns.items():
         cut = mean([turn.stop == "length" for turn in turns])
         full = [len(turn.prompt_ids) for turn in turns if turn.stop == "length" and not turn.response_ids]
         if full:
-            left = f"{len(full)} of {len(turns)} turns of {role} had no room for a token: their prompts fill the"
-            yield Finding("error", f"{left} context, up to {max(full)} tokens; see engine.context, or shorten them")
+            full_turns = f"{len(full)} of {len(turns)} turns of {role} had no room for a token: their prompts fill the"
+            yield Finding(
+                "error", f"{full_turns} context, up to {max(full)} tokens; see engine.context, or shorten them"
+            )
         elif cut >= 0.5:
             key = dotted(("roles", role, "max_tokens"))
-            yield Finding("warning", f"{cut:.0%} of {role}'s turns are cut off; raise {key}, or ask for less")
+            yield Finding(
+                "warning", f"{cut:.0%} of {role}'s turns are truncated; raise {key}, or ask for shorter replies"
+            )
 
 
 def _empties(dry: DryRun) -> Found:
@@ -126,41 +128,43 @@ def _empties(dry: DryRun) -> Found:
 def _groups(dry: DryRun) -> Found:
     count, alone = len(dry.group_sizes), sum(size == 1 for size in dry.group_sizes)
     if alone:
-        lone = "have one member, which gets no credit; see algorithm.group_by"
+        lone = "have one member, which gets no advantage; see algorithm.group_by"
         yield Finding("warning", f"{alone} of {count} groups {lone}")
     constant = int(dry.credit["groups/constant"]) - alone if count else 0
-    if count / 2 < constant < count:  # where all are, no reward reaches anyone, and that is said already
+    if count / 2 < constant < count:  # where all are, `_credit` reports it
         more = "more episodes_per_task, or tasks that the team sometimes solves, give more to learn from"
-        yield Finding("warning", f"in {constant} of {count} groups all earned the same; {more}")
+        yield Finding("warning", f"in {constant} of {count} groups all rewards are equal; {more}")
 
 
 def _timeouts(dry: DryRun) -> Found:
-    killed = sum(episode.metrics.get(TIMEOUTS, 0.0) for episode in dry.everything)  # some environments count none
+    killed = sum(episode.metrics.get(TIMEOUTS, 0.0) for episode in dry.everything)  # not all environments count them
     if killed:
-        mend = "episodes without a score are left out of training; raise rollout.score_deadline if it needs longer"
-        yield Finding("warning", f"{killed:g} times the grader took too long and was killed: {mend}")
+        hint = "episodes without a score are not trained on; raise rollout.score_deadline if it needs longer"
+        yield Finding("warning", f"the grader was killed {killed:g} times for taking too long: {hint}")
 
 
 def _gaps(dry: DryRun) -> Found:
     for policy, gap in dry.gaps.items():
         if gap.mean > WIDE_GAP:
-            yield Finding("warning", f"{policy}: sampler and learner disagree by {gap.mean:.2g} nats a token")
+            yield Finding(
+                "warning", f"{policy}: the log-prob gap of sampler and learner is {gap.mean:.2g} nats per token"
+            )
 
 
 def _echoes(dry: DryRun) -> Found:
     for role, share in dry.echoes.items():
         if share >= ECHO:
-            ask = "unless copying is its work, ask for something that is not in its prompt"
-            yield Finding("warning", f"{role} repeats what it read: {share:.0%} of its words stand there; {ask}")
+            hint = "unless it should copy, ask for something that is not in its prompt"
+            yield Finding("warning", f"{role} repeats its prompt: {share:.0%} of its reply occurs there; {hint}")
 
 
 def _verdicts(dry: DryRun) -> Found:
-    for role, said in dry.verdicts.items():
-        given = [one for one in said if one is not None]
-        if len(given) <= len(said) / 2:
-            form = 'let it end with "Verdict: correct" or "Verdict: incorrect" before its tokens are over'
-            yield Finding("warning", f"{role} states a verdict in {len(given)} of {len(said)} turns; {form}")
+    for role, verdicts in dry.verdicts.items():
+        given = [one for one in verdicts if one is not None]
+        if len(given) <= len(verdicts) / 2:
+            form = 'let it end with "Verdict: correct" or "Verdict: incorrect" within max_tokens'
+            yield Finding("warning", f"{role} gives a verdict in {len(given)} of {len(verdicts)} turns; {form}")
         elif len(given) >= SAME and len(set(given)) == 1:
             word = "yes" if given[0] else "no"
-            doubt = "it tells the others nothing; ask what could be wrong before it decides, or mix in answers that are"
-            yield Finding("warning", f"{role} says {word} in all {len(given)} verdicts: {doubt}")
+            hint = "it carries no information; ask what could be wrong first, or mix in wrong answers"
+            yield Finding("warning", f"{role} says {word} in all {len(given)} verdicts: {hint}")

@@ -1,4 +1,4 @@
-"""Plays a few episodes as a run's first step would, without learning from them; then gold and broken answers."""
+"""The dry run: plays a few episodes of the first step without an update, then the probes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 
 from coterie.check.echo_check import echoes, verdicts
-from coterie.check.probes import broken, golden, one_by_one
+from coterie.check.probes import broken_answer_probes, reference_probes, single_role_probes
 from coterie.check.record import DryRun, Gap
 from coterie.envs.base import reward_of
 from coterie.learners.batch import make_batches
@@ -16,7 +16,7 @@ from coterie.types import Episode, Turn
 
 
 def dry_run(run: Run, tasks: int, repeats: int) -> DryRun:
-    """Play the first tasks of the run as its first step would, and judge them."""
+    """Play the first tasks of the run and assign credit, as its first step would; then probe parser and grader."""
     chosen = TaskStream(run.tasks.tasks, tasks, run.config.seed).next()
     started = time.perf_counter()
     episodes, counterfactuals = collect_episodes(run, chosen, repeats)
@@ -24,14 +24,14 @@ def dry_run(run: Run, tasks: int, repeats: int) -> DryRun:
     played = [episode for episode in episodes if episode.error is None]
     metrics = assign_credit(run, played, counterfactuals) if played else {}
     known = time.perf_counter()
-    gaps = compare(run, played)
+    gaps = logprob_gaps(run, played)
     compared = time.perf_counter()
-    # A backward pass costs about two forward ones.
+    # A backward pass costs about two forward passes.
     seconds = known - started + 3 * (compared - known) * run.algorithm.epochs
     larger = run.config.tasks_per_step * run.config.episodes_per_task / len(episodes)
     reward = reward_of(run.collector.env)
-    golds = golden(run, chosen) if played and (reward is None or reward.compares) else []
-    probes = [*broken(run, chosen, golds), *one_by_one(run, golds)] if played else []
+    references = reference_probes(run, chosen) if played and (reward is None or reward.compares) else []
+    probes = [*broken_answer_probes(run, chosen, references), *single_role_probes(run, references)] if played else []
     run.engine.clear()
     trained = frozenset(policy for policy, learner in run.learners.items() if not learner.frozen)
     in_time = {
@@ -47,18 +47,18 @@ def dry_run(run: Run, tasks: int, repeats: int) -> DryRun:
         dialogue(run, played),
         larger * sum(len(turn.response_ids) for episode in episodes for turn in episode.turns),
         larger * seconds,
-        golds,
+        references,
         probes,
         reward is not None,
         not run.credit.uses_team_reward,
-        echoes(played, lambda turn: read_by(run, turn)),
-        verdicts(played, lambda turn: read_by(run, turn)),
+        echoes(played, lambda turn: prompt_of(run, turn)),
+        verdicts(played, lambda turn: prompt_of(run, turn)),
         sorted(trained - in_time),
     )
 
 
-def compare(run: Run, played: Sequence[Episode]) -> dict[str, Gap]:
-    """The learner's log-probs of what was sampled beside the sampler's own, for each policy."""
+def logprob_gaps(run: Run, played: Sequence[Episode]) -> dict[str, Gap]:
+    """By policy, the log-prob gap between learner and sampler on the sampled tokens."""
     gaps = {}
     for policy, batch in make_batches(played, require_advantages=False).items():
         off = (run.learners[policy].logprobs(batch) - batch.logprobs)[batch.mask].abs()
@@ -67,14 +67,14 @@ def compare(run: Run, played: Sequence[Episode]) -> dict[str, Gap]:
 
 
 def dialogue(run: Run, played: Sequence[Episode]) -> dict[str, tuple[str, str, str]]:
-    """For each role of the first episode what it read and said, control tokens and all, and how it stopped."""
+    """For each role of the first episode: its prompt and reply with control tokens, and the stop reason."""
     shown: dict[str, tuple[str, str, str]] = {}
     for turn in played[0].turns if played else ():
-        said = run.collector.chats[turn.policy].tokenizer.decode(list(turn.response_ids))
-        shown.setdefault(turn.role, (read_by(run, turn), str(said), turn.stop))
+        reply = run.collector.chats[turn.policy].tokenizer.decode(list(turn.response_ids))
+        shown.setdefault(turn.role, (prompt_of(run, turn), str(reply), turn.stop))
     return shown
 
 
-def read_by(run: Run, turn: Turn) -> str:
-    """All that stood before a turn."""
+def prompt_of(run: Run, turn: Turn) -> str:
+    """The prompt of a turn as text."""
     return str(run.collector.chats[turn.policy].tokenizer.decode(list(turn.prompt_ids)))

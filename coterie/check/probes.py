@@ -1,6 +1,6 @@
-"""Puts the reference answer into everyone's mouth, then broken ones: does the grader see the difference?
+"""Probes: plays tasks with fixed replies, the reference answer or broken ones, to test parser and grader.
 
-Nothing is sampled: the workflow runs as ever, parses what it is given and passes it on.
+Nothing is sampled; the workflow runs as usual on the fixed replies.
 """
 
 from __future__ import annotations
@@ -9,21 +9,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from coterie.check.record import Gold, Probe
+from coterie.check.record import Probe, ReferenceProbe
 from coterie.training.loop import Run
 from coterie.types import Episode, Fork, Task, is_correct
 
-# The ways in which prompts ask for an answer. A program may be the answer, or compute it.
-SPELLINGS = ("{}", "<answer>{}</answer>", "\\boxed{{{}}}", "```python\n{}\n```", "```python\nprint({!r})\n```")
+# Formats in which prompts ask for an answer. A program may be the answer, or compute it.
+FORMATS = ("{}", "<answer>{}</answer>", "\\boxed{{{}}}", "```python\n{}\n```", "```python\nprint({!r})\n```")
 EMPTY, MALFORMED = "", "<answer>\\boxed{```python\n(((<tool_call>{\0"
 VERDICTS = ("Verdict: correct", "Verdict: incorrect")
-TURNS = 64  # that a role is given words for; hardly a workflow asks so often
-TASKS = 2  # on which roles are broken one by one
+TURNS = 64  # fixed turns per role; more than any workflow asks for
+TASKS = 2  # for probes of single roles
 
 
 @dataclass(frozen=True)
-class Aloud:
-    """A workflow that asks nobody and answers this."""
+class FixedAnswer:
+    """A workflow without turns that returns this answer."""
 
     text: str
     roles: tuple[str, ...] = ()
@@ -32,83 +32,86 @@ class Aloud:
         return self.text
 
 
-def reference(task: Task) -> str | None:
-    """The answer as a text; of several the first. None where there is none that someone could say."""
+def reference_text(task: Task) -> str | None:
+    """The reference answer as text, the first of several; None if it is not text or a number."""
     answer = task.answer[0] if isinstance(task.answer, list | tuple) and task.answer else task.answer
     return str(answer) if isinstance(answer, str | int | float) else None
 
 
-def golden(run: Run, tasks: Sequence[Task]) -> list[Gold]:
-    """Each task's reference answer, in one spelling after the other until it counts in full."""
-    answers = {task.id: (task, answer) for task in tasks if (answer := reference(task)) is not None}
+def reference_probes(run: Run, tasks: Sequence[Task]) -> list[ReferenceProbe]:
+    """Play each task with its reference answer, in one format after the other until the reward is 1."""
+    answers = {task.id: (task, answer) for task in tasks if (answer := reference_text(task)) is not None}
     best: dict[str, tuple[str, Episode]] = {}
-    for spelling in SPELLINGS:
+    for format_ in FORMATS:
         open_ = [pair for name, pair in answers.items() if name not in best or best[name][1].reward < 1]
-        texts = [spelling.format(answer) for _, answer in open_]
-        said = [everyone(run, text) for text in texts]
-        for text, episode in zip(texts, forked(run, [task for task, _ in open_], said, "gold"), strict=True):
+        texts = [format_.format(answer) for _, answer in open_]
+        fixed = [all_roles(run, text) for text in texts]
+        for text, episode in zip(texts, played(run, [task for task, _ in open_], fixed, "gold"), strict=True):
             name = episode.task.id
             if name not in best or episode.reward > best[name][1].reward:
                 best[name] = (text, episode)
-    return [Gold(text, episode, alone(run, episode, answers[name][1])) for name, (text, episode) in best.items()]
+    return [
+        ReferenceProbe(text, episode, graded_directly(run, episode, answers[name][1]))
+        for name, (text, episode) in best.items()
+    ]
 
 
-def alone(run: Run, through: Episode, answer: str) -> float:
-    """The most that the grader gives for a reference when no workflow stands between."""
-    if is_correct(through.reward):
-        return through.reward
+def graded_directly(run: Run, episode: Episode, answer: str) -> float:
+    """The highest reward of a reference answer when graded directly, without the workflow."""
+    if is_correct(episode.reward):
+        return episode.reward
     graded: list[Episode] = []
-    for spelling in SPELLINGS:
-        collector = replace(run.collector, workflow=Aloud(spelling.format(answer)))
-        graded += collector.collect([through.task], 1, {}, 0)
+    for format_ in FORMATS:
+        collector = replace(run.collector, workflow=FixedAnswer(format_.format(answer)))
+        graded += collector.collect([episode.task], 1, {}, 0)
     return max(episode.reward for episode in graded)
 
 
-def broken(run: Run, tasks: Sequence[Task], golds: Sequence[Gold]) -> list[Probe]:
-    """Everyone is wrong, silent or garbled."""
-    wrong = [(gold, other) for gold in golds if (other := another(gold, golds)) is not None]
-    found = probed(run, "another task's answer", [gold.episode.task for gold, _ in wrong], [o for _, o in wrong])
-    for kind, text in {"nothing": EMPTY, "malformed text": MALFORMED}.items():
+def broken_answer_probes(run: Run, tasks: Sequence[Task], references: Sequence[ReferenceProbe]) -> list[Probe]:
+    """All roles give another task's answer, an empty reply or malformed text."""
+    wrong = [(probe, other) for probe in references if (other := another(probe, references)) is not None]
+    found = probed(run, "another task's answer", [probe.episode.task for probe, _ in wrong], [o for _, o in wrong])
+    for kind, text in {"an empty reply": EMPTY, "malformed text": MALFORMED}.items():
         found += probed(run, kind, tasks, [text] * len(tasks))
     return found
 
 
-def one_by_one(run: Run, golds: Sequence[Gold]) -> list[Probe]:
-    """One role at a time is silent, or gives a verdict, while the others say the reference."""
+def single_role_probes(run: Run, references: Sequence[ReferenceProbe]) -> list[Probe]:
+    """One role gives an empty reply or a verdict while the others give the reference answer."""
     found: list[Probe] = []
-    some = golds[:TASKS]
+    some = references[:TASKS]
     for role in run.players() if some else ():
         for text in (EMPTY, *VERDICTS):
-            kind = f"{role} says {text or 'nothing'}, the others the reference"
-            given = [everyone(run, gold.text) | one(role, text) for gold in some]
-            episodes = forked(run, [gold.episode.task for gold in some], given, kind)
+            kind = f"{role} replies {text or 'nothing'}, the others the reference"
+            given = [all_roles(run, probe.text) | one(role, text) for probe in some]
+            episodes = played(run, [probe.episode.task for probe in some], given, kind)
             found += [Probe(kind, episode, whole=False) for episode in episodes]
     return found
 
 
-def another(gold: Gold, golds: Sequence[Gold]) -> str | None:
-    """What is right for some other task, and not for this one."""
-    return next((other.text for other in golds if other.text != gold.text), None)
+def another(probe: ReferenceProbe, references: Sequence[ReferenceProbe]) -> str | None:
+    """The answer to another task that is not this one's."""
+    return next((other.text for other in references if other.text != probe.text), None)
 
 
 def probed(run: Run, kind: str, tasks: Sequence[Task], texts: Sequence[str]) -> list[Probe]:
-    given = [everyone(run, text) for text in texts]
-    return [Probe(kind, episode, whole=True) for episode in forked(run, tasks, given, kind)]
+    given = [all_roles(run, text) for text in texts]
+    return [Probe(kind, episode, whole=True) for episode in played(run, tasks, given, kind)]
 
 
-Given = dict[tuple[str, int], str]
+FixedReplies = dict[tuple[str, int], str]
 
 
-def everyone(run: Run, text: str) -> Given:
-    return {place: said for role in run.players() for place, said in one(role, text).items()}
+def all_roles(run: Run, text: str) -> FixedReplies:
+    return {place: reply for role in run.players() for place, reply in one(role, text).items()}
 
 
-def one(role: str, text: str) -> Given:
+def one(role: str, text: str) -> FixedReplies:
     return {(role, nth): text for nth in range(TURNS)}
 
 
-def forked(run: Run, tasks: Sequence[Task], given: Sequence[Given], purpose: str) -> list[Episode]:
-    """Each task played with words that are given."""
+def played(run: Run, tasks: Sequence[Task], fixed: Sequence[FixedReplies], purpose: str) -> list[Episode]:
+    """Play each task with fixed replies."""
     origins = [Episode(f"{task.id}/check", task, 0) for task in tasks]
-    forks = [Fork(origin, purpose, said) for origin, said in zip(origins, given, strict=True)]
+    forks = [Fork(origin, purpose, replies) for origin, replies in zip(origins, fixed, strict=True)]
     return run.collector.fork(forks, run.players())

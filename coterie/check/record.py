@@ -1,4 +1,4 @@
-"""What a dry run has seen, and what is wrong with it."""
+"""The record of a dry run, and its findings."""
 
 from __future__ import annotations
 
@@ -18,43 +18,43 @@ class Gap:
 
 
 @dataclass(frozen=True)
-class Gold:
-    """A task's reference answer, said in the way in which it earned most."""
+class ReferenceProbe:
+    """A task's reference answer, in the format with the highest reward."""
 
-    text: str  # what everyone said
-    episode: Episode  # its `answer` is what the workflow passed on to the grader
-    alone: float  # what the grader gives for it without the workflow between
+    text: str  # the reply of every role
+    episode: Episode  # its `answer` is what the workflow returned to the grader
+    direct_reward: float  # its reward when graded directly
 
 
 @dataclass(frozen=True)
 class Probe:
-    """A task played with an answer that is broken on purpose."""
+    """A task played with a deliberately broken answer."""
 
-    kind: str  # what was said, and by whom
+    kind: str  # which reply, and of whom
     episode: Episode
-    whole: bool  # whether everyone said it; else one role, and the others the reference
+    whole: bool  # True: the reply of all roles; False: of one, the others gave the reference
 
 
 @dataclass(frozen=True)
 class DryRun:
-    """A few episodes of the first step, judged but not learned from; then gold and broken answers."""
+    """A few episodes of the first step, with credit but without an update; then the probes."""
 
     episodes: Sequence[Episode]
     roles: Collection[str]
     trained: frozenset[str]  # policies
     credit: Metrics = field(default_factory=dict)
-    group_sizes: Sequence[int] = ()  # none where the algorithm has no groups
+    group_sizes: Sequence[int] = ()  # empty if the algorithm has no groups
     gaps: Mapping[str, Gap] = field(default_factory=dict)  # by policy
     dialogue: Mapping[str, tuple[str, str, str]] = field(default_factory=dict)  # by role: read, said, stop
     tokens_per_step: float = 0.0
     seconds_per_step: float = 0.0
-    golds: Sequence[Gold] = ()  # of tasks that have a reference answer
+    references: Sequence[ReferenceProbe] = ()  # for tasks with a reference answer
     probes: Sequence[Probe] = ()
-    graded: bool = True  # by a reward that compares with the reference; else the environment scores as it likes
-    own: bool = False  # whether roles learn from what turns were given alone, without the team's reward
-    echoes: Mapping[str, float] = field(default_factory=dict)  # by role: the share of its words that it had read
-    verdicts: Mapping[str, Sequence[bool | None]] = field(default_factory=dict)  # of roles that judge; None: unreadable
-    waiting: Collection[str] = ()  # trained policies whose turn does not come before the run ends
+    graded: bool = True  # by a reward that compares with the reference, not by the environment itself
+    own: bool = False  # whether only rewards of turns count, not the team's
+    echoes: Mapping[str, float] = field(default_factory=dict)  # by role: the share of its reply that repeats the prompt
+    verdicts: Mapping[str, Sequence[bool | None]] = field(default_factory=dict)  # of judging roles; None: unreadable
+    waiting: Collection[str] = ()  # trained policies that `rotate` does not reach before the run ends
 
     @property
     def played(self) -> list[Episode]:
@@ -62,53 +62,57 @@ class DryRun:
 
     @property
     def turns(self) -> dict[str, list[Turn]]:
-        """By role, of those that spoke."""
-        said = [turn for episode in self.played for turn in episode.turns]
+        """By role, of the roles that took turns."""
+        turns = [turn for episode in self.played for turn in episode.turns]
         return {
-            role: [turn for turn in said if turn.role == role] for role in dict.fromkeys(turn.role for turn in said)
+            role: [turn for turn in turns if turn.role == role] for role in dict.fromkeys(turn.role for turn in turns)
         }
 
     @property
     def rewards(self) -> dict[str, list[float]]:
-        """The team's, one an episode; then each role's, one a turn."""
+        """The team's rewards, one per episode; then each role's, one per turn."""
         return {"team": [episode.reward for episode in self.played]} | {
             f"· {role}": rewards for role, rewards in self.by_role(self.played).items()
         }
 
     def by_role(self, episodes: Sequence[Episode]) -> dict[str, list[float]]:
-        """What each turn was worth to its role: its own reward, and the team's where that counts."""
-        earned: dict[str, list[float]] = {}
+        """The rewards of each role's turns: their own, plus the team's where it counts."""
+        rewards: dict[str, list[float]] = {}
         for episode in episodes:
             for turn in episode.turns:
                 team = 0.0 if self.own else episode.reward
-                earned.setdefault(turn.role, []).append(team + (turn.reward or 0.0))
-        return earned
+                rewards.setdefault(turn.role, []).append(team + (turn.reward or 0.0))
+        return rewards
 
     @property
     def everything(self) -> list[Episode]:
-        """What was played by the models or with words put into their mouths, failed or not."""
-        return [*self.episodes, *(gold.episode for gold in self.golds), *(probe.episode for probe in self.probes)]
+        """All episodes, sampled or probes, failed or not."""
+        return [
+            *self.episodes,
+            *(reference.episode for reference in self.references),
+            *(probe.episode for probe in self.probes),
+        ]
 
     @property
     def tried(self) -> list[Episode]:
-        """Of all that, what was played to its end."""
+        """All of them that did not fail."""
         return [episode for episode in self.everything if episode.error is None]
 
     @property
     def learning(self) -> list[str]:
-        """Roles that spoke and are trained."""
+        """Trained roles that took turns."""
         return [role for role, turns in self.turns.items() if any(turn.policy in self.trained for turn in turns)]
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something to know before time is spent. With an error, training would teach nothing."""
+    """A problem to fix before training. With an error, training would learn nothing."""
 
     level: Literal["error", "warning"]
     text: str
 
 
 def brief(value: object, most: int = 60) -> str:
-    """A value on a part of a line."""
+    """A value, shortened for a message."""
     text = value if isinstance(value, str) else repr(value)
     return repr(text if len(text) <= most else f"{text[:most]}…")

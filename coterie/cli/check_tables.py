@@ -1,4 +1,4 @@
-"""What `coterie check` prints."""
+"""The output of `coterie check`."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Row = dict[str, str | float]
 
 
 def dry_run(dry: DryRun) -> Iterator[RenderableType]:
-    """All that a dry run found out, from what the model read to how long a step takes."""
-    for role, (read, said, stop) in dry.dialogue.items():
-        yield Rule(f"{role} reads", align="left")
-        yield Text(visible(read))
-        yield Rule(f"{role} says (stop: {stop})", align="left")
-        yield Text(visible(said))
+    """The results of a dry run, from the rendered prompts to the time of a step."""
+    for role, (prompt, reply, stop) in dry.dialogue.items():
+        yield Rule(f"{role}: prompt", align="left")
+        yield Text(visible(prompt))
+        yield Rule(f"{role}: reply (stop: {stop})", align="left")
+        yield Text(visible(reply))
     if dry.played:
         yield Rule()
         yield table(f"rewards of {len(dry.played)} episodes", [_spread(who, r) for who, r in dry.rewards.items()])
@@ -32,14 +32,14 @@ def dry_run(dry: DryRun) -> Iterator[RenderableType]:
         yield from _answers(dry)
         yield from _groups(dry)
         gaps = [{"policy": p, "mean": f"{gap.mean:.1e}", "max": f"{gap.max:.1e}"} for p, gap in dry.gaps.items()]
-        yield table("sampler–learner gap", gaps)
+        yield table("log-prob gap of sampler and learner", gaps)
         yield Text(
             f"  a step: {dry.tokens_per_step:,.0f} sampled tokens, at most about {dry.seconds_per_step:.2g} s here\n"
         )
 
 
 def problems(found: Sequence[Finding]) -> Text:
-    """The findings, worst first, under their count."""
+    """The findings, errors first, under their count."""
     count = f"{len(found) or 'no'} problem{'' if len(found) == 1 else 's'}"
     ordered = sorted(found, key=lambda finding: finding.level != "error")
     return Text("\n".join([count, *[f"  {finding.level}: {visible(finding.text)}" for finding in ordered]]))
@@ -60,14 +60,14 @@ def _range(rewards: Sequence[float]) -> Row:
 
 
 def _turns(dry: DryRun, role: str, turns: Sequence[Turn]) -> Row:
-    said = sum(len(turn.response_ids) for turn in turns)
-    everyone = sum(len(turn.response_ids) for some in dry.turns.values() for turn in some)
+    tokens = sum(len(turn.response_ids) for turn in turns)
+    all_tokens = sum(len(turn.response_ids) for some in dry.turns.values() for turn in some)
     judged = [verdict for verdict in dry.verdicts[role] if verdict is not None] if role in dry.verdicts else []
     return {
         "role": role,
         "turns": len(turns),
-        "tokens": said / len(turns),
-        "of all": f"{said / max(everyone, 1):.0%}",
+        "tokens": tokens / len(turns),
+        "of all": f"{tokens / max(all_tokens, 1):.0%}",
         "truncated": f"{mean([turn.stop == 'length' for turn in turns]):.0%}",
         "empty": f"{mean([not turn.text.strip() for turn in turns]):.0%}",
         "with credit": f"{mean([has_credit(turn) for turn in turns]):.0%}",
@@ -77,19 +77,19 @@ def _turns(dry: DryRun, role: str, turns: Sequence[Turn]) -> Row:
 
 
 def _answers(dry: DryRun) -> Iterator[RenderableType]:
-    """What words that nobody sampled would have earned."""
-    said: dict[str, list[Episode]] = {"the reference": [gold.episode for gold in dry.golds]}
+    """The rewards of the probes."""
+    by_reply: dict[str, list[Episode]] = {"the reference": [probe.episode for probe in dry.references]}
     for probe in dry.probes:
         if probe.whole:
-            said.setdefault(probe.kind, []).append(probe.episode)
-    rows = [{"everyone says": kind, **_earned(episodes)} for kind, episodes in said.items() if episodes]
+            by_reply.setdefault(probe.kind, []).append(probe.episode)
+    rows = [{"all roles reply": kind, **_rewards(episodes)} for kind, episodes in by_reply.items() if episodes]
     if rows:
-        yield table("gold and broken answers", rows)
+        yield table("reference and broken answers", rows)
         roles = dry.by_role(dry.tried)
-        yield table("what roles can earn", [{"role": r, **_range(e)} for r, e in roles.items()])
+        yield table("rewards that roles can get", [{"role": r, **_range(e)} for r, e in roles.items()])
 
 
-def _earned(episodes: Sequence[Episode]) -> Row:
+def _rewards(episodes: Sequence[Episode]) -> Row:
     rewards = [episode.reward for episode in episodes]
     failed = sum(episode.error is not None for episode in episodes)
     return {"tasks": len(episodes), **_range(rewards), "failed": failed}

@@ -112,7 +112,7 @@ def test_a_policy_that_would_never_have_its_turn_is_told_of(
     tree = naming_config(model_folder("llama"), steps=steps, algorithm={"name": "grpo", "rotate": 12})
     dry = dry_run(started(tree, tmp_path), tasks=1, repeats=2)
     assert [text for _, text in map(astuple, findings(dry)) if "rotate" in text] == [
-        f"{policy} will not learn: its turn by `algorithm.rotate` comes after the last step" for policy in waiting
+        f"{policy} will not be trained: `algorithm.rotate` reaches it after the last step" for policy in waiting
     ]
 
 

@@ -69,13 +69,13 @@ def test_one_failed_episode_is_a_warning() -> None:
 def test_a_role_that_nobody_asks_is_named() -> None:
     silent = [replace(one, turns=one.turns[1:]) for one in healthy()]
     level, text = only(found(silent))
-    assert level == "warning" and text.startswith("reasoner never spoke")
+    assert level == "warning" and text.startswith("reasoner took no turn")
 
 
 def test_a_constant_reward_is_said_once_for_the_whole_team() -> None:
     same = [replace(one, reward=0.5) for one in healthy()]
     level, text = only(found(same))
-    assert level == "warning" and "every episode earned 0.5" in text
+    assert level == "warning" and "every episode has the reward 0.5" in text
 
 
 def test_a_role_whose_reward_is_constant_is_named() -> None:
@@ -89,7 +89,7 @@ def test_a_role_whose_reward_is_constant_is_named() -> None:
 def test_rewards_that_reach_no_trained_token_are_an_error(advantage: float | None) -> None:
     idle = [replace(one, turns=[said("reasoner", advantage), said("actor", advantage)]) for one in healthy()]
     level, text = only(found(idle))
-    assert level == "error" and "no reward reaches a trained token" in text
+    assert level == "error" and "no trained token has an advantage" in text
 
 
 def test_credit_that_only_a_frozen_role_gets_is_an_error() -> None:
@@ -100,7 +100,7 @@ def test_credit_that_only_a_frozen_role_gets_is_an_error() -> None:
 def test_a_trained_role_without_credit_is_a_warning_where_another_has_some() -> None:
     one = [replace(e, turns=[said("reasoner"), said("actor", 0.0)]) for e in healthy()]
     level, text = only(found(one))
-    assert level == "warning" and text.startswith("no reward reaches actor")
+    assert level == "warning" and text.startswith("no token of actor has an advantage")
 
 
 def test_a_frozen_role_needs_no_credit() -> None:
@@ -127,13 +127,13 @@ def test_groups_of_one_are_counted() -> None:
 
 def test_mostly_constant_groups_are_a_warning_and_a_few_are_not() -> None:
     level, text = only(found(healthy(), group_sizes=[4, 4, 4], credit={"groups/constant": 2.0}))
-    assert level == "warning" and text.startswith("in 2 of 3 groups all earned the same")
+    assert level == "warning" and text.startswith("in 2 of 3 groups all rewards are equal")
     assert found(healthy(), group_sizes=[4, 4, 4], credit={"groups/constant": 1.0}) == []
 
 
 def test_a_sampler_that_disagrees_with_the_learner_is_named() -> None:
     level, text = only(found(healthy(), gaps={"doer": Gap(0.3, 2.0), "thinker": Gap(1e-6, 1e-5)}))
-    assert level == "warning" and text.startswith("doer: sampler and learner disagree by 0.3 nats")
+    assert level == "warning" and text.startswith("doer: the log-prob gap of sampler and learner is 0.3 nats")
 
 
 def test_answers_that_were_too_much_for_the_grader_are_counted() -> None:
@@ -191,6 +191,6 @@ def test_a_few_episodes_that_earn_the_same_are_too_few_to_tell() -> None:
         for task in "abcd"
         for repeat in range(4)
     ]
-    few = [finding for finding in found(same[:15]) if "15 episodes are too few to tell" in finding.text]
+    few = [finding for finding in found(same[:15]) if "15 episodes are too few to know" in finding.text]
     assert [finding.level for finding in few] == ["warning"]
-    assert [f.level for f in found(same) if "no reward reaches a trained token" in f.text] == ["error"]
+    assert [f.level for f in found(same) if "no trained token has an advantage" in f.text] == ["error"]

@@ -371,7 +371,7 @@ def test_a_bug_keeps_its_traceback(tmp_path: Path, tiny_model: Path, monkeypatch
 def test_check_shows_prompts_and_passes_where_there_is_something_to_learn(tmp_path: Path, tiny_model: Path) -> None:
     printed = well("check", game(tmp_path, tiny_model))
     assert "<|im_start|>assistant" in printed and "actor reads" in printed
-    for word in ("rewards of 16 episodes", "singleton", "sampler–learner gap", "with credit", "problem"):
+    for word in ("rewards of 16 episodes", "singleton", "log-prob gap", "with credit", "problem"):
         assert word in printed
     assert not (tmp_path / "game").exists()
 
@@ -379,9 +379,9 @@ def test_check_shows_prompts_and_passes_where_there_is_something_to_learn(tmp_pa
 def test_check_fails_where_training_would_teach_nothing(tmp_path: Path, tiny_model: Path) -> None:
     config = game(tmp_path, tiny_model)
     constant = coterie("check", config, "env.wins=false")
-    assert constant.exit_code == 1 and "no reward reaches a trained token" in constant.stdout
+    assert constant.exit_code == 1 and "no trained token has an advantage" in constant.stdout
     few = coterie("check", config, "env.wins=false", "--tasks", 1)
-    assert few.exit_code == 0 and "warning: 4 episodes are too few to tell whether a reward reaches" in few.stdout
+    assert few.exit_code == 0 and "warning: 4 episodes are too few to know whether rewards differ" in few.stdout
     broken = coterie("check", config, "env.broken=true", "--tasks", 1, "--episodes", 2)
     assert broken.exit_code == 1 and "2 of 2 episodes failed" in broken.stdout
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from coterie.check import DryRun, Finding, dry_run, findings
-from coterie.check.answers import stuck
+from coterie.check.answers import constant_roles
 from coterie.check.echo_check import echoes
 from coterie.cli.check_tables import dry_run as shown
 from tests.episodes import episode, turn
@@ -38,7 +38,7 @@ def only(found: list[Finding]) -> tuple[str, str]:
 def test_a_sound_team_has_no_findings(checked: Check) -> None:
     dry, found = checked("refine")
     assert found == []
-    assert [gold.episode.reward for gold in dry.golds] == [1.0, 1.0]
+    assert [probe.episode.reward for probe in dry.references] == [1.0, 1.0]
     assert max(probe.episode.reward for probe in dry.probes if probe.whole) == 0.0
     assert list(dry.verdicts) == ["evaluator"] and set(dry.verdicts["evaluator"]) == {True, False}
     assert len(list(shown(dry))) > 8
@@ -47,22 +47,24 @@ def test_a_sound_team_has_no_findings(checked: Check) -> None:
 def test_a_reward_that_never_changes_is_an_error(checked: Check) -> None:
     _, found = checked("Pays")
     errors = [finding.text for finding in found if finding.level == "error"]
-    assert any(text.startswith("whatever is said, optimizer earns 0.5") for text in errors), found
+    assert any(text.startswith("the reward of optimizer is 0.5 for every reply") for text in errors), found
     assert any("is constant: always 0.5" in finding.text for finding in found), found
 
 
 def test_a_reward_that_never_changes_is_named_though_one_reference_answer_is_not_known(checked: Check) -> None:
     dry, _ = checked("Pays")
-    dry.golds[0].episode.reward = 0.5
-    assert any(finding.text.startswith("whatever is said, optimizer earns 0.5") for finding in stuck(dry))
+    dry.references[0].episode.reward = 0.5
+    assert any(
+        finding.text.startswith("the reward of optimizer is 0.5 for every reply") for finding in constant_roles(dry)
+    )
 
 
 def test_a_parser_that_strips_what_the_grader_needs_is_an_error_with_the_text_it_passed_on(checked: Check) -> None:
     dry, found = checked("Strips")
     hidden = [finding for finding in found if "the workflow hides answers from the grader" in finding.text]
     level, text = only(hidden)
-    assert level == "error" and "earns 1 by itself and 0 through the workflow; it passed on ''" in text
-    assert dry.golds[0].alone == 1.0
+    assert level == "error" and "gets 1 when graded directly and 0 through the workflow; it returned ''" in text
+    assert dry.references[0].alone == 1.0
 
 
 def test_a_reward_that_does_not_know_the_reference_is_an_error(checked: Check, tmp_path: Path) -> None:
@@ -78,12 +80,14 @@ def test_a_reward_that_pays_for_silence_is_an_error(checked: Check, tmp_path: Pa
     (tmp_path / "kind.py").write_text("def kind(answer, truth):\n    return float(answer != '77')\n")
     _, found = checked("Alone", reward=f"{tmp_path / 'kind.py'}:kind")
     errors = [finding.text for finding in found if finding.level == "error"]
-    assert any(text.startswith("nothing earns as much as the right answer in 2 of 2 tasks") for text in errors), found
+    assert any(text.startswith("an empty reply gets as much reward as the reference in 2 of 2") for text in errors), (
+        found
+    )
 
 
 def test_a_reward_of_form_alone_has_nothing_to_do_with_the_reference(checked: Check) -> None:
     dry, found = checked("Alone", reward={"name": "format", "pattern": "7"})
-    assert dry.golds == [] and [finding.level for finding in found if finding.level == "error"] == []
+    assert dry.references == [] and [finding.level for finding in found if finding.level == "error"] == []
 
 
 def test_a_role_that_repeats_what_it_reads_is_named(checked: Check) -> None:
@@ -95,7 +99,7 @@ def test_a_role_that_repeats_what_it_reads_is_named(checked: Check) -> None:
 
     dry, found = checked("refine", parrot)
     level, text = only(found)
-    assert level == "warning" and text.startswith("evaluator repeats what it read: ")
+    assert level == "warning" and text.startswith("evaluator repeats its prompt: ")
     assert "optimizer" not in dry.echoes  # a number is too short to tell
 
 
@@ -113,7 +117,7 @@ def test_a_judge_that_nobody_can_read_is_named(checked: Check) -> None:
         return "Perhaps so." if policy == "evaluator" else honest(policy, read, seed)
 
     _, found = checked("refine", mumbles)
-    assert any(finding.text.startswith("evaluator states a verdict in 0 of") for finding in found), found
+    assert any(finding.text.startswith("evaluator gives a verdict in 0 of") for finding in found), found
 
 
 def test_an_answer_on_which_the_workflow_fails_is_named(checked: Check) -> None:
@@ -125,8 +129,8 @@ def test_an_answer_on_which_the_workflow_fails_is_named(checked: Check) -> None:
 def test_tasks_that_are_only_too_hard_are_told_from_rewards_out_of_reach(checked: Check) -> None:
     _, found = checked("Alone", lambda policy, read, seed: str(int(right(read)) + 1))
     texts = " ".join(finding.text for finding in found)
-    assert "every episode earned 0; the reference answer earns 1, so it can be reached" in texts
-    assert "whatever is said" not in texts
+    assert "every episode has the reward 0; the reference answer gets 1, so a reward is possible" in texts
+    assert "for every reply" not in texts
 
 
 def test_an_echo_is_counted_in_runs_of_four_words() -> None:
@@ -147,11 +151,14 @@ def test_prompts_that_fill_the_context_are_an_error(checked: Check) -> None:
 
 @pytest.mark.parametrize(
     ("workflow", "said"),
-    [("Strips", "the workflow hides answers from the grader"), ("Pays", "whatever is said, optimizer earns 0.5")],
+    [
+        ("Strips", "the workflow hides answers from the grader"),
+        ("Pays", "the reward of optimizer is 0.5 for every reply"),
+    ],
 )
 def test_what_a_single_task_shows_is_too_little_for_an_error(
     workflow: str, said: str, model_folder: Folder, tmp_path: Path
 ) -> None:
     found = findings(dry_run(planted(tmp_path, model_folder("llama"), workflow, honest), tasks=1, repeats=6))
     assert [finding for finding in found if finding.level == "error"] == []
-    assert any(said in finding.text and "1 task is too few to tell" in finding.text for finding in found), found
+    assert any(said in finding.text and "1 task is too few to be sure" in finding.text for finding in found), found

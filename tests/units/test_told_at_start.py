@@ -117,7 +117,7 @@ def test_a_check_of_the_graph_recipe_passes_on_the_words_that_it_puts_in(tmp_pat
     small = [f"actor_rollout_ref.model.path={model}", "engine.context=512", "device=cpu", "data.max_response_length=4"]
     run = build(load(GRAPH, [*files, *small]), tmp_path / "run", console=False)
     dry = dry_run(run, tasks=2, repeats=2)
-    assert [gold.episode.reward for gold in dry.golds] == [1.0, 1.0]
+    assert [probe.episode.reward for probe in dry.references] == [1.0, 1.0]
     broken = [probe.episode.reward for probe in dry.probes if probe.whole]
     assert broken and max(broken) == 0.0
     assert [finding for finding in findings(dry) if finding.level == "error"] == []
