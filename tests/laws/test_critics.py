@@ -356,3 +356,51 @@ def test_a_critic_whose_context_an_answer_fills_is_refused_by_name(model_folder:
     made.base.context = 12
     with pytest.raises(ModelError, match=r"^critic team: its model.s context is 12 tokens, and a reply of left has 12"):
         judges.context(episode, said)
+
+
+BASELINE = """
+from dataclasses import dataclass
+
+import torch
+
+from coterie.algorithms.base import Algorithm
+from coterie.rl.losses import value_loss
+
+
+@dataclass(frozen=True, kw_only=True)
+class Baseline(Algorithm):
+    needs_values = True
+
+    @property
+    def value_head_lr(self):
+        return 1e-3
+
+    def make_critic(self, factory):
+        return factory.critics(self.error, self.loss_weights, lr=1e-3, fits=2)
+
+    def error(self, scores, batch):
+        return value_loss(scores.values, batch.values, batch.returns)
+
+    def loss(self, scores, batch):
+        loss = super().loss(scores, batch)
+        return loss if scores.values is None else loss + self.error(scores, batch)
+
+    def compute_advantages(self, episodes, memory):
+        for turn in (turn for episode in episodes for turn in episode.turns if turn.trainable):
+            turn.returns = torch.full_like(turn.values, turn.credit)
+            turn.advantages = turn.returns - turn.values
+        return {}
+"""
+
+
+@pytest.mark.parametrize("kind", ["head", "shared"])
+def test_a_user_s_algorithm_with_values_is_one_file_and_no_ppo(kind: str, model_folder: Folder, tmp_path: Path) -> None:
+    (tmp_path / "baseline.py").write_text(BASELINE)
+    tree = config(model_folder("llama"), kind) | {"algorithm": f"{tmp_path}/baseline.py:Baseline"}
+    run = trained(tree, tmp_path / "run")
+    if kind == "shared":
+        assert critics(run).critics["both"].learner.version == 2 * SMALL["steps"]
+    else:
+        assert run.critic is None and all(learner.value_head is not None for learner in run.learners.values())
+    episodes = read_episodes(tmp_path / "run" / "episodes" / "000002.jsonl")
+    assert any(float(t.values.abs().max()) > 0 for e in episodes for t in e.turns if t.values is not None)

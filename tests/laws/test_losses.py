@@ -117,8 +117,8 @@ def test_log_ratios_are_clamped_to_twenty_before_exp() -> None:
     far = torch.tensor([-1e4, -20.0, 0.0, 20.0, 1e4])
     expected = torch.tensor([-20.0, -20.0, 0.0, 20.0, 20.0]).exp()
     assert torch.equal(ratio_of(far), expected)
-    assert torch.equal(truncated_importance_weight(far, torch.zeros(5), most=1e30), expected)
-    assert torch.equal(truncated_importance_weight(far, torch.zeros(5), most=2.0), expected.clamp(max=2.0))
+    assert torch.equal(truncated_importance_weight(far, torch.zeros(5), cap=1e30), expected)
+    assert torch.equal(truncated_importance_weight(far, torch.zeros(5), cap=2.0), expected.clamp(max=2.0))
     assert bool(kl(-far, torch.zeros(5), "k3").isfinite().all())
 
 
