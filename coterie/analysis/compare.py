@@ -1,7 +1,7 @@
-"""`coterie compare`: trains and evaluates every arm of a comparison, and compares them task by task.
+"""`coterie compare`: trains and evaluates every arm of a comparison, and compares them with paired tests.
 
-Each arm is a run of its own in a process of its own, so arms can run side by side, and a comparison that was killed
-goes on where it was.
+Each arm is a separate run in a separate process, so that arms can run in parallel, and a comparison that was killed
+continues where it stopped.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from coterie.training import checkpoint
 
 
 class ArmFailed(UserError):
-    """A command of an arm ended with an error."""
+    """A command of an arm failed."""
 
 
 @dataclass(frozen=True)
 class Runner:
-    """Runs the commands of arms, in a folder that keeps their runs, logs and evaluations."""
+    """Runs the commands of arms in a folder with their runs, logs and evaluations."""
 
     comparison: Comparison
     out: Path
     changes: tuple[str, ...]  # to every arm, such as seed=1
 
     def run(self, name: str) -> Result:
-        """An arm's result; what is already there is not made again."""
+        """An arm's result; existing runs and evaluations are reused."""
         arm = self.comparison.arms[name]
         eval_file = self.out / f"{name}.json"
         if arm.recipe is not None and arm.train:
@@ -52,7 +52,7 @@ class Runner:
         return read_result(eval_file, self._run_of(name))
 
     def _run_of(self, name: str) -> Path | None:
-        """The run whose team an arm evaluates; None for one that is untrained."""
+        """The run that an arm evaluates; None if it is untrained."""
         arm = self.comparison.arms[name]
         if arm.of is not None:
             return self._run_of(arm.of)
@@ -68,7 +68,7 @@ class Runner:
             self._command(name, ["train", "--resume", run, f"steps={steps}"])
 
     def _command(self, name: str, words: Sequence[object]) -> None:
-        """Run a `coterie` command; what it prints goes to the arm's log."""
+        """Run a `coterie` command; its output goes to the arm's log."""
         line = [sys.executable, "-m", "coterie", *map(str, words)]
         rich.get_console().print(Text(f"  {name}: coterie {' '.join(map(str, words))}"), soft_wrap=True)
         log = self.out / f"{name}.log"
@@ -76,7 +76,7 @@ class Runner:
             code = subprocess.run(line, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL).returncode
         if code:
             tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
-            raise ArmFailed(f"{name}: coterie {words[0]} ended with exit code {code}; the end of {log}:\n{tail}")
+            raise ArmFailed(f"{name}: coterie {words[0]} failed with exit code {code}; the end of {log}:\n{tail}")
 
 
 def compare(file: Path, changes: tuple[str, ...], out: Path, jobs: int) -> None:
@@ -84,7 +84,7 @@ def compare(file: Path, changes: tuple[str, ...], out: Path, jobs: int) -> None:
     comparison = load(file)
     out.mkdir(parents=True, exist_ok=True)
     runner = Runner(comparison, out, changes)
-    # An arm `of` another waits for that one's training: all with a recipe come first.
+    # Arms with a recipe first: an arm `of` another needs that one's run.
     own = [name for name, arm in comparison.arms.items() if arm.recipe is not None]
     results = run_all(runner, own, jobs)
     results |= run_all(runner, [name for name in comparison.arms if name not in results], jobs)
@@ -96,7 +96,7 @@ def compare(file: Path, changes: tuple[str, ...], out: Path, jobs: int) -> None:
 
 
 def run_all(runner: Runner, names: Sequence[str], jobs: int) -> dict[str, Result]:
-    """The results of these arms. One that fails does not stop the others; all failures are told in the end."""
+    """The results of these arms. A failure does not stop the others; all failures are reported at the end."""
     with ThreadPoolExecutor(jobs) as pool:
         running = {name: pool.submit(runner.run, name) for name in names}
     failures = [error for future in running.values() if (error := future.exception()) is not None]
@@ -107,10 +107,10 @@ def run_all(runner: Runner, names: Sequence[str], jobs: int) -> dict[str, Result
 
 
 def rows_of(results: Mapping[str, Result], against: str) -> Iterator[dict[str, str | float | int]]:
-    """One row per arm: what it reached, what it cost, and how far the arm that it is held against is ahead."""
-    best = results[against]
+    """One row per arm: its accuracy, its tokens, and the paired difference to the arm `against`."""
+    base = results[against]
     for name, result in results.items():
-        scores = [result.scores[task] for task in best.scores]
+        scores = [result.scores[task] for task in base.scores]
         low, high = bootstrap_interval(scores)
         row: dict[str, str | float | int] = {
             "arm": name,
@@ -119,7 +119,7 @@ def rows_of(results: Mapping[str, Result], against: str) -> Iterator[dict[str, s
             "prompt / task": round(result.metrics["prompt_tokens"]),
             "sampled in training": result.trained_tokens,
         }
-        yield row if name == against else row | _difference(against, paired(list(best.scores.values()), scores))
+        yield row if name == against else row | _difference(against, paired(list(base.scores.values()), scores))
 
 
 def _difference(against: str, found: Paired) -> dict[str, str | float | int]:
@@ -135,7 +135,7 @@ def shown(results: Mapping[str, Result], against: str) -> Iterator[RenderableTyp
 
 
 def markdown(results: Mapping[str, Result], against: str) -> str:
-    """The table as Markdown, for a page or a paper."""
+    """The table as Markdown."""
     rows = list(rows_of(results, against))
     columns = list(dict.fromkeys(key for row in rows for key in row))
     lines = [columns, ["---"] * len(columns), *([str(row.get(column, "")) for column in columns] for row in rows)]

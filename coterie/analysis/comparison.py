@@ -1,4 +1,4 @@
-"""A comparison: several arms, trained and evaluated on the same held-out tasks. Read from YAML, strictly."""
+"""The YAML file of a comparison: several arms, trained and evaluated on the same held-out tasks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from coterie.config.reader import Reader
 
 @dataclass(frozen=True)
 class Arm:
-    """One way to answer the tasks. `recipe` trains a team of its own; `of` evaluates another arm's team otherwise."""
+    """One arm: `recipe` trains a team; `of` evaluates another arm's team with other settings."""
 
     recipe: Path | None = None
     of: str | None = None
@@ -25,17 +25,17 @@ class Arm:
 
     def __post_init__(self) -> None:
         if (self.recipe is None) == (self.of is None):
-            raise ValueError("an arm has either a recipe, or `of`: the arm whose team it evaluates otherwise")
+            raise ValueError("an arm has either a recipe, or `of`: the arm whose team it evaluates")
         if self.of is not None and (self.set or not self.train):
-            raise ValueError(f"set: an arm `of: {self.of}` trains nothing; what is different goes into evaluate")
+            raise ValueError(f"set: an arm `of: {self.of}` is not trained; put its changes into evaluate")
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What is compared, and with which arm."""
+    """The arms, and the arm that the others are compared with."""
 
     arms: dict[str, Arm]
-    against: str  # the arm that the others are held against
+    against: str  # the arm that the others are compared with
     evaluate: tuple[str, ...] = ()  # changes for every arm's evaluation
 
     def __post_init__(self) -> None:
@@ -49,7 +49,7 @@ class Comparison:
 
 
 def load(path: Path) -> Comparison:
-    """Read a comparison; recipes are looked for beside it."""
+    """Read a comparison; paths of recipes are relative to it."""
     if not path.is_file():
         raise ConfigError(f"{path}: there is no such file")
     problems = Problems(Sources(str(path)))
@@ -65,21 +65,21 @@ def load(path: Path) -> Comparison:
 
 @dataclass(frozen=True)
 class Result:
-    """What an arm reached."""
+    """The result of an arm."""
 
-    scores: Mapping[str, float]  # by task: the share of its episodes that were right
+    scores: Mapping[str, float]  # by task: the share of its episodes that were correct
     metrics: Mapping[str, float]
     trained_tokens: int  # sampled in training
 
 
 def read_result(eval_file: Path, run: Path | None) -> Result:
-    """An arm's evaluation as `coterie eval --json` wrote it, and what its training sampled."""
-    found = json.loads(eval_file.read_text())
-    (name,) = found["reports"]
-    return Result(found["accuracy"][name], found["reports"][name], sampled_in(run) if run else 0)
+    """An arm's evaluation, as written by `coterie eval --json`, and the tokens sampled in training."""
+    evaluation = json.loads(eval_file.read_text())
+    (name,) = evaluation["reports"]
+    return Result(evaluation["accuracy"][name], evaluation["reports"][name], sampled_in(run) if run else 0)
 
 
 def sampled_in(run: Path) -> int:
-    """The tokens that a run has sampled in training."""
+    """The number of tokens that a run sampled in training."""
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return int(sum(row["sampled_tokens"] for row in rows if "sampled_tokens" in row))

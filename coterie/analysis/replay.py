@@ -1,4 +1,4 @@
-"""Judges the stored episodes of a run again, under another algorithm, credit or reward. Nothing is sampled."""
+"""`coterie replay`: recomputes the advantages of stored episodes under another algorithm, credit or reward."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from coterie.algorithms.base import Algorithm
 from coterie.algorithms.turn_filters import clear_dropped_advantages, drop_other_rounds
-from coterie.analysis.rescore import score_again
+from coterie.analysis.rescore import rescore_episodes
 from coterie.config import Config, ConfigError
 from coterie.config.conflicts import check_conflicts
 from coterie.config.problems import Problems
@@ -25,63 +25,62 @@ from coterie.types import Episode, Turn
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """One turn, as it was judged when it was played and as it is judged now."""
+class ReplayedTurn:
+    """One turn with its advantage in the run and in the replay."""
 
     step: int
     episode: Episode
     turn: Turn
-    reward: float  # of its episode, before
-    before: float | None  # its mean advantage; None where it was left out
+    reward: float  # of its episode, in the run
+    before: float | None  # its mean advantage; None if it was excluded
     after: float | None
 
     @property
-    def turned(self) -> bool:
-        """Whether what was good is bad now, or the other way round."""
+    def sign_changed(self) -> bool:
+        """Whether the advantage changed its sign."""
         return (self.before or 0.0) * (self.after or 0.0) < 0
 
 
-def replay(folder: Path, config: Config, rescore: bool) -> Iterator[Verdict]:
-    """Every turn of the run in the order of play. `rescore`: grade the answers again, too, and let the workflow judge
-    its turns by that."""
+def replay(folder: Path, config: Config, rescore: bool) -> Iterator[ReplayedTurn]:
+    """Every trainable turn of the run, in order. `rescore`: also grade the answers again, with the workflow's judge."""
     algorithm, credit = config.algorithm.instance, config.credit.instance
     check_conflicts(config, training=False)
-    _must_matter(config, algorithm)
+    _require_effect(config, algorithm)
     memory: dict[str, Any] = {}
     env = attach_reward(config.env.instance, config.reward.name, config.reward.options, config.rollout.score_deadline)
     if rescore:
         require_sandbox(config, env)
-    # Of the whole run: of one step all episodes with one purpose may have failed.
+    # Of the whole run: in a single step all episodes with one purpose may have failed.
     purposes = {e.fork for path in numbered_paths(folder / "counterfactuals", ".jsonl") for e in read_episodes(path)}
-    for path in _stored(folder):
+    for path in _episode_files(folder):
         episodes = [episode for episode in read_episodes(path) if episode.error is None]
-        aside = folder / "counterfactuals" / path.name
+        stored = folder / "counterfactuals" / path.name
         counterfactuals = (
-            [episode for episode in read_episodes(aside) if episode.error is None] if aside.is_file() else []
+            [episode for episode in read_episodes(stored) if episode.error is None] if stored.is_file() else []
         )
         before = [[_mean(turn.advantages) for turn in episode.turns] for episode in episodes]
         rewards = [episode.reward for episode in episodes]
-        done = int(path.stem) - 1  # steps before this one, by which algorithms count
-        _must_know(algorithm, done, [turn for episode in episodes for turn in episode.turns])
+        done = int(path.stem) - 1  # completed steps, by which algorithms count
+        _require_stored(algorithm, done, [turn for episode in episodes for turn in episode.turns])
         if rescore:
-            score_again([*episodes, *counterfactuals], config, env)
-        _must_have_played(credit, episodes, purposes)
+            rescore_episodes([*episodes, *counterfactuals], config, env)
+        _require_counterfactuals(credit, episodes, purposes)
         drop_other_rounds(episodes, algorithm, done)
-        _judge_again(episodes, counterfactuals, algorithm, credit, memory)
+        _assign_credit(episodes, counterfactuals, algorithm, credit, memory)
         for episode, was, reward in zip(episodes, before, rewards, strict=True):
             for turn, advantage in zip(episode.turns, was, strict=True):
                 if turn.trainable:
-                    yield Verdict(int(path.stem), episode, turn, reward, advantage, _mean(turn.advantages))
+                    yield ReplayedTurn(int(path.stem), episode, turn, reward, advantage, _mean(turn.advantages))
 
 
-def _stored(folder: Path) -> list[Path]:
+def _episode_files(folder: Path) -> list[Path]:
     paths = numbered_paths(folder / "episodes", ".jsonl")
     if not paths:
-        raise ConfigError(f"{folder}: there are no episodes to judge again; a run that has trained leaves them there")
+        raise ConfigError(f"{folder}: no stored episodes to replay; a run stores them while it trains")
     return paths
 
 
-def _judge_again(
+def _assign_credit(
     episodes: list[Episode],
     counterfactuals: list[Episode],
     algorithm: Algorithm,
@@ -96,8 +95,8 @@ def _judge_again(
     clear_dropped_advantages(episodes)
 
 
-def _must_know(algorithm: Algorithm, step: int, turns: Sequence[Turn]) -> None:
-    """What learners and critics thought is read at the time, and cannot be found out from the episodes."""
+def _require_stored(algorithm: Algorithm, step: int, turns: Sequence[Turn]) -> None:
+    """Values, entropies and reference log-probs are computed during the run; a replay cannot recompute them."""
     needed = {
         "values": algorithm.needs_values,
         "entropy": algorithm.needs_entropy,
@@ -108,28 +107,28 @@ def _must_know(algorithm: Algorithm, step: int, turns: Sequence[Turn]) -> None:
         for name in (name for name, asked in needed.items() if asked and getattr(turn, name) is None):
             raise ConfigError(
                 f"algorithm: {type(algorithm).__name__} needs the {name} of {turn.role}'s turns, which this run did "
-                "not take down; an algorithm that compares groups needs none"
+                "not store; group-based algorithms need none"
             )
 
 
-def _must_have_played(credit: Credit, episodes: Sequence[Episode], purposes: Collection[str | None]) -> None:
-    """What would have happened otherwise is played at the time, and cannot be found out from the episodes either."""
+def _require_counterfactuals(credit: Credit, episodes: Sequence[Episode], purposes: Collection[str | None]) -> None:
+    """Counterfactual episodes are played during the run; a replay cannot sample them."""
     for purpose in (fork.purpose for fork in credit.forks(episodes) if fork.purpose not in purposes):
         raise ConfigError(
-            f"credit: {type(credit).__name__} needs episodes {purpose}, which this run did not play; "
+            f"credit: {type(credit).__name__} needs counterfactual episodes {purpose}, which this run did not play; "
             "credit.by=leave_one_out needs none"
         )
 
 
-def _must_matter(config: Config, algorithm: Algorithm) -> None:
-    """Refuse changes that no advantage depends on: they would be answered with what was there before."""
+def _require_effect(config: Config, algorithm: Algorithm) -> None:
+    """Reject changes that no advantage depends on: the replay would show no difference."""
     problems = Problems(config.sources)
     apart = algorithm.not_in_advantage | ({"kl"} if algorithm.kl_in == "loss" else set())
     for path in config.sources.overridden():
         if path[0] == "algorithm" and path[-1] in apart:
-            problems.add(path, "has no effect here: what turns are worth does not depend on it")
+            problems.add(path, "has no effect here: advantages do not depend on it")
         if path == ("credit", "default"):
-            problems.add(path, "has no effect here: what was said instead was said when the run was played")
+            problems.add(path, "has no effect here: the counterfactual replies were sampled during the run")
     problems.raise_any()
 
 

@@ -1,4 +1,4 @@
-"""Plays stored episodes through their workflow once more, with the words that were said, to judge them anew."""
+"""Rescores stored episodes: replays their workflow with the recorded turns, and grades the answers again."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from coterie.rollout.collector import Collector
 from coterie.training import opponents
 from coterie.types import Env, Episode, Fork, Sample, Sampling
 
-HOW = "; what a workflow asks may only depend on its task and on what was said"
+WHY = "; a workflow may depend only on its task and on the replies"
 
 
-class Silent:
-    """An engine that must not be asked."""
+class NoEngine:
+    """An engine that must not be called: every turn is recorded."""
 
     async def sample(self, policy: str, prompt_ids: Sequence[int], seed: int, sampling: Sampling) -> Sample:
-        raise RuntimeError(f"{policy} is asked for a turn that was not said{HOW}")
+        raise RuntimeError(f"{policy} was called for a turn that is not recorded{WHY}")
 
     def weights_changed(self, policy: str, version: int) -> None: ...
 
 
-def score_again(episodes: Sequence[Episode], config: Config, env: Env) -> None:
-    """Write down what `env` gives for the episodes, and what their workflow makes of it for single turns.
+def rescore_episodes(episodes: Sequence[Episode], config: Config, env: Env) -> None:
+    """Write the rewards that `env` gives, and the turn rewards of the workflow's judge.
 
-    A workflow judges its turns by grades of its own answers: only it knows which. So it runs again, programs and
-    searches included, while its roles say what they said.
+    Only the workflow knows which answers its judge grades. So it runs again, including programs and searches, with the
+    recorded turns.
     """
     workflow, limits = config.workflow.instance, config.rollout
-    collector = Collector(workflow, env, Silent(), _chats(config), limits.concurrency, limits.deadline, None)
+    collector = Collector(workflow, env, NoEngine(), _chats(config), limits.concurrency, limits.deadline, None)
     forks = [Fork(e, "again", {(turn.role, turn.round): turn for turn in e.turns}) for e in episodes]
     for episode, fresh in zip(episodes, collector.fork(forks, _players(episodes)), strict=True):
         if fresh.error is not None:
             why = fresh.error.strip().rpartition("\n")[2]
-            raise ConfigError(f"reward: {episode.id} cannot be judged again by its workflow: {why}")
+            raise ConfigError(f"reward: {episode.id} cannot be rescored by its workflow: {why}")
         episode.reward, episode.metrics = fresh.reward, fresh.metrics
         judged = {(turn.role, turn.round): turn.reward for turn in fresh.turns}
         for turn in episode.turns:
@@ -46,7 +46,7 @@ def score_again(episodes: Sequence[Episode], config: Config, env: Env) -> None:
 
 
 def _players(episodes: Sequence[Episode]) -> dict[str, Player]:
-    """Who played what in a step, turn by turn."""
+    """The policy of each role's turns in a step."""
     players: dict[str, dict[int, str]] = {}
     for turn in (turn for episode in episodes for turn in episode.turns):
         players.setdefault(turn.role, {})[turn.round] = turn.policy
@@ -59,7 +59,7 @@ def _player(by_round: Mapping[int, str]) -> Player:
 
 
 def _chats(config: Config) -> dict[str, Chat]:
-    """How each policy's model writes conversations; its weights are not needed."""
+    """The chat template of each policy's model, without its weights."""
     policies = opponents.with_slots(config).policies
     return {name: _chat(resolve(policy.model)) for name, policy in policies.items()}
 

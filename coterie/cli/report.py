@@ -1,4 +1,4 @@
-"""What the commands print: the plan of a run, tables of measurements, dialogues before and after."""
+"""The output of the commands: the plan of a run, evaluation tables, learning curve, dialogues."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from coterie.analysis.replay import Verdict
+from coterie.analysis.replay import ReplayedTurn
 from coterie.config import Config, Policy
 from coterie.console import BARS, table, under
 from coterie.evaluation.evaluate import Report
@@ -21,36 +21,36 @@ from coterie.statistics import mean
 from coterie.types import Episode, Metrics, Turn
 
 HEIGHT = 5  # lines of the learning curve
-MOST_BARS = 9  # so that it fits into 80 characters
+MOST_BARS = 9  # so that the plot fits into 80 columns
 
 
 def plan(config: Config) -> Iterator[RenderableType]:
-    """Who plays which role on what, and how much is played."""
+    """The policy and model of each role, and the size of the run."""
     rows = [
         {
-            "role": role if len(seat.policies) == 1 else f"{role}, turn {nth}",
+            "role": role if len(settings.policies) == 1 else f"{role}, turn {nth}",
             "policy": policy,
             "model": config.policies[policy].model,
-            "learns": how_it_learns(config.policies[policy]),
+            "training": training_mode(config.policies[policy]),
             "max tokens": config.sampling_of(role).max_tokens,
         }
-        for role, seat in config.roles.items()
-        for nth, policy in enumerate(seat.policies, 1)
+        for role, settings in config.roles.items()
+        for nth, policy in enumerate(settings.policies, 1)
     ]
     amount = f"{config.steps} steps × {config.tasks_per_step} tasks × {config.episodes_per_task} episodes"
     yield table(f"{config.name}: {amount}, {config.algorithm.name}", rows)
     yield Text(f"  workflow {config.workflow.name} · env {config.env.name} · reward {config.reward.name}\n")
 
 
-def how_it_learns(policy: Policy) -> str:
+def training_mode(policy: Policy) -> str:
     if policy.frozen:
         return "frozen"
-    rank = f"LoRA of rank {policy.lora.rank}" if policy.lora else "the whole model"
+    rank = f"LoRA, rank {policy.lora.rank}" if policy.lora else "the whole model"
     return f"{rank if policy.adapter is None else f'the adapter {policy.adapter}'}, lr {policy.lr:g}"
 
 
 def learning_curve(evaluations: Mapping[int, float]) -> Iterator[RenderableType]:
-    """A small plot of the held-out reward, a bar for each evaluation; nothing where there are not two to compare.
+    """A bar chart of the held-out reward per evaluation; nothing with fewer than two.
 
         1.00 ┤
              │                 ▆▆▆▆
@@ -66,7 +66,7 @@ def learning_curve(evaluations: Mapping[int, float]) -> Iterator[RenderableType]
     shown = _spread(list(finite.items()), MOST_BARS)
     low, high = min(0.0, *finite.values()), max(1.0, *finite.values())
     heights = [round((reward - low) / (high - low) * HEIGHT * len(BARS)) for _, reward in shown]
-    plot = Text("held-out reward in the course of training\n")
+    plot = Text("held-out reward during training\n")
     for row in reversed(range(HEIGHT)):
         mark = {HEIGHT - 1: f"{high:.2f} ┤", 0: f"{low:.2f} ┤"}
         plot.append(f"{mark.get(row, '│'):>10}")
@@ -77,22 +77,22 @@ def learning_curve(evaluations: Mapping[int, float]) -> Iterator[RenderableType]
 
 
 def _cell_of_bar(eighths: int) -> str:
-    """One character of a bar that reaches so many eighths above the character's foot."""
+    """One character of a bar, filled to so many eighths."""
     return " " if eighths <= 0 else BARS[min(eighths, len(BARS)) - 1]
 
 
 def _spread(points: Sequence[tuple[int, float]], most: int) -> list[tuple[int, float]]:
-    """At most so many of them, evenly spread, the first and the last included."""
+    """At most so many points, evenly spread, with the first and the last."""
     count = min(len(points), most)
     return [points[round(i * (len(points) - 1) / (count - 1))] for i in range(count)]
 
 
 def next_steps(folder: Path, step: int, steps: int) -> Text:
-    """Where the run stands, and the commands that go on from there."""
+    """The state of the run, and the commands to continue."""
     again = "" if step < steps else f" steps={2 * steps}"
     commands = {
-        f"coterie eval {folder}": "how good the team is, beside one agent alone",
-        f"coterie train --resume {folder}{again}": "go on from here",
+        f"coterie eval {folder}": "evaluate the team, beside single-agent baselines",
+        f"coterie train --resume {folder}{again}": "train further",
     }
     width = max(map(len, commands))
     lines = [f"  {command:<{width}}   {purpose}" for command, purpose in commands.items()]
@@ -100,7 +100,7 @@ def next_steps(folder: Path, step: int, steps: int) -> Text:
 
 
 def evaluation(title: str, reports: Mapping[str, Report]) -> Table:
-    """One row for each way of answering the same tasks."""
+    """One row per report."""
     return table(title, [{"answered by": name, **_numbers(report.metrics)} for name, report in reports.items()])
 
 
@@ -110,23 +110,23 @@ def _numbers(metrics: Metrics) -> dict[str, float]:
 
 
 def single_agents(config: Config, agents: Mapping[str, SingleAgent]) -> Iterator[Text]:
-    """What each single agent is: for an adapter the untrained model, for a model that is trained whole itself."""
+    """The model and the prompt of each single agent: without the adapter, or the policy itself if trained whole."""
     for name, agent in agents.items():
         policy = config.policies[agent.policy]
         who = f"{policy.model} without an adapter" if policy.lora else f"the policy {agent.policy}"
-        asked = "the prompt of the role that begins" if agent.workflow.prompts else "the bare question"
-        yield Text(f"  {name}: {who}, asked {asked}, in at most {agent.player.sampling.max_tokens} tokens")
-    paid = "of as many as the team's tokens pay for; if fewer than three, of three in a third of the tokens each"
-    yield Text(f"  the majority is of the better one's answers, {paid}\n")
+        prompt = "the prompt of the first role" if agent.workflow.prompts else "the bare question"
+        yield Text(f"  {name}: {who}, with {prompt}, at most {agent.player.sampling.max_tokens} tokens")
+    votes = "with as many votes as the team's tokens allow; if fewer than three, three with a third of the tokens each"
+    yield Text(f"  majority: of the better one's answers, {votes}\n")
 
 
 def unequal(reports: Mapping[str, Report], within: float = 0.1) -> Iterator[Text]:
-    """Which of the others took more or fewer tokens than the team, which comes first."""
+    """The baselines that used more or fewer tokens than the team, which comes first."""
     team, *others = [(name, report.metrics["tokens"]) for name, report in reports.items()]
     times = {name: tokens / max(team[1], 1.0) for name, tokens in others}
     far = [f"{name} {ratio:.2f} ×" for name, ratio in times.items() if abs(ratio - 1) > within]
     if far:
-        yield Text(f"  not at equal tokens; the team's are 1: {', '.join(far)}\n", style="yellow")
+        yield Text(f"  unequal tokens, relative to the team: {', '.join(far)}\n", style="yellow")
 
 
 def by_role(metrics: Metrics) -> Table:
@@ -138,19 +138,19 @@ def by_role(metrics: Metrics) -> Table:
 
 
 def first_failure(reports: Mapping[str, Report]) -> Iterator[RenderableType]:
-    """The traceback of the first episode that failed, if any did."""
+    """The traceback of the first failed episode, if any."""
     failed = [(name, e) for name, one in reports.items() for e in one.episodes if e.error is not None]
     for name, episode in failed[:1]:
-        yield Text(f"The first that failed, {episode.id} of {name}:\n{episode.error}")
+        yield Text(f"The first failed episode, {episode.id} of {name}:\n{episode.error}")
 
 
 def dialogues(before: Report, after: Report, count: int) -> Iterator[RenderableType]:
-    """What the team said to a few tasks, untrained and trained, side by side; where the outcome changed, first."""
+    """A few episodes before and after training, side by side; those with a changed reward first."""
     pairs = [pair for pair in zip(before.episodes, after.episodes, strict=True) if pair[0].repeat == 0]
     better = sum(early.reward < late.reward for early, late in pairs)
     worse = sum(early.reward > late.reward for early, late in pairs)
-    told = f"{better} of {len(pairs)} held-out tasks went better than before training, {worse} worse"
-    yield Text(f"\n{told}; some of these, then others:")
+    changes = f"{better} of {len(pairs)} held-out tasks improved, {worse} got worse"
+    yield Text(f"\n{changes}; some of these, then others:")
     for early, late in sorted(pairs, key=lambda pair: pair[0].reward == pair[1].reward)[:count]:
         yield dialogue(early, late)
 
@@ -162,34 +162,34 @@ def dialogue(before: Episode, after: Episode) -> Table:
     for column in ("", "before", "after"):
         shown.add_column(column, ratio=3 if column else 1)
     for early, late in zip_longest(before.turns, after.turns):
-        shown.add_row(Text((early or late).role, "cyan"), _said(early), _said(late))
+        shown.add_row(Text((early or late).role, "cyan"), _reply(early), _reply(late))
     shown.add_row(Text("reward", "dim"), *[Text(_outcome(episode), "bold") for episode in (before, after)])
     return shown
 
 
-def _said(turn: Turn | None) -> Text:
+def _reply(turn: Turn | None) -> Text:
     return Text("" if turn is None else visible(turn.text) + (" …" if turn.stop == "length" else ""))
 
 
 def visible(text: str) -> str:
-    """Text that a terminal can be trusted with: an untrained model may well say the code that clears the screen."""
-    return "".join(sign if sign.isprintable() or sign == "\n" else repr(sign)[1:-1] for sign in text)
+    """Text with control characters escaped: a model may emit the code that clears the screen."""
+    return "".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in text)
 
 
 def _outcome(episode: Episode) -> str:
     return f"{episode.reward:.2f}" if episode.error is None else f"failed: {episode.error_kind}"
 
 
-def verdicts(title: str, judged: Sequence[Verdict], most: int) -> Iterator[RenderableType]:
-    """Per role how credit changes, then the turns for which it changes most."""
-    roles = dict.fromkeys(one.turn.role for one in judged)
-    yield table(title, [_by_role(role, [one for one in judged if one.turn.role == role]) for role in roles])
-    changed = sorted(judged, key=_change, reverse=True)[:most]
-    yield table("turns that change most", [verdict(one) for one in changed if _change(one) > 0])
+def replayed_turns(title: str, turns: Sequence[ReplayedTurn], most: int) -> Iterator[RenderableType]:
+    """The change of advantages per role, then the turns that change most."""
+    roles = dict.fromkeys(one.turn.role for one in turns)
+    yield table(title, [_by_role(role, [one for one in turns if one.turn.role == role]) for role in roles])
+    changed = sorted(turns, key=_change, reverse=True)[:most]
+    yield table("turns that change most", [replayed_turn(one) for one in changed if _change(one) > 0])
 
 
-def verdict(one: Verdict) -> dict[str, str | float | int | None]:
-    """One turn's change as plain data."""
+def replayed_turn(one: ReplayedTurn) -> dict[str, str | float | int | None]:
+    """The change of one turn as plain data."""
     return {
         "step": one.step,
         "episode": one.episode.id,
@@ -202,19 +202,19 @@ def verdict(one: Verdict) -> dict[str, str | float | int | None]:
     }
 
 
-def _change(one: Verdict) -> float:
+def _change(one: ReplayedTurn) -> float:
     return abs((one.after or 0.0) - (one.before or 0.0))
 
 
-def _by_role(role: str, judged: Sequence[Verdict]) -> dict[str, str | float]:
+def _by_role(role: str, turns: Sequence[ReplayedTurn]) -> dict[str, str | float]:
     return {
         "role": role,
-        "turns": len(judged),
-        "reward": mean([one.reward for one in judged]),
-        "reward now": mean([one.episode.reward for one in judged]),
-        "|advantage|": mean([abs(one.before or 0.0) for one in judged]),
-        "|advantage| now": mean([abs(one.after or 0.0) for one in judged]),
-        "mean change": mean([_change(one) for one in judged]),
-        "sign turned": f"{mean([one.turned for one in judged]):.0%}",
-        "left out now": f"{mean([one.after is None for one in judged]):.0%}",
+        "turns": len(turns),
+        "reward": mean([one.reward for one in turns]),
+        "reward now": mean([one.episode.reward for one in turns]),
+        "|advantage|": mean([abs(one.before or 0.0) for one in turns]),
+        "|advantage| now": mean([abs(one.after or 0.0) for one in turns]),
+        "mean change": mean([_change(one) for one in turns]),
+        "sign changed": f"{mean([one.sign_changed for one in turns]):.0%}",
+        "excluded now": f"{mean([one.after is None for one in turns]):.0%}",
     }

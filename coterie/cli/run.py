@@ -109,10 +109,10 @@ def check_config(config: Config, config_file: Path, tasks: int, repeats: int | N
 
 def replay_run(config: Config, folder: Path, rescore: bool, most: int, out: Path | None) -> None:
     """Recompute the advantages of a run's stored episodes under other rules, and show what changes."""
-    verdicts = list(replay(folder, config, rescore))
-    show(report.verdicts(f"{folder} under {config.algorithm.name}, credit {config.credit.name}", verdicts, most))
+    turns = list(replay(folder, config, rescore))
+    show(report.replayed_turns(f"{folder} under {config.algorithm.name}, credit {config.credit.name}", turns, most))
     if out is not None:
-        write_atomic(out, "".join(json.dumps(report.verdict(one)) + "\n" for one in verdicts))
+        write_atomic(out, "".join(json.dumps(report.replayed_turn(one)) + "\n" for one in turns))
 
 
 @contextmanager

@@ -150,6 +150,6 @@ def test_voters_are_drawn_even_where_the_team_is_not() -> None:
 def test_unequal_tokens_are_told() -> None:
     tokens = {"team": 20.0, "alone": 12.0, "vote": 21.0}
     reports = {name: Report({"tokens": number}, []) for name, number in tokens.items()}
-    assert [line.plain.strip() for line in unequal(reports)] == ["not at equal tokens; the team's are 1: alone 0.60 ×"]
+    assert [line.plain.strip() for line in unequal(reports)] == ["unequal tokens, relative to the team: alone 0.60 ×"]
     assert not list(unequal({name: reports[name] for name in ("team", "vote")}))
     assert first_speaker([episode([turn("left")]), episode([])]) == "left" and first_speaker([episode([])]) is None

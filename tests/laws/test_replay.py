@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from coterie.analysis.replay import Verdict, replay
+from coterie.analysis.replay import ReplayedTurn, replay
 from coterie.cli.app import app
 from coterie.config import ConfigError, dump, load
 from coterie.training.log import read_episodes
@@ -24,7 +24,7 @@ def played(model: Path, folder: Path, **changes: object) -> Path:
     return folder
 
 
-def judged(folder: Path, *changes: str) -> list[Verdict]:
+def judged(folder: Path, *changes: str) -> list[ReplayedTurn]:
     return list(replay(folder, load(folder / "config.yaml", changes), rescore=False))
 
 
@@ -71,13 +71,15 @@ def test_a_run_that_learned_round_by_round_is_judged_round_by_round(model_folder
 def test_a_difference_that_was_not_played_cannot_be_told(model_folder: Folder, tmp_path: Path) -> None:
     folder = played(model_folder("llama"), tmp_path / "plain")
     for by in ("replay", "shapley"):
-        with pytest.raises(ConfigError, match=r"Difference needs episodes without 'left', .* credit\.by=leave_one_out"):
+        with pytest.raises(
+            ConfigError, match=r"Difference needs .* episodes without 'left', .* credit\.by=leave_one_out"
+        ):
             judged(folder, f"credit={{name: difference, by: {by}}}")
     assert any(one.after for one in judged(folder, "credit={name: difference, by: leave_one_out}"))
     silenced = played(model_folder("llama"), tmp_path / "silenced", credit="difference")
     verdicts = judged(silenced)
     assert [one.after for one in verdicts] == pytest.approx([one.before for one in verdicts], abs=1e-5)
-    with pytest.raises(ConfigError, match="needs episodes without 'left', 'right', which this run did not play"):
+    with pytest.raises(ConfigError, match="episodes without 'left', 'right', which this run did not play"):
         judged(silenced, "credit.by=shapley")
     with pytest.raises(ConfigError, match=r"credit\.default: has no effect here"):
         judged(silenced, "credit.default=Hm.")
@@ -151,9 +153,9 @@ def test_the_same_reward_gives_every_turn_what_it_had(refined: Path) -> None:
     ("change", "why"),
     [
         ("workflow.prompt='Well, {question}'", "ValueError: turn 0 of optimizer got a different prompt"),
-        ("workflow.max_rounds=9", "RuntimeError: left is asked for a turn that was not said"),
+        ("workflow.max_rounds=9", "RuntimeError: left was called for a turn that is not recorded"),
     ],
 )
 def test_a_workflow_that_would_ask_something_else_is_refused(refined: Path, change: str, why: str) -> None:
-    with pytest.raises(ConfigError, match=rf"reward: .* cannot be judged again by its workflow: {why}"):
+    with pytest.raises(ConfigError, match=rf"reward: .* cannot be rescored by its workflow: {why}"):
         judged_by(refined, "reward=exact", change)

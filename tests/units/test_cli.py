@@ -99,7 +99,7 @@ def test_training_leaves_a_run_and_says_what_it_will_do_and_what_comes_next(trai
     run, printed = trained
     assert [(row["step"], "eval/reward" in row) for row in metrics(run)] == [(1, False), (2, False), (2, True)]
     assert (run / "latest").read_text() == "000002"
-    assert "2 steps × 3 tasks × 4 episodes, grpo" in printed and "LoRA of rank 2" in printed
+    assert "2 steps × 3 tasks × 4 episodes, grpo" in printed and "LoRA, rank 2" in printed
     assert f"coterie eval {run}" in printed and f"coterie train --resume {run} steps=4" in printed
 
 
@@ -119,12 +119,21 @@ def test_evaluating_a_run_gives_the_number_that_training_gave(trained: tuple[Pat
     assert 6 < single["tokens"] <= 12 and 6 < as_reasoner["tokens"] <= 12  # as many as both roles together
     assert 0 < majority["tokens"] <= 1.1 * team["tokens"]
     assert single["failed"] == as_reasoner["failed"] == majority["failed"] == 0
-    words = ("team, step 2", "single agent", "agent as reasoner", "majority of 3", "pass@1", "reasoner", "actor", "cut")
+    words = (
+        "team, step 2",
+        "single agent",
+        "agent as reasoner",
+        "majority of 3",
+        "pass@1",
+        "reasoner",
+        "actor",
+        "truncated",
+    )
     for word in words:
         assert word in printed
     for line in (
-        "asked the bare question, in at most 12 tokens",
-        "asked the prompt of the role that begins, in at most",
+        "with the bare question, at most 12 tokens",
+        "with the prompt of the first role, at most",
     ):
         assert line in printed
 
@@ -160,7 +169,7 @@ def test_a_run_needs_the_adapter_that_it_began_from_only_to_begin(tmp_path: Path
     policies = {"thinker": {"model": str(tiny_model), "adapter": "start"}, "doer": {"model": str(tiny_model)}}
     config = game(tmp_path, tiny_model, policies=policies)
     printed = well("train", config, "steps=1", "--out", tmp_path)
-    assert "the adapter" in printed and printed.count("LoRA of rank 16") == 1
+    assert "the adapter" in printed and printed.count("LoRA, rank 16") == 1
     shutil.rmtree(tmp_path / "start")
     run = tmp_path / "game"
     assert "team, step 1" in well("eval", run, "--no-baselines")

@@ -133,7 +133,7 @@ def test_training_that_was_stopped_goes_on(comparison: Path, here: list[str]) ->
 def test_an_arm_runs_in_a_process_of_its_own_and_its_failure_is_told(comparison: Path) -> None:
     out = comparison.parent / "out"
     out.mkdir()
-    with pytest.raises(ArmFailed, match=r"U1: coterie eval ended with exit code 2(.|\n)*stepps: unknown key"):
+    with pytest.raises(ArmFailed, match=r"U1: coterie eval failed with exit code 2(.|\n)*stepps: unknown key"):
         Runner(load(comparison), out, ("stepps=1",)).run("U1")
 
 

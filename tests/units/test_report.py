@@ -29,9 +29,7 @@ def test_examples_begin_with_tasks_whose_outcome_changed_and_say_how_many_did() 
     before, after = ([0.0, 1.0, 0.0, 1.0, 0.0], [0.0, 1.0, 1.0, 0.0, 1.0])
     reports = [Report({}, [episode([], reward) for reward in rewards]) for rewards in (before, after)]
     lines = printed(dialogues(*reports, count=4))
-    assert "2 of 5 held-out tasks went better than before training, 1 worse; some of these, then others:" in " ".join(
-        lines
-    )
+    assert "2 of 5 held-out tasks improved, 1 got worse; some of these, then others:" in " ".join(lines)
     assert [line.split()[1:] for line in lines if line.split()[:1] == ["reward"]] == [
         ["0.00", "1.00"],
         ["1.00", "0.00"],
@@ -42,7 +40,7 @@ def test_examples_begin_with_tasks_whose_outcome_changed_and_say_how_many_did() 
 
 def test_a_learning_curve_has_a_bar_for_each_evaluation() -> None:
     assert drawn({0: 0.31, 8: 0.6, 16: 0.75}) == [
-        "held-out reward in the course of training",
+        "held-out reward during training",
         "    1.00 ┤",
         "         │                 ▆▆▆▆",
         "         │          ████   ████",
