@@ -21,7 +21,7 @@ class AtGrpo(Grpo):
     group_by: tuple[GroupBy, ...] = ("task", "role", "turn", "prompt")
     siblings: CountFromTwo = 4  # turns that are sampled from each state, the played one among them
 
-    forked: ClassVar[bool] = True
+    compares_forks: ClassVar[bool] = True
     not_in_advantage: ClassVar[frozenset[str]] = Grpo.not_in_advantage | {"siblings"}
 
     def forks(self, episodes: list[Episode], learning: Collection[str]) -> list[Fork]:

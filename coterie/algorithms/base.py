@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, Protocol
 import torch
 from torch import Tensor
 
-from coterie.algorithms.option_conflicts import without_effect
+from coterie.algorithms.option_conflicts import shared_option_problems
 from coterie.limits import AboveOne, Count, NotNegative, Positive
 from coterie.rl.groups import Sample
 from coterie.rl.losses import (
@@ -97,7 +97,7 @@ class Algorithm:
 
     def problems(self, config: Any) -> Iterator[tuple[str, str]]:
         """Options that contradict each other or have no effect, as (dotted key, message)."""
-        yield from without_effect(self, config)
+        yield from shared_option_problems(self, config)
 
     @property
     def chain(self) -> Chain:

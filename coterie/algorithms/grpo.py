@@ -58,7 +58,7 @@ class Grpo(Algorithm):
     confidence_alpha: Positive = 0.25  # how much a difference in confidence changes the weight
     roles: dict[str, RoleSettings] = field(default_factory=dict)  # options that differ for some roles
 
-    forked: ClassVar[bool] = False  # True if group members come from forks: then one episode per task is enough
+    compares_forks: ClassVar[bool] = False  # True if group members come from forks: then one episode per task is enough
 
     def compute_advantages(self, episodes: list[Episode], memory: dict[str, Any]) -> Metrics:
         samples = self.samples(episodes)
@@ -148,7 +148,7 @@ class Grpo(Algorithm):
         if self.group_by == ():
             yield f"{key}.group_by", EMPTY
         compares = self.baseline in ("mean", "others") or self.scale == "deviation"
-        lone_episode = compares and config.episodes_per_task < 2 and not self.forked
+        lone_episode = compares and config.episodes_per_task < 2 and not self.compares_forks
         if lone_episode and {"task", "prompt"} & {*self.group_by}:
             yield "episodes_per_task", "is 1, so every group has one member and no advantage; 4 or 8 is usual"
         elif lone_episode and config.tasks_per_step < 2 and "role" in self.group_by:

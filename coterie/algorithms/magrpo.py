@@ -10,7 +10,7 @@ from coterie.algorithms.base import Algorithm, Chain
 from coterie.algorithms.group_estimator import Baseline, Groups, Scale, group_advantages, write_advantages
 from coterie.limits import CountFromTwo, Share
 from coterie.rl.groups import Sample
-from coterie.rl.trees import levels, returns, sampled_rounds, tree
+from coterie.rl.trees import joint_actions, sampled_rounds, team_rounds, tree_returns
 from coterie.types import Episode, Fork, Metrics, Turn
 
 
@@ -45,12 +45,12 @@ class Magrpo(Algorithm):
 
     def samples(self, episodes: Sequence[Episode]) -> list[Sample]:
         """Every joint action: the group is its parent's children, the reward its return in the tree."""
-        nodes = tree(episodes)
+        nodes = joint_actions(episodes)
         rewards = {node.name: sum(self._reward(turn) for turn in node.turns) for node in nodes}
-        tree_returns = returns(rewards, {node.name: node.parent for node in nodes}, self.gamma_turn)
+        node_returns = tree_returns(rewards, {node.name: node.parent for node in nodes}, self.gamma_turn)
         trained = [(n, tuple(turn for turn in n.turns if turn.dropped is None)) for n in nodes]
         return [
-            Sample((n.episode.task.id, n.parent), n.episode, turns, tree_returns[n.name])
+            Sample((n.episode.task.id, n.parent), n.episode, turns, node_returns[n.name])
             for n, turns in trained
             if turns
         ]
@@ -87,5 +87,5 @@ def _purpose(level: int) -> str:
 
 def _before(episode: Episode, level: int) -> dict[tuple[str, int], Turn]:
     """The turns before a round of the team."""
-    rounds = zip(episode.turns, levels(episode.turns), strict=True)
+    rounds = zip(episode.turns, team_rounds(episode.turns), strict=True)
     return {(turn.role, turn.round): turn for turn, reached in rounds if reached < level}

@@ -14,7 +14,7 @@ SPEAK_ONCE = ("single", "chain", "cory", "summarize")  # workflows of one round
 ROUNDS = ("rounds", "max_rounds", "max_steps", "max_assistant_turns", "layers", "voters")
 
 
-def without_effect(algorithm: Algorithm, config: Any) -> Iterator[tuple[str, str]]:
+def shared_option_problems(algorithm: Algorithm, config: Any) -> Iterator[tuple[str, str]]:
     """Problems with the options that all algorithms share, as (dotted key, message)."""
     it = algorithm
     changed = {f.name for f in fields(it) if getattr(it, f.name) != f.default}

@@ -19,7 +19,7 @@ class Node:
     turns: tuple[Turn, ...]  # the trainable ones
 
 
-def levels(turns: Sequence[Turn]) -> list[int]:
+def team_rounds(turns: Sequence[Turn]) -> list[int]:
     """The team's round of each turn: the highest role round reached so far.
 
     A role that speaks less often than others is counted in the round that the team had reached, so that every round is
@@ -31,7 +31,7 @@ def levels(turns: Sequence[Turn]) -> list[int]:
     return list(accumulate((turn.round for turn in turns), max))
 
 
-def tree(episodes: Sequence[Episode]) -> list[Node]:
+def joint_actions(episodes: Sequence[Episode]) -> list[Node]:
     """Every joint action once; rounds that a fork replays belong to its origin."""
     by_id = {episode.id: episode for episode in episodes}
     return [
@@ -49,7 +49,7 @@ def tree(episodes: Sequence[Episode]) -> list[Node]:
 def sampled_rounds(episode: Episode) -> dict[int, list[Turn]]:
     """The turns sampled in this episode, by the team's round; a fork's replayed turns are left out."""
     rounds: dict[int, list[Turn]] = {}
-    for turn, level in zip(episode.turns, levels(episode.turns), strict=True):
+    for turn, level in zip(episode.turns, team_rounds(episode.turns), strict=True):
         if not turn.replayed:
             rounds.setdefault(level, []).append(turn)
     return rounds
@@ -64,7 +64,7 @@ def _parent(episode: Episode, level: int, by_id: Mapping[str, Episode]) -> tuple
     return episode.id, level - 1
 
 
-def returns(
+def tree_returns(
     rewards: Mapping[tuple[str, int], float], parents: Mapping[tuple[str, int], tuple[str, int] | None], gamma: float
 ) -> dict[tuple[str, int], float]:
     """G(node) = reward + γ · mean of the children's returns."""

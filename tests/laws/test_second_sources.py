@@ -41,7 +41,7 @@ from coterie.rl.advantages import centered
 from coterie.rl.credit import shapley_values
 from coterie.rl.losses import KlEstimator, Reduce, clipped_policy_loss, kl, ratio_of, value_loss
 from coterie.rl.mixers import Additive, monotonic, td_target
-from coterie.rl.trees import returns
+from coterie.rl.trees import tree_returns
 from coterie.types import Batch, Episode, Scores, Turn
 from tests.episodes import credited, episode, turn
 
@@ -175,7 +175,7 @@ def test_magrpo_s_returns_and_baseline() -> None:
     parents = {("e", 0): None, ("f", 0): None} | {("e", 1): ("e", 0), ("g", 1): ("e", 0)}
     parents |= {("f", 1): ("f", 0), ("h", 1): ("f", 0)}
     rewards = {("e", 0): 1.0, ("f", 0): 0.0, ("e", 1): 2.0, ("g", 1): 4.0, ("f", 1): 0.0, ("h", 1): 1.0}
-    found = returns(rewards, parents, gamma=0.5)
+    found = tree_returns(rewards, parents, gamma=0.5)
     assert found == pytest.approx(rewards | {("e", 0): 2.5, ("f", 0): 0.25})
     names = list(found)
     group = torch.tensor([list(parents.values()).index(parents[name]) for name in names])

@@ -18,7 +18,7 @@ from coterie.compat.siirl.workflow import Graph, GraphAgent
 from coterie.games.naming import Naming
 from coterie.learners.batch import make_batches
 from coterie.models.chat import Chat
-from coterie.rl.trees import levels, returns, tree
+from coterie.rl.trees import joint_actions, team_rounds, tree_returns
 from coterie.rollout.agent import Player
 from coterie.rollout.collector import Collector
 from coterie.training.log import read_episodes
@@ -37,7 +37,7 @@ Name = tuple[str, int]
 def test_the_returns_of_a_tree_made_by_hand() -> None:
     parents: dict[Name, Name | None] = {("a", 0): None, ("a", 1): ("a", 0), ("b", 1): ("a", 0), ("b", 2): ("b", 1)}
     rewards = {("a", 0): 1.0, ("a", 1): 2.0, ("b", 1): 0.0, ("b", 2): 8.0}
-    found = returns(rewards, parents, gamma=0.5)
+    found = tree_returns(rewards, parents, gamma=0.5)
     assert found == {("b", 2): 8.0, ("b", 1): 4.0, ("a", 1): 2.0, ("a", 0): 1 + 0.5 * (2 + 4) / 2}
 
 
@@ -55,13 +55,13 @@ def test_a_node_returns_what_it_earned_and_the_mean_of_what_follows(seed: int) -
         below = [slow(child) for child, parent in parents.items() if parent == name]
         return rewards[name] + (0.7 * sum(below) / len(below) if below else 0.0)
 
-    found = returns(rewards, {name: parents[name] for name in names}, 0.7)
+    found = tree_returns(rewards, {name: parents[name] for name in names}, 0.7)
     assert found == pytest.approx({name: slow(name) for name in names})
 
 
 def test_a_role_that_speaks_seldom_belongs_to_the_round_that_was_reached() -> None:
     def rounds(*spoken: tuple[str, int]) -> list[int]:
-        return levels([turn(role, round=nth) for role, nth in spoken])
+        return team_rounds([turn(role, round=nth) for role, nth in spoken])
 
     assert rounds(("left", 0), ("right", 0), ("left", 1), ("right", 1)) == [0, 0, 1, 1]
     assert rounds(("left", 0), ("left", 1), ("right", 0), ("left", 2)) == [0, 1, 1, 2]
@@ -155,9 +155,9 @@ def test_every_joint_action_branches_until_the_last_round(repeats: int, branches
     episodes = Playing(3).grown(Magrpo(branches=branches), repeats=repeats)
     firsts = max(repeats, branches)
     assert len(episodes) == 2 * firsts * branches**2
-    children = Counter((node.episode.task.id, node.parent) for node in tree(episodes))
+    children = Counter((node.episode.task.id, node.parent) for node in joint_actions(episodes))
     assert all(count == (firsts if parent is None else branches) for (_, parent), count in children.items())
-    assert len(tree(episodes)) == 2 * firsts * (1 + branches + branches**2)
+    assert len(joint_actions(episodes)) == 2 * firsts * (1 + branches + branches**2)
 
 
 def slow_magrpo(episodes: list[Episode], gamma: float) -> dict[tuple[Any, ...], float]:
