@@ -32,10 +32,10 @@ Examples are parts of a config whose roles are `reasoner` and `actor`, each with
 
 ## critics
 
-PPO and its family need values. Without `critics`, a value head on each policy's own model predicts them and trains with it. A
-critic is a separate LoRA with a value head, or (`lora: null`) a whole model, for the roles that it names or for all. With
-`sees: joint` it reads the task and all messages so far (a centralized critic); MAPPO and HAPPO need that, and create one if
-none is given.
+PPO and its family need values. Without `critics`, a value head on each policy's own model predicts them and trains
+with it. A critic is a separate LoRA with a value head, or (`lora: null`) a whole model, for the roles that it names
+or for all. With `sees: joint` it reads the task and all messages so far (a centralized critic); MAPPO and HAPPO need
+that, and create one if none is given.
 
 ```yaml
 algorithm: {name: ippo, value_fits: 2, warmup: 5}
@@ -56,8 +56,9 @@ encoder: {name: hidden, model: demo}
 
 ## opponents
 
-Self-play against past versions: every `every` steps a snapshot of each policy's adapter is kept, and in a `share` of the
-steps snapshots play all roles but one. Their turns are not trained on. With `rae` a role has a baseline for each opponent.
+Self-play against past versions: every `every` steps a snapshot of each policy's adapter is kept, and in a `share` of
+the steps snapshots play all roles but one. Their turns are not trained on. With `rae` a role has a baseline for each
+opponent.
 
 ```yaml
 algorithm: rae
@@ -85,8 +86,8 @@ algorithm: {name: grpo, rotate: 25}
 
 ## rotate_turns
 
-Turn by turn: only turns of one round are trained on for so many steps, then those of the next. With a policy for
-each round of a role (`roles: {actor: {policy: [first, later]}}`) this trains one policy at a time. The rewards of dropped
+Turn by turn: only turns of one round are trained on for so many steps, then those of the next. With a policy for each
+round of a role (`roles: {actor: {policy: [first, later]}}`) this trains one policy at a time. The rewards of dropped
 turns, of another round or sampled with other weights (`stale` in the metrics), do not enter any baseline.
 
 ```yaml
@@ -95,8 +96,8 @@ algorithm: {name: grpo, rotate_turns: 10}
 
 ## algorithm.roles
 
-GRPO and its family can treat each role differently: another grouping, baseline, scale, or reduction over its tokens. Options
-that are not named are those of the algorithm; such a role is compared with no other.
+GRPO and its family can treat each role differently: another grouping, baseline, scale, or reduction over its tokens.
+Options that are not named are those of the algorithm; such a role is compared with no other.
 
 ```yaml
 algorithm:
@@ -132,14 +133,14 @@ Where they differ:
   of token means, which is `reduce: turn`. A group of one gets 0; in verl it gets its reward.
 - REINFORCE++ whitens over all roles together; `group_by: [batch, role]` whitens each role by itself.
 - k3 is not capped; verl caps it at 10. Log-ratios are clamped to ±20 in both.
-- RAE's running average is updated once a step with the mean of the step, not game by game, so the order of games does not
-  matter. A role's first step is its own baseline.
+- RAE's running average is updated once a step with the mean of the step, not game by game, so the order of games does
+  not matter. A role's first step is its own baseline.
 - HAPPO's factor is the product over the other roles' turns of the episode, not of one time step, within `max_factor`.
-- The target of VDN and QMIX uses the next messages that were sampled (SARSA), without a maximum over actions: texts cannot be
-  enumerated.
+- The target of VDN and QMIX uses the next messages that were sampled (SARSA), without a maximum over actions: texts
+  cannot be enumerated.
 - MaPoRL's `last` is the last round that was reached. α2 and α3 reward peers that become right, at every turn but the
-  last; in the released trainer they have the opposite sign, and no effect at the first turn. Peers of which exactly half
-  are right count as wrong; there as neither.
+  last; in the released trainer they have the opposite sign, and no effect at the first turn. Peers of which exactly
+  half are right count as wrong; there as neither.
 
 No second implementation was found of the influence bonus (MAVERL), of the confidence weights and of VDN by token:
 these are tested against their definitions only.
