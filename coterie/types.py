@@ -36,7 +36,7 @@ class Sampling:
     """How a turn is sampled. Temperature 0 is greedy; its log-probs are those of temperature 1."""
 
     max_tokens: int = 128  # tokens of a reply, at most
-    temperature: float = 1.0  # 0: greedy; log-probs are then those of temperature 1
+    temperature: float = 1.0  # the sampling temperature; 0: greedy, with the log-probs of temperature 1
     top_p: float = 1.0  # nucleus sampling; 1: off
     top_k: int = 0  # sample from the k most likely tokens; 0: all
     stop: tuple[str, ...] = ()  # texts that end a reply

@@ -78,7 +78,7 @@ class Algorithm:
     reduce_length: Count | None = None  # the fixed length of `reduce: fixed`
     kl: NotNegative = 0.0  # weight of the KL to the reference policy, the base without its adapter
     kl_estimator: KlEstimator = "k3"  # estimator of the KL in the loss; in the reward it is k1
-    kl_in: Literal["loss", "reward"] = "loss"  # subtract the KL from the reward, or add it to the loss
+    kl_in: Literal["loss", "reward"] = "loss"  # add the KL to the loss, or subtract it from the reward
     entropy: NotNegative = 0.0  # weight of the entropy bonus
     entropy_halves: Count | None = None  # steps after which the entropy weight has halved; null: constant
     stop_kl: Positive | None = None  # early stop: skip the remaining minibatches once the policy has moved this far

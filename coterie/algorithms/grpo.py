@@ -29,15 +29,15 @@ class RoleSettings:
     """Options that differ for one role; null means as for all. Its turns are then grouped apart from other roles'."""
 
     group_by: tuple[GroupBy, ...] | None = None  # what forms this role's groups; null, here and below: as for all roles
-    baseline: Baseline | None = None  # of this role
-    decay: Share | None = None  # of this role's `baseline: ema`
-    scale: Scale | None = None  # of this role
+    baseline: Baseline | None = None  # the baseline of this role
+    decay: Share | None = None  # the decay of this role's `baseline: ema`
+    scale: Scale | None = None  # the scale of this role
     reduce: Reduce | None = None  # how this role's token losses are averaged
     reduce_length: Count | None = None  # the fixed length of this role's `reduce: fixed`
-    drop_constant: bool | None = None  # of this role's groups
-    drop_truncated: bool | None = None  # of this role's turns
-    confidence_weight: ConfidenceWeight | None = None  # of this role's advantages
-    confidence_alpha: Positive | None = None  # of this role's confidence weight
+    drop_constant: bool | None = None  # leave out this role's constant groups
+    drop_truncated: bool | None = None  # leave out this role's truncated turns
+    confidence_weight: ConfidenceWeight | None = None  # how confidence scales this role's advantages
+    confidence_alpha: Positive | None = None  # the strength of this role's confidence weight
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class Grpo(Algorithm):
     Costs several episodes per task and no critic. (DeepSeekMath, arXiv 2402.03300)"""
 
     baseline: Baseline = "mean"  # the group's mean, the mean of the others, a moving average (ema), or none
-    decay: Share = 0.95  # of `baseline: ema`: how much of the average is kept from step to step
+    decay: Share = 0.95  # how much of the moving average of `baseline: ema` is kept per step
     scale: Scale = "deviation"  # divide by the standard deviation of the group's rewards, or not
     gamma_turn: Share = 1.0  # discount from a turn to the next one of any role
     drop_constant: bool = False  # leave out groups whose rewards are all equal (DAPO)

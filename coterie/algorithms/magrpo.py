@@ -21,7 +21,7 @@ class Magrpo(Algorithm):
     Costs branches^(rounds − 1) times the episodes; every turn is trained on once. (MAGRPO, arXiv 2508.04652)"""
 
     baseline: Baseline = "mean"  # the siblings' mean, the mean of the others, or none
-    decay: Share = 0.95  # of `baseline: ema`: how much of the average is kept from step to step
+    decay: Share = 0.95  # how much of the moving average of `baseline: ema` is kept per step
     scale: Scale = "none"  # divide by the standard deviation of the siblings' returns, or not
     gamma_turn: Share = 1.0  # discount from a round to the next
     drop_constant: bool = False  # leave out groups whose returns are all equal (DAPO)

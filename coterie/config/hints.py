@@ -1,6 +1,6 @@
-"""Names people know from verl, TRL, rLLM, siiRL and MARFT, and where the same thing is set here.
+"""Hints for unknown keys: names from verl, TRL, rLLM, siiRL and MARFT, and old names of Coterie's own keys.
 
-A name counts wherever it ends a path: `optim.lr` is also `actor_rollout_ref.actor.optim.lr`. The longest match wins.
+A name matches the end of a path: `optim.lr` also matches `actor_rollout_ref.actor.optim.lr`. The longest match wins.
 """
 
 from __future__ import annotations
@@ -151,7 +151,16 @@ NOT_HERE = {
     "ref.path": "there is nothing to set: the reference is the base with its adapter off",
 }
 
-# Groups of which no single name is known; told of all that is in them.
+# Old name of a key → its name now.
+OLD_KEYS = {
+    "peers": "group_by",
+    "gain": "confidence_weight",
+    "gain_alpha": "confidence_alpha",
+    "drop_cut": "drop_truncated",
+    "alarm": "collapse",
+}
+
+# Groups in which no single name is known; the hint is for all keys in them.
 GROUPS = {
     "rllm.workflow": "what a team plays is under workflow here, and how under rollout",
     "dag": "there is nothing to set: a graph is a config, as in `coterie train graph.yaml`",
@@ -159,7 +168,9 @@ GROUPS = {
 
 
 def hint_for(path: Path) -> str | None:
-    """What a foreign name is called here, or why there is no such thing."""
+    """What another system's key, or an old one, is called here; or why there is no such key."""
+    if old := next((name for name in path if name in OLD_KEYS), None):
+        return f"`{old}` is now `{OLD_KEYS[old]}`"
     for start in range(len(path)):
         name = ".".join(path[start:])
         if name in HERE:

@@ -120,12 +120,13 @@ class Learning:
     """
 
     warmup: CountFromZero = 0  # steps in which the learning rate rises linearly to its value
-    schedule: Literal["constant", "linear", "cosine"] = "constant"  # of the learning rate, after the warm-up
+    schedule: Literal["constant", "linear", "cosine"] = "constant"  # how the learning rate changes after the warm-up
     weight_decay: NotNegative = 0.0  # the weight decay of AdamW
     clip_norm: Positive = 1.0  # gradients are scaled down to this norm
     # tokens per forward and backward; null: 4096 on a CPU, on a GPU what a sixth of its memory holds
     microbatch_tokens: Count | None = None
-    precision: Literal["auto", "bf16", "fp32"] = "auto"  # of matrix products; auto: bf16 on a GPU, fp32 on a CPU
+    # the precision of matrix products; `auto`: bf16 on a GPU, fp32 on a CPU
+    precision: Literal["auto", "bf16", "fp32"] = "auto"
     checkpointing: bool = False  # gradient checkpointing: recompute activations; less memory, more time
 
 

@@ -21,7 +21,7 @@ class Rows(TaskEnv):
     """
 
     train: Path  # training rows, jsonl or Parquet
-    test: Path | None = None  # held-out rows; null: the run cannot evaluate
+    test: Path | None = None  # held-out rows, for evaluation
     question: str = "question"  # the name of the field with the question
     answer: str = "answer"  # the name of the field with the reference answer
     limit: Count | None = None  # only the first rows of each file; null: all

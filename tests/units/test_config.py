@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import re
 from dataclasses import MISSING, replace
@@ -13,11 +14,13 @@ import yaml
 
 from coterie.config import Config, ConfigError, Lora, dump, load, yamltree
 from coterie.config.conflicts import check_conflicts
-from coterie.config.hints import HERE, hint_for
+from coterie.config.hints import HERE, OLD_KEYS, hint_for
 from coterie.config.problems import Problems, Sources, dotted, undotted
 from coterie.config.registry import BUILTIN, find, options_of
-from coterie.config.schema import schema
+from coterie.config.schema import descriptions, schema
 
+DOCS = Path(__file__).parents[2] / "docs"
+PPO = {"const": "ppo"}
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
 
 GOOD = """\
@@ -783,3 +786,57 @@ def test_data_beside_the_config_is_found_from_anywhere(tmp_path: Path, monkeypat
     again = load(tmp_path / "stored.yaml")
     assert again == config
     assert [task.answer for task in again.env.instance.tasks("train")] == [2]
+
+
+def maker() -> Any:
+    """The script that writes the page of all keys."""
+    spec = importlib.util.spec_from_file_location("make_configuration", DOCS / "make_configuration.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_of_keys_says_what_the_settings_say() -> None:
+    assert (DOCS / "configuration.md").read_text() == maker().page(), "run: python docs/make_configuration.py"
+
+
+def test_no_key_lacks_a_sentence() -> None:
+    assert maker().undescribed() == []
+
+
+def test_the_schema_describes_keys_with_the_sentences_beside_their_fields() -> None:
+    described = schema()
+    assert described["properties"]["steps"]["description"] == "Training steps."
+    ppo = next(one for one in described["$defs"]["algorithm"]["oneOf"] if PPO in one.get("properties", {}).values())
+    assert ppo["properties"]["lam_turn"]["description"] == "GAE's λ from a turn to the next."
+
+
+class Sibling(Lora):
+    rank: int = 4
+    both: int = 0  # trailing comments win
+
+
+def test_a_sentence_is_the_comment_beside_a_field_or_above_it_and_is_inherited() -> None:
+    found = descriptions(Sibling)
+    assert found["rank"] == "Rank of the two factors." and found["both"] == "Trailing comments win."
+    assert found["targets"].startswith("Layers with an adapter, by the end of their names")
+
+
+@pytest.mark.parametrize(
+    ("override", "hint"),
+    [
+        ("algorithm.peers=[task]", "algorithm.peers: unknown key; `peers` is now `group_by` (override"),
+        ("algorithm.gain=relative", "algorithm.gain: unknown key; `gain` is now `confidence_weight` (override"),
+        ("algorithm.roles={actor: {peers: [task]}}", "algorithm.roles.actor.peers: unknown key; `peers` is now `group"),
+        ("alarm={steps: 3}", "alarm.steps: unknown key; `alarm` is now `collapse` (override"),
+    ],
+)
+def test_an_old_key_is_told_its_new_name(good: Path, override: str, hint: str) -> None:
+    assert hint in complaint(good, override)
+
+
+def test_old_keys_are_no_keys_and_their_new_names_are() -> None:
+    parts = [options_of(find("algorithm", name)) for name in BUILTIN["algorithm"]]
+    known = {*options_of(Config), *(key for options in parts for key in options)}
+    assert set(OLD_KEYS.values()) <= known and not set(OLD_KEYS) & known

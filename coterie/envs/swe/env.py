@@ -37,7 +37,7 @@ class Swe:
     own_deadline: ClassVar[bool] = True  # `seconds`, not rollout.score_deadline, limits the tests
 
     train: Path  # training issues, jsonl or Parquet
-    test: Path | None = None  # held-out issues; null: the run cannot evaluate
+    test: Path | None = None  # held-out issues, for evaluation
     repositories: Path | None = None  # clones for SWE-bench rows: astropy/astropy in astropy__astropy
     seconds: Positive = 60.0  # seconds for all tests of a change
     limit: Count | None = None  # only the first rows of each file; null: all
