@@ -1,4 +1,4 @@
-"""What it costs that the rows of a batch speak with several adapters."""
+"""The cost of several LoRA adapters in one batch, against one adapter."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import typer
 
 from coterie.bench.measure import Row, in_turn, show, spread
 from coterie.bench.options import Device, Out, Quick, Repeats, Shape, half, known, pick
-from coterie.bench.playing import count, play
+from coterie.bench.sampling import count_tokens, sample_all
 from coterie.bench.shapes import adapters_on, base_of, prompts
 from coterie.engines.native.engine import NativeEngine
 
@@ -31,13 +31,13 @@ def adapters(
         rows, prompt, max_tokens, repeats = 8, 16, 16, 1
     base = base_of(shape, here, half(here))
     names = [adapter.name for adapter in adapters_on(base, max(SEVERAL))]
-    asked, limits = prompts(rows, prompt, base.vocab_size), [max_tokens] * rows
+    requests, limits = prompts(rows, prompt, base.vocab_size), [max_tokens] * rows
     engines = {n: NativeEngine(base, {name: name for name in names[:n]}, rows) for n in (1, *SEVERAL)}
 
     def sampled(by: NativeEngine, policies: list[str]) -> int:
-        said = play(by, policies, asked, limits)
+        samples = sample_all(by, policies, requests, limits)
         by.clear()
-        return count([sample.ids for sample in said], limits)
+        return count_tokens([sample.ids for sample in samples], limits)
 
     found = []
     for several in SEVERAL:

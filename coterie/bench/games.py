@@ -1,4 +1,4 @@
-"""Every algorithm on every game with a known best answer: who finds it, how surely, and how fast."""
+"""Trains every algorithm on every game with a known optimum: how close it gets, how reliably, and how fast."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ QUICK = ("naming", "additive")
 
 @dataclass(frozen=True)
 class Result:
-    """One run: what it reached, and how long it took."""
+    """The result of one run and its time."""
 
     game: str
     algorithm: str
     seed: int
-    reached: float  # the share of the best that the team earns; in zero-sum games the exploitability
-    average: float | None  # there also that of the pool, its snapshots, one of which is drawn for each game
+    reached: float  # the share of the optimal reward; in zero-sum games the exploitability
+    average: float | None  # in zero-sum games also that of the pool of snapshots, one of which is drawn for each game
     seconds: float
 
 
@@ -58,13 +58,13 @@ def games(
     jobs: Annotated[int, typer.Option(min=1, help="Runs at the same time.")] = os.cpu_count() or 1,
     out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Write games.json and games.svg there.")] = None,
 ) -> None:
-    """Train every algorithm on games with a known best answer: coterie bench games --algorithms grpo,happo"""
-    wanted = _chosen(games, list(QUICK) if quick else list(GAMES), list(GAMES), "game")
+    """Train every algorithm on games with a known optimum: coterie bench games --algorithms grpo,happo"""
+    names = _chosen(games, list(QUICK) if quick else list(GAMES), list(GAMES), "game")
     by = _chosen(algorithms, list(BUILTIN["algorithm"]), list(BUILTIN["algorithm"]), "algorithm")
-    pairs = [(g, a) for g in wanted for a in by if plays(a, g) and (algorithms or a in (GAMES[g].only or by))]
+    pairs = [(g, a) for g in names for a in by if plays(a, g) and (algorithms or a in (GAMES[g].only or by))]
     if not pairs:
-        learns_nothing = "share one reward or one chain of credit, and in a zero-sum game the team earns nothing"
-        raise typer.BadParameter(f"nobody plays {', '.join(wanted)}: {', '.join(by)} {learns_nothing}")
+        learns_nothing = "share one reward or one chain of credit, and in a zero-sum game the team's reward is 0"
+        raise typer.BadParameter(f"no algorithm plays {', '.join(names)}: {', '.join(by)} {learns_nothing}")
     todo = [(game, algorithm, seed) for game, algorithm in pairs for seed in range(1 if quick else seeds)]
     results = play_all(todo, jobs)
     rich.print(*tables(results))
@@ -74,8 +74,8 @@ def games(
         write_atomic(out / "games.svg", plot([(r.game, r.algorithm, r.reached, _is_zero_sum(r)) for r in results]))
 
 
-def _chosen(given: str, default: list[str], known: list[str], what: str) -> list[str]:
-    names = [name.strip() for name in given.split(",")] if given else default
+def _chosen(text: str, default: list[str], known: list[str], what: str) -> list[str]:
+    names = [name.strip() for name in text.split(",")] if text else default
     for name in names:
         if name not in known:
             raise typer.BadParameter(f"no {what} is called {name!r}; there are {', '.join(known)}")
@@ -83,8 +83,8 @@ def _chosen(given: str, default: list[str], known: list[str], what: str) -> list
 
 
 def play_all(todo: Sequence[tuple[str, str, int]], jobs: int) -> list[Result]:
-    """One result for each, in order; every process has one thread, for two on a core are slower than one."""
-    # In memory where there is such a place: a step is so short that flushing its files would take longer.
+    """One result per run, in order; one thread per process, because two on a core are slower than one."""
+    # In /dev/shm if possible: a step is shorter than flushing its files to disk.
     memory = Path("/dev/shm")
     scratch = Path(tempfile.mkdtemp(prefix="coterie-games-", dir=memory if os.access(memory, os.W_OK) else None))
     try:
@@ -97,7 +97,7 @@ def play_all(todo: Sequence[tuple[str, str, int]], jobs: int) -> list[Result]:
 
 
 def _die_with_parent() -> None:
-    """Who plays for a bench ends with it, also where it is killed and can tell nobody."""
+    """End a worker when the bench ends, even if the bench is killed."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 
@@ -118,7 +118,7 @@ def play(game: str, algorithm: str, seed: int, scratch: Path) -> Result:
         train(run)
     run.log.close()
     torch.set_num_threads(threads)
-    if run.stopping:  # a run that was cut short is no result
+    if run.stopping:  # an interrupted run is no result
         raise KeyboardInterrupt
     reached, average = exploited(run) if GAMES[game].zero_sum else (earned(run), None)
     return Result(game, algorithm, seed, reached, average, time.perf_counter() - started)
@@ -137,7 +137,7 @@ def _is_zero_sum(result: Result) -> bool:
 
 
 def tables(results: Sequence[Result]) -> list[Any]:
-    """One table of what teams earned, one of how well the players of zero-sum games defend themselves."""
+    """One table of team rewards, one of exploitability in zero-sum games."""
     team = [result for result in results if not _is_zero_sum(result)]
     versus = [result for result in results if _is_zero_sum(result)]
     shown = [table("share of the optimum: mean (worst seed), seconds a run", _rows(team))] if team else []

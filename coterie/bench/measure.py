@@ -1,4 +1,4 @@
-"""Takes times and peaks of memory, and shows them beside a peer's."""
+"""Measures time and peak memory, and prints them beside a peer's."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ import torch
 from coterie.console import table
 from coterie.files import write_atomic
 
-Way = Callable[[], int]  # does the work and says how many tokens it was
+Way = Callable[[], int]  # does the work and returns its number of tokens
 
 
 @dataclass(frozen=True)
 class Timing:
-    """One way of doing one piece of work, once."""
+    """One measurement of one workload."""
 
     seconds: float
     tokens: int
-    megabytes: float  # memory at its peak, over what was there before
+    megabytes: float  # peak memory above the start
 
     @property
     def speed(self) -> float:
@@ -39,18 +39,18 @@ class Timing:
 
 @dataclass
 class Row:
-    """One piece of work, done in our way and in a peer's; `theirs` None: it is not installed."""
+    """One workload, done by us and by a peer; `theirs` is None if the peer is not installed."""
 
     work: str
     ours: str
     others: str
     mine: list[Timing]
     theirs: list[Timing] | None
-    notes: dict[str, Any] = field(default_factory=dict)  # more numbers that belong to it
+    notes: dict[str, Any] = field(default_factory=dict)  # further numbers
 
     @property
     def ratios(self) -> list[float]:
-        """How many times as fast we were, each time."""
+        """Our speed over the peer's, for each repeat."""
         return [a.speed / b.speed for a, b in zip(self.mine, self.theirs or (), strict=False)]
 
     def cells(self) -> dict[str, Any]:
@@ -76,10 +76,10 @@ def spread(numbers: Sequence[float]) -> str:
 def in_turn(
     mine: Way, theirs: Way | None, repeats: int, device: torch.device
 ) -> tuple[list[Timing], list[Timing] | None]:
-    """Both ways once to warm up, then in turn, so that a machine that slows down slows both.
+    """Both once as a warm-up, then alternating, so that a slower machine slows both.
 
-    To warm up takes all of the work: `generate` asks a GPU for memory at every length it has not seen yet, which
-    makes its first time more than twice as long."""
+    The warm-up is the full workload: `generate` allocates GPU memory at every new length, which makes its first run
+    more than twice as long."""
     ways = [way for way in (mine, theirs) if way is not None]
     for way in ways:
         way()
@@ -112,13 +112,13 @@ def as_json(row: Row) -> Mapping[str, Any]:
 
 
 def peak_of(device: torch.device) -> AbstractContextManager[list[float]]:
-    """The most memory inside the block over what was there before, in MB."""
+    """Peak memory inside the block above the start, in MB."""
     return cuda_peak(device) if device.type == "cuda" else resident_peak()
 
 
 @contextmanager
 def cuda_peak(device: torch.device) -> Iterator[list[float]]:
-    """As tensors took it."""
+    """As allocated by tensors."""
     gc.collect()
     torch.cuda.synchronize(device)
     before = torch.cuda.memory_allocated(device)
@@ -132,12 +132,12 @@ def cuda_peak(device: torch.device) -> Iterator[list[float]]:
 
 @contextmanager
 def resident_peak() -> Iterator[list[float]]:
-    """As the process had it, read every 10 ms."""
+    """Of the resident set, read every 10 ms."""
     peak, done, page = [0.0], threading.Event(), 4096 / 1e6
     statm = Path("/proc/self/statm")
     gc.collect()
     if sys.platform == "linux":
-        ctypes.CDLL("libc.so.6").malloc_trim(0)  # what an earlier block freed is not this one's to use
+        ctypes.CDLL("libc.so.6").malloc_trim(0)  # return what an earlier block freed
     before = int(statm.read_text().split()[1]) if statm.exists() else 0
 
     def watch() -> None:

@@ -1,4 +1,4 @@
-"""Options that several measurements share."""
+"""Options shared by the bench commands."""
 
 from __future__ import annotations
 
@@ -41,5 +41,5 @@ def known(shape: str) -> str:
 
 
 def half(device: torch.device) -> torch.dtype:
-    """What a GPU computes in; a CPU is not faster with it."""
+    """bfloat16 on a GPU; a CPU is not faster with it."""
     return torch.bfloat16 if device.type == "cuda" else torch.float32

@@ -1,4 +1,4 @@
-"""How fast tokens are sampled, against Hugging Face generate."""
+"""Rollout speed of the native engine, against Hugging Face generate, its continuous batching and vLLM."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Annotated
 import torch
 import typer
 
+from coterie.bench.conversations import conversation_rows
 from coterie.bench.measure import Row, Way, in_turn, show
 from coterie.bench.options import Device, Out, Quick, Repeats, half, known, pick
-from coterie.bench.peers import Vllm, continuous, generate
-from coterie.bench.playing import Ids, count, gap, play
+from coterie.bench.other_samplers import Vllm, continuous, generate
+from coterie.bench.sampling import Ids, count_tokens, logprob_gap, sample_all
 from coterie.bench.shapes import SHAPES, base_of, lengths, prompts, shaped
-from coterie.bench.talks import talks
 from coterie.engines.native.engine import NativeEngine
 from coterie.models.base import Base
 
 COMPARED = (8, 32)  # rows and tokens, in full precision
-ROUNDS = 4  # of ragged answers, when more wait than have room
+ROUNDS = 4  # of ragged answers, so that requests are queued
 
 
 def rollout(
@@ -47,7 +47,7 @@ def rollout(
     """
     here = pick(device)
     if shape is None and not quick:
-        found = talks(model, here, max_tokens or 96, repeats)
+        found = conversation_rows(model, here, max_tokens or 96, repeats)
         show(f"rollout: {model} on {here.type}, {torch.get_num_threads()} threads", found, out)
         return
     shape, max_tokens = known(shape or "tiny"), max_tokens or 256
@@ -58,18 +58,18 @@ def rollout(
 
 
 def shaped_rows(
-    shape: str, device: torch.device, rows: int, prompt: int, most: int, repeats: int, others: bool
+    shape: str, device: torch.device, rows: int, prompt: int, max_tokens: int, repeats: int, others: bool
 ) -> list[Row]:
-    same = same_greedy(shape, device, prompt)  # first: an engine takes what memory there is
+    same = same_greedy(shape, device, prompt)  # first: an engine allocates the free memory
     bench = Shaped(shape, device, rows, prompt)
     work = {
-        "fixed lengths": [most] * rows,
-        "ragged lengths": lengths(rows, most),
-        f"{ROUNDS * rows} ragged, {rows} at a time": lengths(ROUNDS * rows, most),
+        "fixed lengths": [max_tokens] * rows,
+        "ragged lengths": lengths(rows, max_tokens),
+        f"{ROUNDS * rows} ragged, {rows} at a time": lengths(ROUNDS * rows, max_tokens),
     }
     found = [bench.compare(name, limits, repeats) for name, limits in work.items()]
     found[0].notes = {
-        "logprob_gap": gap(bench.engine, "policy", bench.prompts[:rows], most),
+        "logprob_gap": logprob_gap(bench.engine, "policy", bench.prompts[:rows], max_tokens),
         "greedy as generate's": same,
     }
     if others:
@@ -87,22 +87,22 @@ class Shaped:
         self.peer = shaped(shape, device, half(device))
         self.prompts = prompts(ROUNDS * rows, prompt, self.base.vocab_size)
 
-    def asked(self, limits: Sequence[int]) -> list[Ids]:
-        """A prompt for each."""
+    def requests(self, limits: Sequence[int]) -> list[Ids]:
+        """One prompt per limit."""
         return self.prompts[: len(limits)]
 
     def ours(self, limits: Sequence[int]) -> int:
-        said = play(self.engine, ["policy"], self.asked(limits), limits)
+        samples = sample_all(self.engine, ["policy"], self.requests(limits), limits)
         self.engine.clear()
-        return count([sample.ids for sample in said], limits)
+        return count_tokens([sample.ids for sample in samples], limits)
 
     def theirs(self, limits: Sequence[int]) -> int:
-        """`generate` has no queue: it is given as many as it may hold, and the next when the last of them is done."""
-        said = []
+        """`generate` has no queue: it gets batches of `rows` prompts, the next when the longest row is done."""
+        samples = []
         for at in range(0, len(limits), self.rows):
             part = slice(at, at + self.rows)
-            said += generate(self.peer, self.asked(limits)[part], limits[part])
-        return count(said, limits)
+            samples += generate(self.peer, self.requests(limits)[part], limits[part])
+        return count_tokens(samples, limits)
 
     def compare(self, work: str, limits: Sequence[int], repeats: int) -> Row:
         mine, peers = in_turn(lambda: self.ours(limits), lambda: self.theirs(limits), repeats, self.device)
@@ -111,7 +111,7 @@ class Shaped:
     def others(self, limits: Sequence[int], repeats: int) -> list[Row]:
         mine, theirs = in_turn(
             lambda: self.ours(limits),
-            lambda: count(continuous(self.peer, self.asked(limits), limits), limits),
+            lambda: count_tokens(continuous(self.peer, self.requests(limits), limits), limits),
             repeats,
             self.device,
         )
@@ -119,17 +119,19 @@ class Shaped:
         vllm: Way | None = None
         if find_spec("vllm") is not None:
             engine = Vllm(self.shape)
-            vllm = lambda: count(engine(self.asked(limits), limits), limits)  # noqa: E731
+            vllm = lambda: count_tokens(engine(self.requests(limits), limits), limits)  # noqa: E731
         mine, theirs = in_turn(lambda: self.ours(limits), vllm, repeats, self.device)
         return [*found, Row("fixed lengths", "native", "vLLM", mine, theirs)]
 
 
 def same_greedy(shape: str, device: torch.device, prompt: int) -> str:
-    """How many greedy answers are `generate`'s to the token, in full precision, on the very same weights."""
-    rows, most = COMPARED
+    """How many greedy answers equal those of `generate`, in float32 on the same weights."""
+    rows, length = COMPARED
     base: Base = base_of(shape, device, torch.float32)
-    asked = prompts(rows, prompt, base.vocab_size)
-    ours = play(NativeEngine(base, {"policy": None}, rows), ["policy"], asked, [most] * rows, heat=0.0)
+    requests = prompts(rows, prompt, base.vocab_size)
+    ours = sample_all(
+        NativeEngine(base, {"policy": None}, rows), ["policy"], requests, [length] * rows, temperature=0.0
+    )
     with base.with_own_attention():
-        theirs = generate(base.model, asked, [most] * rows, sample=False)
+        theirs = generate(base.model, requests, [length] * rows, sample=False)
     return f"{sum(a.ids == b for a, b in zip(ours, theirs, strict=True))} of {rows}"

@@ -1,4 +1,4 @@
-"""Whether more work costs more per token, and whether many steps take more memory than a few."""
+"""Whether queued rows cost more per token, and whether memory grows over many training steps."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Annotated
 import torch
 import typer
 
-from coterie.bench.loop import Loop
 from coterie.bench.measure import Row, in_turn, median, show
 from coterie.bench.options import Device, Out, Quick, Repeats, Shape, half, known, pick
-from coterie.bench.playing import count, play
+from coterie.bench.sampling import count_tokens, sample_all
 from coterie.bench.shapes import base_of, prompts
+from coterie.bench.training_loop import Loop
 from coterie.engines.native.engine import NativeEngine
 
 WAITING = (32, 64, 128, 256, 512)
 SETTLED = 10  # steps after which memory should not grow any more
-LONGEST = 5  # of so many steps, one is as long as a step may be
+LONGEST = 5  # one of so many steps has the maximum length
 
 
 def scaling(
@@ -34,12 +34,12 @@ def scaling(
     quick: Quick = False,
     out: Out = None,
 ) -> None:
-    """Let ever more rows wait for their turn; train for long and watch memory: coterie bench scaling --shape 3b"""
+    """Queue more and more rows; train for many steps and watch memory: coterie bench scaling --shape 3b"""
     here, shape = pick(device), "tiny" if quick else known(shape)
     waiting = WAITING[:2] if quick else WAITING
     if quick:
         at_once, prompt, max_tokens, steps, repeats = 16, 8, 4, 3, 1
-    found = waits(shape, here, at_once, waiting, (prompt, max_tokens), repeats)
+    found = queued_rows(shape, here, at_once, waiting, (prompt, max_tokens), repeats)
     taken = memory(shape, here, prompt, max_tokens, steps)
     settled = min(SETTLED, steps // 2)
     title = f"scaling: {shape}, rows of {prompt} + {max_tokens} tokens, {at_once} at once, on {here.type}"
@@ -47,19 +47,19 @@ def scaling(
     print(f"  training: {taken[settled - 1]:.0f} MB after {settled} steps, {taken[-1]:.0f} after {steps}")
 
 
-def waits(
+def queued_rows(
     shape: str, device: torch.device, at_once: int, waiting: Sequence[int], sizes: tuple[int, int], repeats: int
 ) -> list[Row]:
-    """Each number of rows against the smallest."""
+    """Time per token for each number of queued rows, against the smallest number."""
     base = base_of(shape, device, half(device))
     engine = NativeEngine(base, {"policy": None}, at_once)
-    asked = prompts(max(waiting), sizes[0], base.vocab_size)
+    requests = prompts(max(waiting), sizes[0], base.vocab_size)
 
     def sampled(rows: int) -> int:
         limits = [sizes[1]] * rows
-        said = play(engine, ["policy"], asked[:rows], limits)
+        samples = sample_all(engine, ["policy"], requests[:rows], limits)
         engine.clear()
-        return count([sample.ids for sample in said], limits)
+        return count_tokens([sample.ids for sample in samples], limits)
 
     found = []
     for rows in waiting:
@@ -70,16 +70,16 @@ def waits(
 
 
 def memory(shape: str, device: torch.device, prompt: int, most: int, steps: int) -> list[float]:
-    """What the process has taken from the machine after each of so many training steps, in MB.
+    """Memory reserved by the process after each training step, in MB.
 
-    Every step has prompts and answers of other lengths: so memory can fall to pieces. Every fifth is as long as may be:
-    so what the longest needs is no growth.
+    Lengths vary from step to step, which can fragment the allocator. Every fifth step has the maximum length, so that
+    its need does not look like growth.
     """
     loop, draw = Loop(shape, device, 2, prompt, most), random.Random(0)
     taken = []
     for n in range(steps):
         shorter = draw.randint(-(-prompt // 4), prompt), draw.randint(-(-most // 4), most)
-        loop.ask(*(shorter if n % LONGEST else (prompt, most)), seed=n)
+        loop.set_lengths(*(shorter if n % LONGEST else (prompt, most)), seed=n)
         loop.step()
         gc.collect()
         taken.append(reserved(device))
@@ -87,7 +87,7 @@ def memory(shape: str, device: torch.device, prompt: int, most: int, steps: int)
 
 
 def reserved(device: torch.device) -> float:
-    """On a GPU the allocator's, which grows when memory falls to pieces; on a CPU what is resident."""
+    """On a GPU the allocator's reserved memory, which grows with fragmentation; on a CPU the resident set."""
     if device.type == "cuda":
         return torch.cuda.memory_reserved(device) / 1e6
     statm = Path("/proc/self/statm")

@@ -1,4 +1,4 @@
-"""Models of a real one's shape with random weights: for speed the weights do not matter, and nothing is downloaded."""
+"""Random-weight models with the shapes of real ones: speed does not depend on the weights; nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SHAPES: dict[str, PreTrainedConfig] = {
 
 
 def shaped(shape: str, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
-    """A Hugging Face model as it comes, made where it is used; the same weights every time."""
+    """An unmodified Hugging Face model, created on its device; always the same weights."""
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices), torch.device(device):
         torch.manual_seed(0)
@@ -48,7 +48,7 @@ def shaped(shape: str, device: torch.device, dtype: torch.dtype) -> PreTrainedMo
 
 
 def base_of(shape: str, device: torch.device, dtype: torch.dtype) -> Base:
-    """Such a model as a base for adapters. It has no end of turn: every answer is as long as it may be."""
+    """Such a model as a base for adapters. It has no end-of-turn token: every answer reaches its limit."""
     folder = scratch()
     letters().save_pretrained(folder)
     base = Base(folder, device, dtype, shaped(shape, device, dtype))
@@ -64,38 +64,38 @@ def scratch() -> Path:
 
 
 def adapters_on(base: Base, count: int) -> list[Adapter]:
-    """Adapters a0, a1 … on all linear layers; they start as no change."""
+    """Adapters a0, a1 … on all linear layers; they start as the identity."""
     return [Adapter(f"a{i}", 16, 32.0, DEFAULT_TARGETS).attach(base.layers, seed=i) for i in range(count)]
 
 
 def size_of(model: PreTrainedModel) -> int:
-    """How many weights take part in products; a head that is tied to the embedding counts once, and so it works."""
+    """The number of weights in matrix products; a head tied to the embedding counts once."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 
 def prompts(count: int, length: int, vocabulary: int, seed: int = 0) -> list[tuple[int, ...]]:
-    """Random tokens; no two begin alike."""
+    """Random tokens, without shared prefixes."""
     draw = torch.Generator().manual_seed(seed)
     return [tuple(row) for row in torch.randint(1, vocabulary, (count, length), generator=draw).tolist()]
 
 
 def lengths(count: int, most: int) -> list[int]:
-    """From a quarter to all of the longest, evenly, long and short ones mixed."""
+    """From a quarter of the longest to the longest, evenly spaced, in random order."""
     steps = [most // 4 + (most - most // 4) * i // max(1, count - 1) for i in range(count)]
     order = torch.randperm(count, generator=torch.Generator().manual_seed(0)).tolist()
     return [steps[i] for i in order]
 
 
 def batch_of(rows: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> Batch:
-    """Prompts and answers with a credit of one or minus one."""
+    """Prompts and answers with an advantage of 1 or −1."""
     sizes = torch.tensor([len(prompt) + len(answer) for prompt, answer in rows])
     row = torch.repeat_interleave(torch.arange(len(rows)), sizes)
     positions = torch.cat([torch.arange(int(size)) for size in sizes])
     zeros, ones = torch.zeros(len(row)), torch.ones(len(row))
-    said = positions >= torch.tensor([len(prompt) for prompt, _ in rows])[row]
+    sampled = positions >= torch.tensor([len(prompt) for prompt, _ in rows])[row]
     return Batch(
         tokens=torch.tensor([token for prompt, answer in rows for token in (*prompt, *answer)]),
-        positions=positions, row=row, mask=said, logprobs=zeros, old_logprobs=zeros, returns=zeros, values=zeros,
+        positions=positions, row=row, mask=sampled, logprobs=zeros, old_logprobs=zeros, returns=zeros, values=zeros,
         advantages=torch.where(row % 2 == 0, 1.0, -1.0), ref_logprobs=zeros, temperature=ones, words=ones, turn=row,
         episode=row, role=torch.zeros_like(row), roles=("policy",),
     )  # fmt: skip

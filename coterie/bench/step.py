@@ -1,4 +1,4 @@
-"""How fast a whole training step is, against TRL."""
+"""Speed of a whole training step, against TRL's GRPOTrainer."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Annotated
 
 import typer
 
-from coterie.bench.loop import SAMPLES, Loop
 from coterie.bench.measure import Row, in_turn, show
 from coterie.bench.options import Device, Out, Quick, Repeats, Shape, known, pick
+from coterie.bench.training_loop import SAMPLES, Loop
 from coterie.config.settings import Learning
 
 
 def step(
     shape: Shape = "135m",
-    asked: Annotated[int, typer.Option("--prompts", min=1, help="Prompts; 8 samples of each.")] = 8,
+    prompts: Annotated[int, typer.Option("--prompts", min=1, help="Prompts; 8 samples of each.")] = 8,
     prompt: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 256,
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each answer.")] = 256,
     microbatch: Annotated[int | None, typer.Option(min=1, help="Our learning.microbatch_tokens.")] = None,
@@ -24,16 +24,16 @@ def step(
     quick: Quick = False,
     out: Out = None,
 ) -> None:
-    """Sample, judge and learn by GRPO with LoRA; TRL's GRPOTrainer does the same: coterie bench step --shape 3b"""
+    """One GRPO step with LoRA: rollout, advantages, update; against TRL's GRPOTrainer: coterie bench step --shape 3b"""
     here, shape = pick(device), "tiny" if quick else known(shape)
     if quick:
-        asked, prompt, max_tokens, repeats = 2, 16, 8, 1
-    loop = Loop(shape, here, asked, prompt, max_tokens, Learning(microbatch_tokens=microbatch))
+        prompts, prompt, max_tokens, repeats = 2, 16, 8, 1
+    loop = Loop(shape, here, prompts, prompt, max_tokens, Learning(microbatch_tokens=microbatch))
     mine, _ = in_turn(loop.step, None, repeats, here)
     theirs = None
     if find_spec("trl") is not None:
-        from coterie.bench import trl
+        from coterie.bench import trl_trainer
 
-        theirs = trl.steps(shape, here, asked, prompt, max_tokens, repeats)
-    row = Row(f"{asked} prompts × {SAMPLES} samples", "coterie", "TRL GRPOTrainer", mine, theirs)
+        theirs = trl_trainer.steps(shape, here, prompts, prompt, max_tokens, repeats)
+    row = Row(f"{prompts} prompts × {SAMPLES} samples", "coterie", "TRL GRPOTrainer", mine, theirs)
     show(f"step: {shape}, GRPO, LoRA 16, {prompt} + {max_tokens} tokens on {here.type}", [row], out)

@@ -1,4 +1,4 @@
-"""How fast a policy learns from a batch, against plain training with Hugging Face and PEFT."""
+"""Speed of an update, against padded training with Hugging Face and PEFT."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 from coterie.algorithms.base import Algorithm
 from coterie.bench.measure import Row, Timing, in_turn, median, show
 from coterie.bench.options import Device, Out, Quick, Repeats, Shape, half, known, pick
-from coterie.bench.plain import Plain
+from coterie.bench.padded_baseline import PaddedTraining
 from coterie.bench.shapes import adapters_on, base_of, batch_of, lengths, prompts, size_of
 from coterie.config.settings import Learning
 from coterie.learners.learner import TorchLearner
@@ -43,7 +43,7 @@ def update(
     adapter = None if whole else adapters_on(base, 1)[0]
     learning = Learning(microbatch_tokens=microbatch, checkpointing=checkpointing)
     learner = TorchLearner("policy", base, adapter, 1e-6, learning, steps=100)
-    plain = Plain(shape, here, whole, AT_ONCE)
+    padded = PaddedTraining(shape, here, whole, AT_ONCE)
     operations = (6 if whole else 4) * size_of(base.model)
     work = {
         "ragged rows": ragged(rows, length, base.vocab_size),
@@ -54,7 +54,7 @@ def update(
         weights = Algorithm().loss_weights(batch)
         mine, theirs = in_turn(
             lambda b=batch, w=weights: _fit(learner, b, w),  # type: ignore[misc]
-            lambda b=batch, w=weights: plain.gradients(b, w),  # type: ignore[misc]
+            lambda b=batch, w=weights: padded.gradients(b, w),  # type: ignore[misc]
             repeats,
             here,
         )
@@ -75,7 +75,7 @@ def _fit(learner: TorchLearner, batch: Batch, weights: torch.Tensor) -> int:
 
 
 def mfu(timings: list[Timing], operations: int, device: torch.device) -> dict[str, float]:
-    """The share of the machine's peak that went into so many operations; nothing where the peak is not known."""
+    """Model FLOPs utilization: the share of the GPU's peak; empty if the peak is not known."""
     if device.type != "cuda":
         return {}
     name = torch.cuda.get_device_name(device)
@@ -84,7 +84,7 @@ def mfu(timings: list[Timing], operations: int, device: torch.device) -> dict[st
 
 
 def ragged(rows: int, longest: int, vocabulary: int) -> Batch:
-    """Rows of a quarter to all of the longest; half of the shortest is prompt."""
+    """Rows of a quarter of the longest to the longest; half of the shortest is prompt."""
     sizes = lengths(rows, longest)
     texts = prompts(rows, longest, vocabulary)
     return batch_of(
@@ -94,5 +94,5 @@ def ragged(rows: int, longest: int, vocabulary: int) -> Batch:
 
 def groups(rows: int, longest: int, vocabulary: int) -> Batch:
     """Half prompt, half answer; eight answers to each prompt."""
-    asked, said = (prompts(rows, longest // 2, vocabulary, seed) for seed in (0, 1))
-    return batch_of([(asked[i // 8], said[i]) for i in range(rows)])
+    questions, answers = (prompts(rows, longest // 2, vocabulary, seed) for seed in (0, 1))
+    return batch_of([(questions[i // 8], answers[i]) for i in range(rows)])

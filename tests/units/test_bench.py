@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from coterie.bench import step
 from coterie.bench.app import app
 from coterie.bench.measure import Row, Timing, in_turn
-from coterie.bench.playing import count
+from coterie.bench.sampling import count_tokens
 from coterie.bench.shapes import SHAPES, batch_of, lengths
 from tests.hangs import HANG, eventually
 
@@ -70,9 +70,9 @@ def test_ragged_lengths_go_from_a_quarter_to_all() -> None:
 
 
 def test_an_answer_that_is_too_short_spoils_the_measurement() -> None:
-    assert count([(1, 2), (3,)], [2, 1]) == 3
+    assert count_tokens([(1, 2), (3,)], [2, 1]) == 3
     with pytest.raises(RuntimeError, match="shorter"):
-        count([(1, 2), (3,)], [2, 2])
+        count_tokens([(1, 2), (3,)], [2, 2])
 
 
 def test_a_batch_of_answers_samples_just_the_answers() -> None:

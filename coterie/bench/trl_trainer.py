@@ -11,10 +11,10 @@ import torch
 from peft import LoraConfig
 from transformers import TrainerCallback
 
-from coterie.bench.loop import SAMPLES, evenness, texts
 from coterie.bench.measure import Timing, peak_of
 from coterie.bench.options import half
 from coterie.bench.shapes import scratch, shaped
+from coterie.bench.training_loop import SAMPLES, evenness, texts
 from coterie.games.model import letters
 from coterie.models.lora_targets import DEFAULT_TARGETS
 
@@ -22,7 +22,7 @@ AT_ONCE = 16  # rows in a forward of its update
 
 
 class _Clock(TrainerCallback):
-    """Takes the time of every step but the first, which warms up."""
+    """Times every step; the first is the warm-up."""
 
     def __init__(self, device: torch.device, tokens: int) -> None:
         self.device, self.tokens, self.timings = device, tokens, list[Timing]()
@@ -39,21 +39,21 @@ class _Clock(TrainerCallback):
         self.timings.append(Timing(seconds, self.tokens, self.megabytes[0]))
 
 
-def steps(shape: str, device: torch.device, asked: int, prompt: int, most: int, repeats: int) -> list[Timing]:
-    """All rows are sampled in one `generate`; adapters, loss and reward are as ours."""
+def steps(shape: str, device: torch.device, prompts: int, prompt: int, max_tokens: int, repeats: int) -> list[Timing]:
+    """All rows are sampled in one `generate`; adapters, loss and reward are the same as ours."""
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 
-    rows = asked * SAMPLES
-    at_once = gcd(AT_ONCE, rows)  # else TRL leaves out the rest
-    clock = _Clock(device, rows * most)
+    rows = prompts * SAMPLES
+    at_once = gcd(AT_ONCE, rows)  # otherwise TRL drops the remainder
+    clock = _Clock(device, rows * max_tokens)
     config = GRPOConfig(
         output_dir=str(scratch()),
         per_device_train_batch_size=at_once,
         gradient_accumulation_steps=rows // at_once,
         num_generations=SAMPLES,
-        max_completion_length=most,
-        generation_kwargs={"min_new_tokens": most},
+        max_completion_length=max_tokens,
+        generation_kwargs={"min_new_tokens": max_tokens},
         temperature=1.0,
         beta=0.0,
         loss_type="grpo",
@@ -72,7 +72,7 @@ def steps(shape: str, device: torch.device, asked: int, prompt: int, most: int, 
         model=shaped(shape, device, half(device)),
         reward_funcs=_reward,
         args=config,
-        train_dataset=Dataset.from_dict({"prompt": texts(asked, prompt)}),
+        train_dataset=Dataset.from_dict({"prompt": texts(prompts, prompt)}),
         processing_class=letters(),
         peft_config=LoraConfig(r=16, lora_alpha=32, target_modules=list(DEFAULT_TARGETS)),
         callbacks=[clock],

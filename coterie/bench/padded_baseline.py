@@ -1,4 +1,4 @@
-"""What one writes first: a Hugging Face model with PEFT, rows padded to the longest, all logits, autograd."""
+"""The straightforward peer: a Hugging Face model with PEFT, rows padded to the longest, full logits, autograd."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from coterie.models.lora_targets import DEFAULT_TARGETS
 from coterie.types import Batch
 
 
-class Plain:
-    """Forward and backward over padded rows; the weights stay as they are."""
+class PaddedTraining:
+    """Forward and backward over padded rows, without an optimizer step."""
 
     def __init__(self, shape: str, device: torch.device, whole: bool, rows: int) -> None:
-        """`rows` go through the model at once."""
+        """`rows`: the size of a padded batch."""
         self.rows, self.device = rows, device
         model = shaped(shape, device, half(device))
         lora = LoraConfig(r=16, lora_alpha=32, target_modules=list(DEFAULT_TARGETS))
@@ -24,7 +24,7 @@ class Plain:
         self.trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
     def gradients(self, batch: Batch, weights: Tensor) -> int:
-        """Of Σ weight · −advantage · log-prob; says how many tokens were real."""
+        """Gradients of Σ weight · −advantage · log-prob; returns the number of tokens without padding."""
         for parameter in self.trained:
             parameter.grad = None
         for first in range(0, batch.rows, self.rows):
@@ -35,12 +35,12 @@ class Plain:
 
     def _add(self, part: Batch, weights: Tensor) -> None:
         ids, mask, row, at = (x.to(self.device) for x in (*_padded(part), part.row, part.positions))
-        said = part.mask.to(self.device)
+        sampled = part.mask.to(self.device)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
             logits = self.model(input_ids=ids, attention_mask=mask, use_cache=False).logits
         logp = logits[:, :-1].float().log_softmax(dim=-1).gather(2, ids[:, 1:, None])[..., 0]
         factor = (part.advantages * weights).to(self.device)
-        (-(logp[row[said], at[said] - 1] * factor[said]).sum()).backward()
+        (-(logp[row[sampled], at[sampled] - 1] * factor[sampled]).sum()).backward()
 
 
 def _padded(batch: Batch) -> tuple[Tensor, Tensor]:

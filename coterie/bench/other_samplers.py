@@ -1,4 +1,4 @@
-"""Others who sample: Hugging Face `generate`, its continuous batching, vLLM."""
+"""Samplers to compare with: Hugging Face `generate`, its continuous batching, vLLM."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Ids = tuple[int, ...]
 
 
 class _AtLimits(StoppingCriteria):
-    """Each row ends at its own length, as if it had said its last word there."""
+    """Ends each row at its own length."""
 
     def __init__(self, ends: Tensor) -> None:
         self.ends = ends
@@ -27,7 +27,7 @@ class _AtLimits(StoppingCriteria):
 
 @torch.no_grad()
 def generate(model: PreTrainedModel, prompts: Sequence[Ids], limits: Sequence[int], sample: bool = True) -> list[Ids]:
-    """Plain `generate` on prompts of one length; it goes on until the last row has ended."""
+    """Plain `generate` on prompts of one length; it runs until the longest row has ended."""
     ids = torch.tensor(prompts, device=model.device)
     ends = ids.shape[1] + torch.tensor(limits, device=model.device)
     out = model.generate(  # type: ignore[operator]
@@ -40,7 +40,7 @@ def generate(model: PreTrainedModel, prompts: Sequence[Ids], limits: Sequence[in
 
 
 def continuous(model: PreTrainedModel, prompts: Sequence[Ids], limits: Sequence[int]) -> list[Ids]:
-    """Its continuous batching; every row goes on to the longest limit, for it takes one limit for all."""
+    """Continuous batching of `generate`; it takes one limit, so every row runs to the longest."""
     how = GenerationConfig(max_new_tokens=max(limits), do_sample=True, eos_token_id=-1, pad_token_id=0)
     out = model.generate_batch([list(prompt) for prompt in prompts], generation_config=how)  # type: ignore[operator]
     return [tuple(answer.generated_tokens) for answer in out.values()]

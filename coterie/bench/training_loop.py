@@ -1,4 +1,4 @@
-"""A training loop as small as it gets: one policy, random prompts, GRPO. What it learns does not matter here."""
+"""A minimal training loop: one policy, random prompts, GRPO, and a reward that is cheap to compute."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ SAMPLES = 8  # of each prompt
 
 
 def texts(count: int, length: int, seed: int = 0) -> list[str]:
-    """Prompts of so many letters, each of which is a token."""
-    draw = random.Random(seed)
-    return ["".join(draw.choices(SIGNS[2:], k=length)) for _ in range(count)]
+    """Random prompts; every letter is one token."""
+    rng = random.Random(seed)
+    return ["".join(rng.choices(SIGNS[2:], k=length)) for _ in range(count)]
 
 
 def evenness(ids: Sequence[int]) -> float:
-    """A reward that is there at once: the share of tokens with an even number."""
+    """A cheap reward: the share of even token ids."""
     return sum(token % 2 == 0 for token in ids) / max(len(ids), 1)
 
 
 class Even:
-    """Scores by evenness; the loop has its own tasks."""
+    """An environment that scores by evenness; the loop supplies the tasks."""
 
     def tasks(self, split: Split) -> Sequence[Task]:
         return ()
@@ -50,28 +50,34 @@ class Even:
 
 
 class Loop:
-    """Plays, judges and learns, over and over."""
+    """Rollout, credit and update, step by step."""
 
     def __init__(
-        self, shape: str, device: torch.device, asked: int, prompt: int, most: int, learning: Learning | None = None
+        self,
+        shape: str,
+        device: torch.device,
+        prompts: int,
+        prompt: int,
+        max_tokens: int,
+        learning: Learning | None = None,
     ) -> None:
         self.base = base_of(shape, device, half(device))
         adapter = adapters_on(self.base, 1)[0]
         self.learner = TorchLearner("policy", self.base, adapter, 1e-5, learning or Learning(), steps=1000)
-        self.engine = NativeEngine(self.base, {"policy": adapter.name}, rows=asked * SAMPLES)
+        self.engine = NativeEngine(self.base, {"policy": adapter.name}, rows=prompts * SAMPLES)
         self.algorithm, self.credit, self.rng, self.done = Grpo(), Team(), random.Random(0), 0
         chats = {"policy": self.base.chat}
-        self.asked = asked
-        self.ask(prompt, most)
-        self.collector = Collector(Single(), Even(), self.engine, chats, asked * SAMPLES, 600.0, None)
+        self.prompts = prompts
+        self.set_lengths(prompt, max_tokens)
+        self.collector = Collector(Single(), Even(), self.engine, chats, prompts * SAMPLES, 600.0, None)
 
-    def ask(self, prompt: int, most: int, seed: int = 0) -> None:
-        """Let the next steps be of prompts and answers of such lengths."""
-        self.tasks = [Task(str(i), text, None) for i, text in enumerate(texts(self.asked, prompt, seed))]
-        self.players = {"solver": Player("policy", Sampling(max_tokens=most))}
+    def set_lengths(self, prompt: int, max_tokens: int, seed: int = 0) -> None:
+        """Set the lengths of prompts and answers for the next steps."""
+        self.tasks = [Task(str(i), text, None) for i, text in enumerate(texts(self.prompts, prompt, seed))]
+        self.players = {"solver": Player("policy", Sampling(max_tokens=max_tokens))}
 
     def step(self) -> int:
-        """What `coterie train` does in a step, less the files it writes; says how many tokens were sampled."""
+        """One training step without logging; returns the number of sampled tokens."""
         played = drop_failed(self.collector.collect(self.tasks, SAMPLES, self.players, self.done), 0.0)
         self.engine.clear()
         self.credit.assign(played, {}, team_chain=False)
