@@ -30,8 +30,9 @@ from coterie.learners.distributed import process_group
 from coterie.rollout.agent import Player
 from coterie.seeds import stable_hash
 from coterie.training import checkpoint
-from coterie.training.build import base_policy, build
+from coterie.training.build import build
 from coterie.training.loop import Run, train
+from coterie.training.models import base_policy
 
 
 def train_run(config: Config, folder: Path, examples: int, resuming: bool, which: str | None = None) -> int:

@@ -1,12 +1,16 @@
-"""The task stream: epochs of shuffled tasks."""
+"""Tasks of a run: loading and checking them, and the stream of shuffled epochs."""
 
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Sequence
 
+from coterie.config import Config
+from coterie.config.registry import line_in_users_file
 from coterie.seeds import stable_hash
-from coterie.types import Task
+from coterie.training.models import config_errors
+from coterie.types import Env, Split, Task
 
 
 class TaskStream:
@@ -37,3 +41,65 @@ class TaskStream:
             random.Random(stable_hash(self.seed, "tasks", epoch)).shuffle(order)
             self.shuffled = epoch, order
         return self.shuffled[1]
+
+
+class NotTasks(ValueError):
+    """`Env.tasks` did not return a list of tasks with unique ids."""
+
+
+def load_tasks(env: Env, split: Split, config: Config) -> Sequence[Task]:
+    """An environment's tasks; its errors are reported with the key and the line that names its files."""
+    options = config.env.options
+    named = split in options and options[split] is not None
+    with config_errors(config, ("env",), options, ("env", split) if named else ("env",)):
+        try:
+            return _checked_tasks(env, split)
+        except (Exception, SystemExit) as error:
+            if (where := line_in_users_file(type(env), error)) is None or isinstance(error, NotTasks):
+                raise
+            raise ValueError(f"{where}: {type(error).__name__}: {error}") from error
+
+
+def _checked_tasks(env: Env, split: Split) -> Sequence[Task]:
+    tasks, name = env.tasks(split), type(env).__name__
+    if not isinstance(tasks, Sequence):
+        raise NotTasks(f"{name}.tasks returned a {type(tasks).__name__}, expected a list of Task")
+    if not tasks:
+        raise NotTasks(f"{name} has no {'training' if split == 'train' else 'held-out'} tasks")
+    others = [task for task in tasks if not isinstance(task, Task)]
+    if others:
+        raise NotTasks(f"{name}.tasks returned a list of {type(others[0]).__name__}, expected Task")
+    first: dict[str, int] = {}
+    for number, task in enumerate(tasks):
+        if first.setdefault(task.id, number) != number:
+            both = f"tasks {first[task.id]} and {number} of {split}, counted from 0, have the same id {task.id!r}"
+            raise NotTasks(f"{both}; ids must be unique: groups and seeds depend on them")
+    return tasks
+
+
+def warn_about_tasks(config: Config, training: Sequence[Task], held_out: Sequence[Task]) -> None:
+    """Warnings, not errors: a short trial of a long recipe, like `steps=2`, is common."""
+    warnings = [*_overlap(held_out, training)]
+    if config.tasks_per_step > len(training):
+        repeats = f"there are only {len(training)} training tasks, so a step has some of them more than once"
+        warnings.append(f"tasks_per_step={config.tasks_per_step}: {repeats}")
+    if config.eval.every > config.steps:
+        end = f"the run ends at steps={config.steps}, so it is evaluated only before the first step and after the last"
+        warnings.append(f"eval.every={config.eval.every}: {end}")
+    for warning in warnings:
+        print(warning, file=sys.stderr)
+
+
+def _overlap(held_out: Sequence[Task], training: Sequence[Task]) -> list[str]:
+    """A warning if held-out tasks are trained on. Tasks without an answer are games, which are always the same."""
+    prompts = {task.prompt for task in held_out if task.answer is not None}
+    seen = {_content(task) for task in training if task.prompt in prompts} if prompts else set()
+    shared = [task.id for task in held_out if _content(task) in seen] if seen else []
+    why = "so the evaluation measures memorization; see env.train and env.test"
+    count = f"{len(shared)} of {len(held_out)} held-out tasks are also trained on"
+    return [f"{count}, for example {shared[0]}, {why}"] if shared else []
+
+
+def _content(task: Task) -> str:
+    """Everything but the id."""
+    return repr((task.prompt, task.answer, task.meta))

@@ -13,14 +13,13 @@ from typing import Any
 
 import pytest
 import yaml
-from typer.testing import CliRunner
 
-from coterie.cli.app import app
 from coterie.config import load
 from coterie.training.build import build
 from coterie.training.loop import train
 from coterie.training.user_files import UserFileCopies
 from coterie.user_code import imported_files, original_path, run_file
+from tests.commands import coterie, stdout_of
 from tests.games import game
 
 ROOT = Path(__file__).parents[2]
@@ -78,16 +77,6 @@ INNER = "def share(text):\n    return sum(sign in 'aeiou' for sign in text) / ma
 REWARD = "from helpers import worth\n\ndef vowels(answer, truth):\n    return worth(answer)\n"
 
 
-def coterie(*words: Any) -> Any:
-    return CliRunner().invoke(app, [str(word) for word in words])
-
-
-def well(*words: Any) -> str:
-    result = coterie(*words)
-    assert result.exit_code == 0, result.output
-    return str(result.stdout)
-
-
 def home_in(folder: Path, name: str = "helpers") -> Path:
     """Where a user keeps files of their own. In one process modules of two homes need two names."""
     home = folder / "home"
@@ -142,14 +131,14 @@ def test_a_run_that_is_moved_is_measured_judged_again_and_resumed(
     elsewhere.mkdir()
     run.rename(elsewhere / "moved")
     monkeypatch.chdir(elsewhere)
-    assert "team, step 1" in well("eval", "moved", "--no-baselines")
-    assert "turns" in well("replay", "moved", "credit=own")
-    assert "resuming after step 1" in well("train", "--resume", "moved", "steps=2")
+    assert "team, step 1" in stdout_of("eval", "moved", "--no-baselines")
+    assert "turns" in stdout_of("replay", "moved", "credit=own")
+    assert "resuming after step 1" in stdout_of("train", "--resume", "moved", "steps=2")
     assert yaml.safe_load(Path("moved/config.yaml").read_text())["env"]["name"] == "code/0/mine.py:Words"
     shutil.copytree("moved", tmp_path / "copied")
     shutil.rmtree("moved")
     monkeypatch.chdir(tmp_path)
-    well("train", "--resume", "copied", "steps=3")
+    stdout_of("train", "--resume", "copied", "steps=3")
 
 
 def test_a_reward_of_one_s_own_is_held_for_the_processes_that_grade(
@@ -159,13 +148,13 @@ def test_a_reward_of_one_s_own_is_held_for_the_processes_that_grade(
     composed = {"name": "compose", "parts": [{"name": "reward.py:vowels"}, {"name": "exact", "weight": 0.5}]}
     run = trained_at(home_in(tmp_path, "lent"), model, env=rows, reward=composed)
     monkeypatch.chdir(tmp_path)
-    well("eval", run, "--no-baselines", "--json", tmp_path / "numbers.json")
+    stdout_of("eval", run, "--no-baselines", "--json", tmp_path / "numbers.json")
     (report,) = json.loads((tmp_path / "numbers.json").read_text())["reports"].values()
     assert report["failed"] == 0
     lines = Path(run / "episodes" / "000001.jsonl").read_text().splitlines()
     assert any(json.loads(line)["reward"] > 0 for line in lines)
     changes = tmp_path / "changes.jsonl"
-    well("replay", run, "reward={name: compose, parts: [{name: code/0/reward.py:vowels}]}", "--out", changes)
+    stdout_of("replay", run, "reward={name: compose, parts: [{name: code/0/reward.py:vowels}]}", "--out", changes)
     judged = [json.loads(line) for line in changes.read_text().splitlines()]
     assert judged and all(one["reward now"] == pytest.approx(one["reward"]) for one in judged)  # none was exact
 
@@ -237,7 +226,7 @@ def done(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
     """A run of four steps, all of whose checkpoints are there."""
     folder = tmp_path_factory.mktemp("done")
     keep = {"every": 1, "keep": 9}
-    well("train", game(folder, model, steps=4, eval={"tasks": 2, "every": 1}, checkpoint=keep), "--out", folder)
+    stdout_of("train", game(folder, model, steps=4, eval={"tasks": 2, "every": 1}, checkpoint=keep), "--out", folder)
     return folder / "game"
 
 
@@ -281,7 +270,7 @@ def numbers(folder: Path, name: str) -> list[str]:
 def test_going_back_sets_aside_what_was_done_since_and_goes_another_way(run: Path) -> None:
     (run / "wandb-id").write_text("abc")
     before = rows(run)
-    printed = well("train", "--resume", run, "--checkpoint", 2, "steps=3")
+    printed = stdout_of("train", "--resume", run, "--checkpoint", 2, "steps=3")
     aside = run / "rewound" / "000002"
     assert f"resuming after step 2; later steps were moved to {aside}" in printed
     assert rows(aside) == [row for row in before if row["step"] > 2]
@@ -295,20 +284,20 @@ def test_going_back_sets_aside_what_was_done_since_and_goes_another_way(run: Pat
     )
     timeless = [{k: v for k, v in row.items() if k in ("reward", "eval/reward")} for row in rows(run)]
     assert timeless == [{k: v for k, v in row.items() if k in ("reward", "eval/reward")} for row in before][:7]
-    well("train", "--resume", run, "--checkpoint", 2, "steps=3")
+    stdout_of("train", "--resume", run, "--checkpoint", 2, "steps=3")
     assert numbers(run, "rewound") == ["000002", "000002-2"]
 
 
 def test_best_is_of_the_way_that_the_run_has_gone(run: Path) -> None:
     (run / "best").write_text("000004")
-    well("train", "--resume", run, "--checkpoint", 1, "steps=2")
+    stdout_of("train", "--resume", run, "--checkpoint", 1, "steps=2")
     assert (run / "rewound" / "000001" / "best").read_text() == "000004"
     rewards = {row["step"]: row["eval/reward"] for row in rows(run) if "eval/reward" in row}
     assert rewards[int((run / "best").read_text())] == max(rewards[1], rewards[2])
 
 
 def test_going_back_to_where_the_run_is_sets_nothing_aside(run: Path) -> None:
-    well("train", "--resume", run, "--checkpoint", 4)
+    stdout_of("train", "--resume", run, "--checkpoint", 4)
     assert not (run / "rewound").exists() and len(rows(run)) == 9
 
 
@@ -325,7 +314,7 @@ def test_a_kill_while_things_are_set_aside_loses_nothing(run: Path, monkeypatch:
         patched.setattr(Path, "rename", killed_at_the_third)
         coterie("train", "--resume", run, "--checkpoint", 2)
     assert len(moved) == 3
-    well("train", "--resume", run, "--checkpoint", 2, "steps=3")
+    stdout_of("train", "--resume", run, "--checkpoint", 2, "steps=3")
     asides = [run / "rewound" / name for name in ("000002", "000002-2")]
     for name in ("checkpoints", "episodes"):
         there = [number for aside in asides if (aside / name).is_dir() for number in numbers(aside, name)]

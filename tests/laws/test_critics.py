@@ -335,7 +335,7 @@ def test_a_critic_of_frozen_roles_alone_is_refused(model_folder: Folder, tmp_pat
 def test_a_policy_that_is_called_like_a_critic_is_refused(model_folder: Folder, tmp_path: Path) -> None:
     tree = config(model_folder("llama"), "central")
     tree["policies"] = {"critic team": tree["policies"]["left"], "right": tree["policies"]["right"]}
-    with pytest.raises(ConfigError, match=r"policies.critic team: critics.team goes by that name"):
+    with pytest.raises(ConfigError, match=r"policies.critic team: this name is used by critics.team"):
         started(tree | {"roles": {"left": "critic team", "right": "right"}}, tmp_path)
 
 

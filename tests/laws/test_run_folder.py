@@ -15,27 +15,16 @@ from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from coterie.cli.app import app
 from coterie.config import load
 from coterie.files import SUMS, WriteFailed, append_line, exclusive_lock, write_atomic
 from coterie.models.store import write_tensors
 from coterie.training import checkpoint
 from coterie.training.build import build
 from coterie.training.checkpoint import BadCheckpoint
+from tests.commands import coterie, stdout_of
 from tests.games import game
 from tests.runs import naming_config, trained
-
-
-def coterie(*words: Any) -> Any:
-    return CliRunner().invoke(app, [str(word) for word in words])
-
-
-def well(*words: Any) -> str:
-    result = coterie(*words)
-    assert result.exit_code == 0, result.output
-    return str(result.stdout)
 
 
 def one_line(*words: Any) -> str:
@@ -55,7 +44,7 @@ def model(model_folder: Callable[[str], Path]) -> Path:
 def done(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
     """A run of two steps."""
     folder = tmp_path_factory.mktemp("done")
-    well("train", game(folder, model), "--out", folder)
+    stdout_of("train", game(folder, model), "--out", folder)
     return folder / "game"
 
 
@@ -93,7 +82,7 @@ def test_a_full_disk_is_told_and_the_run_goes_on_when_there_is_room(name: str, r
     assert "could not be written: File too large" in said or "File too large (os error 27)" in said
     assert f"`coterie train --resume {run}` resumes from the latest checkpoint" in said
     assert (run / "latest").read_text() == "000002" and not (run / "checkpoints" / "000003").exists()
-    well("train", "--resume", run, "steps=3")
+    stdout_of("train", "--resume", run, "steps=3")
     assert (run / "latest").read_text() == "000003"
 
 
@@ -143,7 +132,7 @@ def test_a_run_in_a_read_only_folder_is_measured_but_not_resumed(run: Path, monk
     monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)  # root may write everywhere
     assert one_line("train", "--resume", run, "steps=3") == f"{run} is read-only: a resumed run has to write to it"
     before = sorted(path for path in run.rglob("*"))
-    well("eval", run, "--no-baselines")
+    stdout_of("eval", run, "--no-baselines")
     assert sorted(path for path in run.rglob("*")) == before
 
 
@@ -161,7 +150,7 @@ def test_a_garbage_line_in_the_metrics_is_named_and_the_run_goes_on_without_it(g
     )
     assert metrics.read_text().splitlines()[1] == garbage
     metrics.write_text("\n".join([first, *others, ""]))
-    well("train", "--resume", run, "steps=3")
+    stdout_of("train", "--resume", run, "steps=3")
     assert (run / "latest").read_text() == "000003"
 
 
@@ -173,7 +162,7 @@ def test_a_stray_folder_under_a_checkpoint_s_name_is_named_and_never_taken_for_o
     assert said == f"{stray} is not a checkpoint: it has no {SUMS}; move it away, then resume the run"
     assert (stray / "notes.txt").is_file()
     stray.rename(run / "checkpoints" / "000099-notes")
-    well("train", "--resume", run, "steps=5", "checkpoint.keep=1")
+    stdout_of("train", "--resume", run, "steps=5", "checkpoint.keep=1")
     assert (run / "checkpoints" / "000099-notes" / "notes.txt").is_file()  # by another name it is nobody's business
     assert {path.name for path in (run / "checkpoints").iterdir()} == {"000005", "000099-notes"}
 
@@ -188,8 +177,8 @@ def test_a_run_is_not_saved_into_a_folder_that_somebody_made(model: Path, tmp_pa
 def test_copies_of_episodes_are_left_alone(run: Path) -> None:
     copy = run / "episodes" / "000002 (copy).jsonl"
     shutil.copy(run / "episodes" / "000002.jsonl", copy)
-    well("train", "--resume", run, "steps=3")
-    assert copy.is_file() and "turns" in well("replay", run)
+    stdout_of("train", "--resume", run, "steps=3")
+    assert copy.is_file() and "turns" in stdout_of("replay", run)
 
 
 def test_an_empty_run_folder_is_told_and_taken_by_the_next_run(tmp_path: Path, model: Path) -> None:
@@ -198,14 +187,14 @@ def test_an_empty_run_folder_is_told_and_taken_by_the_next_run(tmp_path: Path, m
     (folder / ".tmp-0123").touch()  # of a process that was killed
     said = one_line("train", "--resume", folder)
     assert said.startswith(f"{folder} is empty: its run ended before its first step; `coterie train CONFIG` starts")
-    well("train", game(tmp_path, model), "steps=1", "--out", tmp_path)
+    stdout_of("train", game(tmp_path, model), "steps=1", "--out", tmp_path)
     assert (folder / "latest").read_text() == "000001" and not (tmp_path / "game-2").exists()
 
 
 def test_an_empty_folder_in_which_another_run_begins_is_not_taken(tmp_path: Path, model: Path) -> None:
     (tmp_path / "game").mkdir()
     with exclusive_lock(tmp_path / "game"):
-        well("train", game(tmp_path, model), "steps=1", "--out", tmp_path)
+        stdout_of("train", game(tmp_path, model), "steps=1", "--out", tmp_path)
     assert (tmp_path / "game-2" / "latest").is_file() and not list((tmp_path / "game").iterdir())
 
 
@@ -240,7 +229,7 @@ def test_a_flipped_byte_ends_eval_and_resume_with_one_line(run: Path) -> None:
         said = one_line(*words)
         assert said.startswith(f"{adapter} is damaged") and "Other checkpoints of this run: 000001" in said
     flip(adapter)
-    well("train", "--resume", run, "steps=3")
+    stdout_of("train", "--resume", run, "steps=3")
 
 
 def begun_from(adapter: Path) -> list[str]:
@@ -255,12 +244,12 @@ def test_a_new_run_does_not_begin_from_a_damaged_adapter_of_a_checkpoint(run: Pa
     assert "adapter_model.safetensors is damaged" in one_line(*begin)
     flip(adapter / "adapter_model.safetensors")
     flip(run / "checkpoints" / "000002" / "state.pt")  # which it does not need
-    well(*begin)
+    stdout_of(*begin)
 
 
 def test_the_adapter_that_a_run_goes_on_from_is_checked_before_it_is_attached(run: Path, tmp_path: Path) -> None:
     adapter = run / "checkpoints" / "000001" / "policies" / "doer"
-    well("train", "game.yaml", *begun_from(adapter), "--out", tmp_path)
+    stdout_of("train", "game.yaml", *begun_from(adapter), "--out", tmp_path)
     flip(tmp_path / "new" / "checkpoints" / "000001" / "policies" / "doer" / "adapter_config.json")
     assert "adapter_config.json is damaged" in one_line("eval", tmp_path / "new")
 

@@ -184,10 +184,10 @@ def with_tasks(config: Path, lines: str) -> None:
         ("        return {}['rows']\n", "vowels.py, line 11: KeyError: 'rows' (game.yaml, line"),
         ("        raise ValueError('no rows')\n", "vowels.py, line 11: ValueError: no rows (game.yaml, line"),
         ("        exit('no rows')\n", "vowels.py, line 11: SystemExit: no rows (game.yaml, line"),
-        ("        return [Task('a', '?', None), None]\n", "Vowels.tasks gave a list of NoneType; Task is wanted"),
+        ("        return [Task('a', '?', None), None]\n", "Vowels.tasks returned a list of NoneType, expected Task"),
         (
             "        return [Task(name, '?', None) for name in 'abca']\n",
-            "tasks 0 and 3 of train, counted from 0, are both called 'a'; each needs an id of its own",
+            "tasks 0 and 3 of train, counted from 0, have the same id 'a'; ids must be unique",
         ),
     ],
 )

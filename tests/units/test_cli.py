@@ -18,10 +18,8 @@ from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from coterie import __version__
-from coterie.cli.app import app
 from coterie.cli.commands import new_run_folder
 from coterie.cli.report import dialogue, visible
 from coterie.config import load
@@ -29,21 +27,12 @@ from coterie.models.base import Base
 from coterie.models.peft import save_adapter
 from coterie.training.build import build
 from coterie.training.log import read_episodes
+from tests.commands import coterie, stdout_of
 from tests.episodes import episode, turn
 from tests.games import game
 from tests.oracle import random_adapter
 
 ROOT = Path(__file__).parents[2]
-
-
-def coterie(*words: Any) -> Any:
-    return CliRunner().invoke(app, [str(word) for word in words])
-
-
-def well(*words: Any) -> str:
-    result = coterie(*words)
-    assert result.exit_code == 0, result.output
-    return str(result.stdout)
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +44,7 @@ def tiny_model(model_folder: Callable[[str], Path]) -> Path:
 def trained(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> tuple[Path, str]:
     """A run of two steps, and what the command printed."""
     folder = tmp_path_factory.mktemp("trained")
-    printed = well("train", game(folder, tiny_model), "--out", folder, "--examples", 2)
+    printed = stdout_of("train", game(folder, tiny_model), "--out", folder, "--examples", 2)
     return folder / "game", printed
 
 
@@ -65,8 +54,8 @@ def metrics(run: Path) -> list[dict[str, float]]:
 
 @pytest.mark.parametrize("command", ["train", "eval", "check", "schema"])
 def test_help_shows_each_command_at_work(command: str) -> None:
-    assert f"  {command} " in well("--help")
-    assert f"\n    coterie {command}" in well(command, "--help")
+    assert f"  {command} " in stdout_of("--help")
+    assert f"\n    coterie {command}" in stdout_of(command, "--help")
 
 
 def test_asking_for_help_does_not_wait_for_torch() -> None:
@@ -88,11 +77,11 @@ def test_a_mistake_in_a_config_is_told_before_the_models_library_is_imported(tmp
 
 
 def test_the_version_is_the_package_s() -> None:
-    assert well("--version") == f"coterie {__version__}\n"
+    assert stdout_of("--version") == f"coterie {__version__}\n"
 
 
 def test_the_schema_is_json() -> None:
-    assert "policies" in json.loads(well("schema"))["properties"]
+    assert "policies" in json.loads(stdout_of("schema"))["properties"]
 
 
 def test_training_leaves_a_run_and_says_what_it_will_do_and_what_comes_next(trained: tuple[Path, str]) -> None:
@@ -111,7 +100,7 @@ def test_examples_show_dialogues_and_scores_before_and_after(trained: tuple[Path
 
 def test_evaluating_a_run_gives_the_number_that_training_gave(trained: tuple[Path, str], tmp_path: Path) -> None:
     run, _ = trained
-    printed = well("eval", run, "--json", tmp_path / "numbers.json")
+    printed = stdout_of("eval", run, "--json", tmp_path / "numbers.json")
     numbers = json.loads((tmp_path / "numbers.json").read_text())
     team, single, as_reasoner, majority = numbers["reports"].values()
     assert next(iter(numbers["reports"])) == "team, step 2" and numbers["tasks"] == 5
@@ -141,26 +130,26 @@ def test_evaluating_a_run_gives_the_number_that_training_gave(trained: tuple[Pat
 def test_options_of_eval_reach_the_config(trained: tuple[Path, str], tmp_path: Path) -> None:
     where = tmp_path / "numbers.json"
     options = ["--tasks", 2, "--episodes", 3, "--temperature", 1, "--checkpoint", 1, "--no-baselines", "--json", where]
-    printed = well("eval", trained[0], *options)
+    printed = stdout_of("eval", trained[0], *options)
     numbers = json.loads(where.read_text())
     assert (numbers["step"], numbers["tasks"], numbers["episodes_per_task"]) == (1, 2, 3)
     assert list(numbers["reports"]) == ["team, step 1"] and "pass@3" in printed
 
 
 def test_a_config_is_evaluated_as_an_untrained_team(tmp_path: Path, tiny_model: Path) -> None:
-    assert "team, untrained" in well("eval", game(tmp_path, tiny_model), "--no-baselines")
+    assert "team, untrained" in stdout_of("eval", game(tmp_path, tiny_model), "--no-baselines")
     assert not (tmp_path / "game").exists()
 
 
 def test_a_whole_model_and_a_frozen_one_are_evaluated_too(tmp_path: Path, tiny_model: Path) -> None:
     policies = {"thinker": {"model": str(tiny_model), "lora": None}, "doer": {"model": str(tiny_model), "frozen": True}}
-    assert "single agent" in well("eval", game(tmp_path, tiny_model, policies=policies), "--tasks", 1)
+    assert "single agent" in stdout_of("eval", game(tmp_path, tiny_model, policies=policies), "--tasks", 1)
 
 
 def test_a_team_that_is_all_frozen_can_be_evaluated_but_not_trained(tmp_path: Path, tiny_model: Path) -> None:
     changes = ["policies.thinker.frozen=true", "policies.doer.frozen=true"]
     config = game(tmp_path, tiny_model)
-    assert "team, untrained" in well("eval", config, *changes, "--no-baselines")
+    assert "team, untrained" in stdout_of("eval", config, *changes, "--no-baselines")
     assert "nothing to train" in coterie("train", config, *changes, "--out", tmp_path).stderr
 
 
@@ -168,12 +157,12 @@ def test_a_run_needs_the_adapter_that_it_began_from_only_to_begin(tmp_path: Path
     save_adapter(random_adapter(Base(tiny_model), "a", 3, ("q_proj", "up_proj"), seed=1), tmp_path / "start", "any")
     policies = {"thinker": {"model": str(tiny_model), "adapter": "start"}, "doer": {"model": str(tiny_model)}}
     config = game(tmp_path, tiny_model, policies=policies)
-    printed = well("train", config, "steps=1", "--out", tmp_path)
+    printed = stdout_of("train", config, "steps=1", "--out", tmp_path)
     assert "the adapter" in printed and printed.count("LoRA, rank 16") == 1
     shutil.rmtree(tmp_path / "start")
     run = tmp_path / "game"
-    assert "team, step 1" in well("eval", run, "--no-baselines")
-    assert "resuming after step 1" in well("train", "--resume", run, "steps=2")
+    assert "team, step 1" in stdout_of("eval", run, "--no-baselines")
+    assert "resuming after step 1" in stdout_of("train", "--resume", run, "steps=2")
     assert json.loads((run / "checkpoints/000002/policies/thinker/adapter_config.json").read_text())["r"] == 3
     assert "no adapter_config.json" in plainly(coterie("train", config, "name=new", "--out", tmp_path))
 
@@ -183,14 +172,14 @@ def test_a_context_beyond_the_model_s_own_is_said_to_be_its_own(
 ) -> None:
     build(load(game(tmp_path, tiny_model), ["engine.context=4096"]), tmp_path, console=False, training=False)
     said = capfd.readouterr().err
-    assert f"engine.context=4096: {tiny_model} reads 512 tokens at most, and no more are used" in said
+    assert f"engine.context=4096: {tiny_model} has a context of 512 tokens, and no more are used" in said
     build(load(game(tmp_path, tiny_model), ["engine.context=512"]), tmp_path, console=False, training=False)
     assert "engine.context" not in capfd.readouterr().err
 
 
 def test_resuming_goes_on_to_the_new_last_step(tmp_path: Path, tiny_model: Path) -> None:
-    well("train", game(tmp_path, tiny_model), "steps=1", "--out", tmp_path)
-    printed = well("train", "--resume", tmp_path / "game", "steps=2", "eval.tasks=3")
+    stdout_of("train", game(tmp_path, tiny_model), "steps=1", "--out", tmp_path)
+    printed = stdout_of("train", "--resume", tmp_path / "game", "steps=2", "eval.tasks=3")
     assert "resuming after step 1" in printed
     assert [row["step"] for row in metrics(tmp_path / "game")] == [1, 2, 2]
     assert len(read_episodes(tmp_path / "game" / "episodes" / "000002.jsonl")) == 12
@@ -199,8 +188,8 @@ def test_resuming_goes_on_to_the_new_last_step(tmp_path: Path, tiny_model: Path)
 def test_the_untrained_team_of_a_resumed_run_is_the_one_it_began_with(
     trained: tuple[Path, str], tmp_path: Path, tiny_model: Path
 ) -> None:
-    well("train", game(tmp_path, tiny_model), "steps=1", "--out", tmp_path)
-    printed = well("train", "--resume", tmp_path / "game", "steps=2", "--examples", 1)
+    stdout_of("train", game(tmp_path, tiny_model), "steps=1", "--out", tmp_path)
+    printed = stdout_of("train", "--resume", tmp_path / "game", "steps=2", "--examples", 1)
     row = next(line for line in trained[1].splitlines() if "untrained team" in line)
     assert row in printed.splitlines()
 
@@ -259,7 +248,7 @@ def test_a_mistake_is_told_plainly(mistake: str, trained: tuple[Path, str]) -> N
 def test_a_second_run_gets_a_folder_of_its_own(tmp_path: Path, tiny_model: Path) -> None:
     config = game(tmp_path, tiny_model)
     for _ in range(2):
-        well("train", config, "steps=1", "--out", tmp_path)
+        stdout_of("train", config, "steps=1", "--out", tmp_path)
     steps = [len((tmp_path / name / "metrics.jsonl").read_text().splitlines()) for name in ("game", "game-2")]
     assert steps == [2, 2]
 
@@ -332,9 +321,9 @@ def test_an_environment_without_tasks_is_told_with_its_key_and_line(
 @pytest.mark.parametrize(
     ("tasks", "said"),
     [
-        ("({'question': '1'} for _ in range(9))", "env: Vowels.tasks gave a generator; a list of Task is wanted"),
-        ("[{'question': '1'}]", "env: Vowels.tasks gave a list of dict; Task is wanted"),
-        ("None", "env: Vowels.tasks gave a NoneType; a list of Task is wanted"),
+        ("({'question': '1'} for _ in range(9))", "env: Vowels.tasks returned a generator, expected a list of Task"),
+        ("[{'question': '1'}]", "env: Vowels.tasks returned a list of dict, expected Task"),
+        ("None", "env: Vowels.tasks returned a NoneType, expected a list of Task"),
     ],
 )
 def test_an_environment_that_gives_no_tasks_is_told_what_is_wanted(tmp_path: Path, tasks: str, said: str) -> None:
@@ -353,7 +342,7 @@ def test_held_out_tasks_that_are_trained_on_are_told(
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     env = {"name": "rows", "train": "train.jsonl", "test": "test.jsonl"}
     build(load(game(tmp_path, tiny_model, env=env, reward="number")), tmp_path / "run", console=False)
-    assert "1 of 3 held-out tasks are also trained on, test/1 for one" in capsys.readouterr().err
+    assert "1 of 3 held-out tasks are also trained on, for example test/1" in capsys.readouterr().err
     apart = load(game(tmp_path, tiny_model, env=env, reward="number"), ["env.limit=3", "eval.tasks=3"])
     build(apart, tmp_path / "apart", console=False)
     assert capsys.readouterr().err == ""
@@ -378,7 +367,7 @@ def test_a_bug_keeps_its_traceback(tmp_path: Path, tiny_model: Path, monkeypatch
 
 
 def test_check_shows_prompts_and_passes_where_there_is_something_to_learn(tmp_path: Path, tiny_model: Path) -> None:
-    printed = well("check", game(tmp_path, tiny_model))
+    printed = stdout_of("check", game(tmp_path, tiny_model))
     assert "<|im_start|>assistant" in printed and "actor reads" in printed
     for word in ("rewards of 16 episodes", "singleton", "log-prob gap", "with credit", "problem"):
         assert word in printed
@@ -434,7 +423,7 @@ def test_a_signal_saves_the_run_and_says_how_to_go_on(number: signal.Signals, tm
     assert "Traceback" not in told
     done = int((tmp_path / "game" / "latest").read_text())
     assert f"{done} of 1000 steps done" in rest and f"coterie train --resume {tmp_path / 'game'} " in rest
-    well("train", "--resume", tmp_path / "game", f"steps={done + 1}")
+    stdout_of("train", "--resume", tmp_path / "game", f"steps={done + 1}")
 
 
 def test_a_run_whose_terminal_is_closed_is_saved(tmp_path: Path, tiny_model: Path) -> None:

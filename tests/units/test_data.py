@@ -16,10 +16,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 from rich.table import Table
-from typer.testing import CliRunner
 
 from coterie.cli import procedural
-from coterie.cli.app import app
 from coterie.data.files import as_parquet, is_prepared, problem, read, read_prepared
 from coterie.data.hub import from_hub
 from coterie.data.prepare import SPLITS, Found, dealt, found_in, said_by, sort_out, write
@@ -33,6 +31,7 @@ from coterie.envs.rows import Rows
 from coterie.envs.swe.env import Swe
 from coterie.rewards.code.test_formats import read_tests
 from coterie.types import Episode
+from tests.commands import coterie
 from tests.hub import hub, parquet
 
 MBPP = {"text": "Add.", "code": "def add(a, b): return a + b", "task_id": 601, "test_list": ["assert add(1, 2) == 3"]}
@@ -97,10 +96,6 @@ BAD: list[tuple[str, Raw, str]] = [
     ("swebench", {**SWE, "FAIL_TO_PASS": "[]"}, "FAIL_TO_PASS is empty"),
     ("swebench", {**SWE, "PASS_TO_PASS": "x"}, "PASS_TO_PASS is no list of tests"),
 ]
-
-
-def coterie(*words: Any) -> Any:
-    return CliRunner().invoke(app, [str(word) for word in words])
 
 
 def jsonl(path: Path, rows: list[Any]) -> Path:

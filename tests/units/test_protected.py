@@ -15,15 +15,14 @@ from typing import Any
 
 import pytest
 import yaml
-from typer.testing import CliRunner
 
-from coterie.cli.app import app
 from coterie.config import load
 from coterie.config.requirements import executing_parts
 from coterie.envs.base import attach_reward
 from coterie.rewards.grader_pool import GraderFailed, Worker
 from coterie.sandbox import Sandbox, SandboxMissing, SandboxReduced, bubblewrap, shared
 from coterie.sandbox import sandbox as pool
+from tests.commands import coterie
 from tests.games import game
 from tests.hangs import HANG
 
@@ -67,10 +66,6 @@ def hide(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 @pytest.fixture
 def no_bubblewrap(hide: Callable[..., None]) -> None:
     hide("bwrap")
-
-
-def coterie(*words: Any) -> Any:
-    return CliRunner().invoke(app, [str(word) for word in words])
 
 
 def recipe(folder: Path, **parts: Any) -> Path:

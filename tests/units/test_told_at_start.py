@@ -6,17 +6,15 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from coterie.check import dry_run, findings
-from coterie.cli.app import app
 from coterie.config import load
 from coterie.models.store import load_tokenizer
 from coterie.training.build import build
 from coterie.training.log import read_episodes
+from tests.commands import coterie
 from tests.games import game
 from tests.models import CONTEXT
 from tests.units.test_chat import NO_SYSTEM
@@ -28,10 +26,6 @@ class Mute:
     async def run(self, task, team, world):
         return task.prompt
 """
-
-
-def coterie(*words: Any) -> Any:
-    return CliRunner().invoke(app, [str(word) for word in words])
 
 
 @pytest.fixture(scope="module")
@@ -75,13 +69,13 @@ def test_a_template_without_a_system_role_is_told_and_its_text_goes_to_the_user(
 def test_an_evaluation_that_never_comes_is_told(tmp_path: Path, model: Path) -> None:
     result = coterie("train", game(tmp_path, model), "steps=1", "eval.every=3", "--out", tmp_path)
     assert result.exit_code == 0, result.output
-    assert "eval.every=3: a run of steps=1 ends before, so it is evaluated" in result.stderr
+    assert "eval.every=3: the run ends at steps=1, so it is evaluated" in result.stderr
 
 
 def test_more_tasks_a_step_than_there_are_is_told(tmp_path: Path, model: Path) -> None:
     result = coterie("train", game(tmp_path, model), "steps=1", "tasks_per_step=7", "--out", tmp_path)
     assert result.exit_code == 0, result.stderr
-    told = "tasks_per_step=7: there are 6 training tasks, so a step meets some of them more than once; 6 meet each once"
+    told = "tasks_per_step=7: there are only 6 training tasks, so a step has some of them more than once"
     assert told in result.stderr.splitlines()
 
 
@@ -89,11 +83,11 @@ def test_more_tasks_a_step_than_there_are_is_told(tmp_path: Path, model: Path) -
 def test_a_turn_that_fills_the_context_alone_is_refused_before_a_model_loads(
     key: str, tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("coterie.training.build.load_base", lambda *_: pytest.fail("a model was loaded"))
+    monkeypatch.setattr("coterie.training.models.ModelPool.load", lambda *_: pytest.fail("a model was loaded"))
     who = "actor" if key.startswith("roles") else "reasoner"
     result = coterie("train", game(tmp_path, model), f"{key}={CONTEXT}", "--out", tmp_path)
     assert result.exit_code == 2
-    said = f"{key}: {CONTEXT} tokens for {who} leave no room for a prompt: {model} reads {CONTEXT} tokens at most"
+    said = f"{key}: {CONTEXT} tokens for {who} leave no room for a prompt: the context of {model} is {CONTEXT} tokens"
     assert result.stderr.startswith(said) and f"(override {key}={CONTEXT})" in result.stderr
 
 
