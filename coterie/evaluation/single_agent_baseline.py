@@ -14,7 +14,7 @@ from coterie.prompts import chat_messages
 from coterie.rollout.agent import Player
 from coterie.rollout.collector import Collector
 from coterie.types import Episode, Task, Team
-from coterie.workflows.majority import majority
+from coterie.workflows.vote import majority
 
 SOLVER = "solver"
 MIN_VOTERS = 3  # a majority of two is the first one's answer

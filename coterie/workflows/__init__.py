@@ -1,1 +1,1 @@
-"""How roles talk about one task."""
+"""Workflows: the order in which the roles of a team speak about one task."""

@@ -1,4 +1,4 @@
-"""Roles speak one after the other, each having read those before it."""
+"""Chain: roles speak in order, and each reads the outputs of those before it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ BETWEEN = "Check these notes and improve them."
 
 @dataclass(frozen=True)
 class Chain:
-    """A reasoner thinks, an actor answers; or any longer chain. What the last one says is the answer.
+    """A reasoner thinks, an actor answers; or any longer chain. The last role's output is the answer.
 
-    A prompt may use `{question}` and the name of every earlier role: `{reasoner}` is what it said.
+    A prompt may use `{question}` and the name of every earlier role: `{reasoner}` is its output.
     """
 
     roles: tuple[str, ...] = ("reasoner", "actor")  # the roles, in the order they speak
@@ -31,13 +31,15 @@ class Chain:
                 if role not in self.roles:
                     raise ValueError(f"{option}.{role}: no such role; the chain is {' → '.join(self.roles)}")
         for role, system in self.systems.items():
-            if gaps := [name for name in ("question", *self.roles) if f"{{{name}}}" in system]:
-                raise ValueError(f"systems.{role}: {{{gaps[0]}}} is filled in prompts only; put it into prompts.{role}")
+            if fields := [name for name in ("question", *self.roles) if f"{{{name}}}" in system]:
+                raise ValueError(
+                    f"systems.{role}: {{{fields[0]}}} is filled in prompts only; put it into prompts.{role}"
+                )
         for position, role in enumerate(self.roles):
             check(self.prompt(role), ["question", *self.roles[:position]], f"prompts.{role}")
 
     def prompt(self, role: str) -> str:
-        """The template a role is asked with."""
+        """The prompt template of a role."""
         if role in self.prompts:
             return self.prompts[role]
         position = self.roles.index(role)
@@ -47,14 +49,14 @@ class Chain:
         return f"{{question}}\n\n{notes}\n\n{LAST if role == self.roles[-1] else BETWEEN}"
 
     async def run(self, task: Task, team: Team, world: Any) -> str:
-        said = {"question": task.prompt}
+        outputs = {"question": task.prompt}
         for role in self.roles:
-            turn = await team[role].say(chat_messages(fill(self.prompt(role), said), self.systems.get(role)))
-            said[role] = turn.text
+            turn = await team[role].say(chat_messages(fill(self.prompt(role), outputs), self.systems.get(role)))
+            outputs[role] = turn.text
         return turn.text
 
 
 def _check_roles(roles: tuple[str, ...]) -> None:
-    """A prompt names a role in braces, so each name must mean one thing there."""
+    """Prompts use role names as placeholders, so names must be unique and not contain braces."""
     if not roles or len({*roles, "question"}) <= len(roles) or any(set("{}") & set(role) for role in roles):
-        raise ValueError(f"roles: each role once, no braces, and none is called question; not {list(roles)}")
+        raise ValueError(f"roles: must be distinct, without braces, and none named question; not {list(roles)}")

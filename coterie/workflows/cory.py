@@ -1,4 +1,4 @@
-"""One answers, the other reads that and answers too."""
+"""CORY: a pioneer answers; an observer reads that answer and gives its own."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ OBSERVE = "{question}\n\nSomeone answered:\n{pioneer}\n\nGive your own answer to
 
 @dataclass(frozen=True)
 class Cory:
-    """The pioneer answers the question; the observer reads the question and the pioneer's answer, and answers again.
+    """The pioneer answers the question; the observer reads the question and the pioneer's answer, and answers, too.
 
-    Both answers are graded, each as its own role's; `credit: aggregate` gives both roles the sum.
+    Each role's answer is scored on its own; `credit: aggregate` gives both roles the sum.
     """
 
     prompt: str = "{question}"  # the pioneer's prompt
@@ -31,8 +31,8 @@ class Cory:
         return ("pioneer", "observer")
 
     async def run(self, task: Task, team: Team, world: Any) -> dict[str, str]:
-        said = {"question": task.prompt}
-        pioneer = await team.pioneer.say(chat_messages(fill(self.prompt, said), self.system))
-        said["pioneer"] = pioneer.text
-        observer = await team.observer.say(chat_messages(fill(self.observe, said), self.system))
+        values = {"question": task.prompt}
+        pioneer = await team.pioneer.say(chat_messages(fill(self.prompt, values), self.system))
+        values["pioneer"] = pioneer.text
+        observer = await team.observer.say(chat_messages(fill(self.observe, values), self.system))
         return {"pioneer": pioneer.text, "observer": observer.text}

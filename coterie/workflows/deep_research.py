@@ -1,4 +1,4 @@
-"""DeepResearch: a planner splits a question, gatherers look things up, a synthesizer answers with citations."""
+"""DeepResearch: a planner splits a question, gatherers search with tools, a synthesizer answers with citations."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from coterie.tools.bm25 import Document
 from coterie.tools.python import python_tool
 from coterie.tools.search import Hit, Local, Remote, open_tool, search_tool
 from coterie.types import Grade, Metrics, Outcome, Task, Team, Turn, is_correct
-from coterie.workflows.evidence import Evidence
-from coterie.workflows.lockstep import Member, Ranks
-from coterie.workflows.retrieval import Library
+from coterie.workflows.lockstep import Lockstep, LockstepAgent
+from coterie.workflows.retrieval import Evidence, RetrievalOptions
 from coterie.workflows.verdict_parsing import items
 
 PLAN = "{question}\n\nWhich facts must be looked up to answer this? Write up to {most} short questions, one per line."
@@ -25,46 +24,46 @@ SYNTHESIZE = (
     "sentence or two. After each fact cite its source by number, as [1]. End with <answer>the answer alone</answer>."
 )
 CITATION = re.compile(r"\[(\d{1,4})\]")
-LETTERS = 600  # of a source that the synthesizer reads
-FOR_CITING = 0.2  # of the synthesizer's reward
+MAX_SOURCE = 600  # characters of a source in the synthesizer's prompt
+CITATION_WEIGHT = 0.2  # in the synthesizer's reward
 
 
-class Seen:
-    """A retriever that remembers what it showed to one gatherer."""
+class RecordingRetriever:
+    """Records the documents that one gatherer has seen."""
 
-    def __init__(self, where: Local | Remote) -> None:
-        self.where = where
+    def __init__(self, retriever: Local | Remote) -> None:
+        self.retriever = retriever
         self.documents: dict[str, Document] = {}
 
     async def search(self, query: str, count: int) -> list[Hit]:
-        hits = await self.where.search(query, count)
+        hits = await self.retriever.search(query, count)
         self.documents |= {hit.document.id: hit.document for hit in hits}
         return hits
 
     def open(self, name: str) -> Document:
-        assert isinstance(self.where, Local)
-        document = self.where.open(name)
+        assert isinstance(self.retriever, Local)
+        document = self.retriever.open(name)
         self.documents[document.id] = document
         return document
 
 
 @dataclass(frozen=True)
 class Gathered:
-    """What one gatherer did."""
+    """The work of one gatherer."""
 
     part: str
-    talk: Conversation
+    conversation: Conversation
     documents: dict[str, Document]
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeepResearch(Library):
-    """Planner → gatherers with search, open_document and python, at once → synthesizer with citations.
+class DeepResearch(RetrievalOptions):
+    """Planner → gatherers with search, open_document and python, concurrently → synthesizer with citations.
 
-    When all is said: the planner earns the share of the needed documents that its gatherers saw; each gatherer earns
-    half for seeing one that helps and half for a finding that has the answer, or for which such a document was cited.
-    A gatherer that saw none earns 0, even if it says the answer: it would learn to guess. The synthesizer earns the
-    grade, and a part for citing sources that exist.
+    Rewards, after the episode: the planner gets the recall of the needed documents by its gatherers; each gatherer gets
+    0.5 for retrieving one that helps and 0.5 for a finding with the answer, or whose helpful document was cited. A
+    gatherer that retrieved none gets 0 even if it states the answer, so that it does not learn to guess. The
+    synthesizer gets the grade, and a part for citing sources that exist.
     """
 
     judges_turns: ClassVar[bool] = True
@@ -94,39 +93,39 @@ class DeepResearch(Library):
         question = {"question": task.prompt}
         plan = await team.planner.say(fill(self.plan, question | {"most": str(self.max_parts)}))
         parts = items(plan.text, self.max_parts)
-        members = Ranks(team.gatherer, len(parts)).members
+        members = Lockstep(team.gatherer, len(parts)).members
         work = (self._gather(task, member, part) for member, part in zip(members, parts, strict=True))
         gathered = await asyncio.gather(*work)
         documents = {name: document for each in gathered for name, document in each.documents.items()}
         sources = list(documents.values())
-        findings = "\n\n".join(f"{each.part}\n→ {each.talk.text.strip()}" for each in gathered) or "(nothing)"
+        findings = "\n\n".join(f"{each.part}\n→ {each.conversation.text.strip()}" for each in gathered) or "(nothing)"
         read = {"findings": findings, "sources": numbered(sources)}
         report = await team.synthesizer.say(fill(self.synthesize, question | read))
 
         async def judge(grade: Grade) -> Metrics:
-            worth = await grade(report.text)
-            return judged(plan, gathered, report, sources, Evidence.of(task), worth)
+            score = await grade(report.text)
+            return judged(plan, gathered, report, sources, Evidence.of(task), score)
 
-        results = [result for each in gathered for result in each.talk.results]
+        results = [result for each in gathered for result in each.conversation.results]
         failures = sum(result.startswith("Error:") for result in results)
-        said = {"parts": len(parts), "sources": len(sources), "tool_calls": len(results), "tool_failures": failures}
-        return Outcome(report.text, said, judge=judge)
+        metrics = {"parts": len(parts), "sources": len(sources), "tool_calls": len(results), "tool_failures": failures}
+        return Outcome(report.text, metrics, judge=judge)
 
-    async def _gather(self, task: Task, member: Member, part: str) -> Gathered:
-        seen = Seen(self.where)
+    async def _gather(self, task: Task, member: LockstepAgent, part: str) -> Gathered:
+        seen = RecordingRetriever(self.retriever)
         tools = self._tools(seen)
         messages = chat_messages(fill(self.gather, {"question": task.prompt, "part": part}), describe(tools))
         with member:
-            talk = await converse(member, messages, tools, self.max_turns, self.seconds)
-        return Gathered(part, talk, seen.documents)
+            conversation = await converse(member, messages, tools, self.max_turns, self.seconds)
+        return Gathered(part, conversation, seen.documents)
 
-    def _tools(self, seen: Seen) -> list[Tool]:
-        opened = [open_tool(seen)] if isinstance(seen.where, Local) else []  # a server only searches
+    def _tools(self, seen: RecordingRetriever) -> list[Tool]:
+        opened = [open_tool(seen)] if isinstance(seen.retriever, Local) else []  # a server only searches
         return [search_tool(seen, self.documents), *opened, python_tool(self.seconds)]
 
 
 def numbered(sources: list[Document]) -> str:
-    return "\n\n".join(f"[{n}] {each.title}\n{each.text[:LETTERS]}" for n, each in enumerate(sources, 1)) or "(none)"
+    return "\n\n".join(f"[{n}] {each.title}\n{each.text[:MAX_SOURCE]}" for n, each in enumerate(sources, 1)) or "(none)"
 
 
 def cited(text: str) -> list[int]:
@@ -134,21 +133,21 @@ def cited(text: str) -> list[int]:
 
 
 def judged(
-    plan: Turn, gathered: list[Gathered], report: Turn, sources: list[Document], evidence: Evidence, worth: float
+    plan: Turn, gathered: list[Gathered], report: Turn, sources: list[Document], evidence: Evidence, score: float
 ) -> Metrics:
     numbers = cited(report.text)
     named = {sources[number - 1].id for number in numbers if 0 < number <= len(sources)}
-    honest = sum(0 < number <= len(sources) for number in numbers) / len(numbers) if numbers else 0.0
-    report.reward = (1 - FOR_CITING) * worth + FOR_CITING * honest
+    valid = sum(0 < number <= len(sources) for number in numbers) / len(numbers) if numbers else 0.0
+    report.reward = (1 - CITATION_WEIGHT) * score + CITATION_WEIGHT * valid
     plan.reward = evidence.recall(sources)
     rewards = []
     for each in gathered:
         helping = {name for name, document in each.documents.items() if evidence.helps(document)}
-        told = each.talk.answered and bool(each.talk.text.strip())
-        useful = told and (evidence.answered_in(each.talk.text) or bool(named & helping))
+        stated = each.conversation.answered and bool(each.conversation.text.strip())
+        useful = stated and (evidence.answered_in(each.conversation.text) or bool(named & helping))
         rewards.append((0.5 + 0.5 * useful) if helping else 0.0)
-        for turn in each.talk.turns:  # one piece of work, so one reward
+        for turn in each.conversation.turns:  # all turns of a gatherer share its reward
             turn.reward = rewards[-1]
     rate = {"gatherer_success_rate": sum(reward == 1 for reward in rewards) / len(rewards)} if rewards else {}
-    said = {"planner_recall": plan.reward, "citations": float(len(numbers)), "citations_valid": honest}
-    return {**said, **rate, "synthesizer_grade": worth, "final_success": float(is_correct(worth))}
+    metrics = {"planner_recall": plan.reward, "citations": float(len(numbers)), "citations_valid": valid}
+    return {**metrics, **rate, "synthesizer_grade": score, "final_success": float(is_correct(score))}

@@ -1,4 +1,4 @@
-"""DeepCoder: a generator writes a program, a test runner explains how it fails, a refiner repairs it."""
+"""DeepCoder: a generator writes a program, a test runner explains how it fails, a refiner fixes it."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ REFINE = (
 
 @dataclass(frozen=True)
 class DeepCoder:
-    """Generator → test runner → refiner, until all tests that may be seen pass or `max_refinement_iterations` are over.
+    """Generator → test runner → refiner, until all visible tests pass or after `max_refinement_iterations`.
 
-    Generator and refiner earn the share of all tests that their own program passes. The test runner sees those that
-    fail, of the first half; it earns by how much the share of all rose with the refinement that followed, or fell. The
-    program that passes most of the first half counts.
+    Generator and refiner get the fraction of all tests that their own program passes. The test runner sees the failures
+    among the visible tests, the first half; its reward is the change of the fraction by the refinement that follows.
+    The program that passes most of the visible tests is the answer.
     """
 
     judges_turns: ClassVar[bool] = True
@@ -52,18 +52,18 @@ class DeepCoder:
     async def run(self, task: Task, team: Team, world: Any) -> Outcome:
         if not isinstance(world, CodeWorld):
             raise ValueError("deepcoder needs an environment with tests to run: mbpp, humaneval or deepcoder")
-        tries = [await tested(await team.generator.say(fill(self.prompt, {"question": task.prompt})), world)]
-        gains: list[float] = []
-        best = tries[0]
-        while best.result.visible.fraction < 1 and len(gains) < self.max_refinement_iterations:
+        programs = [await tested(await team.generator.say(fill(self.prompt, {"question": task.prompt})), world)]
+        improvements: list[float] = []
+        best = programs[0]
+        while best.result.visible.fraction < 1 and len(improvements) < self.max_refinement_iterations:
             shown = self._shown(task, best)
             analysis = await team.test_runner.say(fill(self.analyze, shown))
             refined = await team.refiner.say(fill(self.refine, shown | {"analysis": analysis.text}))
-            tries.append(await tested(refined, world))
-            analysis.reward = tries[-1].result.score - best.result.score
-            gains.append(analysis.reward)
-            best = max(best, tries[-1], key=lambda each: each.result.visible.fraction)
-        return Outcome(best.turn.text, metrics(tries, best, gains))
+            programs.append(await tested(refined, world))
+            analysis.reward = programs[-1].result.score - best.result.score
+            improvements.append(analysis.reward)
+            best = max(best, programs[-1], key=lambda each: each.result.visible.fraction)
+        return Outcome(best.turn.text, metrics(programs, best, improvements))
 
     def _shown(self, task: Task, program: Program) -> dict[str, str]:
         text, shown = program.turn.text, program.result.visible
@@ -72,7 +72,7 @@ class DeepCoder:
 
 
 class Program(NamedTuple):
-    """A turn with a program, and what came of it."""
+    """A turn with a program, and its test results."""
 
     turn: Turn
     result: CodeResult
@@ -88,14 +88,14 @@ async def tested(turn: Turn, world: CodeWorld) -> Program:
     return Program(turn, result)
 
 
-def metrics(tries: list[Program], best: Program, gains: list[float]) -> Metrics:
-    """A role that had nothing to do in an episode has no rate there."""
-    said = {
-        "generator_success": float(tries[0].right),
-        "total_iterations": float(len(gains)),
+def metrics(programs: list[Program], best: Program, improvements: list[float]) -> Metrics:
+    """Rates of a role are left out of episodes in which it had no turn."""
+    values = {
+        "generator_success": float(programs[0].right),
+        "total_iterations": float(len(improvements)),
         "final_success": float(best.right),
     }
-    if gains:
-        said["refiner_success_rate"] = sum(each.right for each in tries[1:]) / len(gains)
-        said["test_runner_success_rate"] = sum(gain > 0 for gain in gains) / len(gains)
-    return said
+    if improvements:
+        values["refiner_success_rate"] = sum(each.right for each in programs[1:]) / len(improvements)
+        values["test_runner_success_rate"] = sum(change > 0 for change in improvements) / len(improvements)
+    return values

@@ -1,4 +1,4 @@
-"""Several at work in one role, each with tools, who speak in a fixed order."""
+"""Agents of one role that use tools concurrently but sample in lockstep, so that runs are reproducible."""
 
 from __future__ import annotations
 
@@ -9,62 +9,62 @@ from typing import Any
 from coterie.types import Agent, Message, Turn
 
 
-class Ranks:
-    """Members of one role who work side by side. Each round all speak at once, when the last has its tools' results.
+class Lockstep:
+    """Several agents of one role. In each round all of them sample together, once the last one's tools are done.
 
-    A turn is drawn with noise that depends on how often its role has spoken. Were everyone to speak when its own tool
-    is done, the order, and so the noise, would depend on how long tools take.
+    The seed of a turn depends on how many turns its role has taken. If each agent sampled as soon as its own tools are
+    done, the order, and so the seeds, would depend on the latency of the tools.
     """
 
     def __init__(self, agent: Agent, count: int) -> None:
         self.agent = agent
-        self.members = [Member(self, number) for number in range(count)]
+        self.members = [LockstepAgent(self, number) for number in range(count)]
         self.active = set(range(count))
         self.waiting: dict[int, asyncio.Future[None]] = {}
 
-    def let_speak(self) -> None:
-        """Everyone who waits, in order, once nobody else is still busy."""
+    def release_if_all_wait(self) -> None:
+        """Let the waiting agents sample, in order, once no active agent is busy."""
         if self.waiting and self.active <= self.waiting.keys():
-            turns = [self.waiting.pop(number) for number in sorted(self.waiting)]
-            # Not at once: who came last would not have to wait, and would speak first.
-            asyncio.get_running_loop().call_soon(_let_go, turns)
+            futures = [self.waiting.pop(number) for number in sorted(self.waiting)]
+            # Deferred: the agent that came last has not started to wait yet, and would otherwise go first.
+            asyncio.get_running_loop().call_soon(_resolve, futures)
 
 
-def _let_go(turns: list[asyncio.Future[None]]) -> None:
-    for turn in turns:
-        if not turn.done():  # its episode may be over
-            turn.set_result(None)
+def _resolve(futures: list[asyncio.Future[None]]) -> None:
+    for future in futures:
+        if not future.done():  # its episode was cancelled
+            future.set_result(None)
 
 
-class Member:
-    """One of them: an agent while it is entered as a context, out of the ranks after that."""
+class LockstepAgent:
+    """One of the agents. A context manager: on exit it leaves the lockstep."""
 
-    def __init__(self, ranks: Ranks, number: int) -> None:
-        self.ranks, self.number = ranks, number
-        self.role = ranks.agent.role
+    def __init__(self, lockstep: Lockstep, number: int) -> None:
+        self.lockstep, self.number = lockstep, number
+        self.role = lockstep.agent.role
 
     @property
     def chat(self) -> Any:
-        return self.ranks.agent.chat
+        return self.lockstep.agent.chat
 
     async def say(self, messages: str | Sequence[Message], **sampling: Any) -> Turn:
-        await self._turn()
-        return await self.ranks.agent.say(messages, **sampling)
+        await self._wait()
+        return await self.lockstep.agent.say(messages, **sampling)
 
     async def say_ids(self, ids: Sequence[int], **sampling: Any) -> Turn:
-        await self._turn()
-        return await self.ranks.agent.say_ids(ids, **sampling)
+        await self._wait()
+        return await self.lockstep.agent.say_ids(ids, **sampling)
 
-    async def _turn(self) -> None:
-        ready = self.ranks.waiting[self.number] = asyncio.get_running_loop().create_future()
-        self.ranks.let_speak()
+    async def _wait(self) -> None:
+        ready = self.lockstep.waiting[self.number] = asyncio.get_running_loop().create_future()
+        self.lockstep.release_if_all_wait()
         await ready
 
-    def __enter__(self) -> Member:
+    def __enter__(self) -> LockstepAgent:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """However it left, the others must not wait for it."""
-        self.ranks.active.discard(self.number)
-        self.ranks.waiting.pop(self.number, None)
-        self.ranks.let_speak()
+        """Also after an exception, so that the others do not wait for it."""
+        self.lockstep.active.discard(self.number)
+        self.lockstep.waiting.pop(self.number, None)
+        self.lockstep.release_if_all_wait()

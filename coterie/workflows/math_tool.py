@@ -1,4 +1,4 @@
-"""Math tool: an analyzer plans, an executor writes Python, a verifier judges what it printed."""
+"""Math with a code interpreter: an analyzer plans, an executor writes Python, a verifier judges its output."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ NO_PROGRAM = "(no program was given)"
 
 @dataclass(frozen=True)
 class Attempt:
-    """One round of the team."""
+    """One round of the three roles."""
 
     analysis: Turn
     program: Turn
     judgement: Turn
     ran: bool
-    answer: str  # what it would be, if this were the last
+    answer: str  # of the team, if this is the last round
 
 
 @dataclass(frozen=True)
 class MathTool:
-    """Analyzer → executor → verifier, again until the verifier accepts or `max_iterations` are over.
+    """Analyzer → executor → verifier, repeated until the verifier accepts or for `max_iterations`.
 
-    Only the verifier's word ends it, in training and evaluation alike. When all is said, an attempt is graded: analyzer
-    and executor earn what their attempt is worth, the verifier earns 1 if its verdict was true.
+    Only the verifier's verdict ends the loop, in training and evaluation alike. After the episode each attempt is
+    scored: analyzer and executor get the attempt's score, the verifier gets 1 if its verdict was correct.
     """
 
     judges_turns: ClassVar[bool] = True
@@ -86,12 +86,12 @@ class MathTool:
         async def judge(grade: Grade) -> Metrics:
             return await judged(attempts, grade)
 
-        ran_well = sum(attempt.ran for attempt in attempts) / len(attempts)
-        said = {"total_iterations": float(len(attempts)), "accepted": float(accepted), "executor_ran": ran_well}
-        return Outcome(attempts[-1].answer, said, judge=judge)
+        succeeded = sum(attempt.ran for attempt in attempts) / len(attempts)
+        metrics = {"total_iterations": float(len(attempts)), "accepted": float(accepted), "executor_ran": succeeded}
+        return Outcome(attempts[-1].answer, metrics, judge=judge)
 
     async def _run(self, code: str | None) -> tuple[bool, str, str]:
-        """Whether a program ran well, what the verifier sees of it, and the answer in it."""
+        """Run a program: whether it succeeded, its output for the verifier, and its last line as the answer."""
         if code is None:
             return False, NO_PROGRAM, ""
         ran = await shared().run(code, limits=Limits(seconds=self.seconds, output=32 << 10))
@@ -104,9 +104,9 @@ class MathTool:
 async def judged(attempts: list[Attempt], grade: Grade) -> Metrics:
     right = []
     for attempt in attempts:
-        worth = await grade(attempt.answer) if attempt.answer else 0.0
-        attempt.analysis.reward = attempt.program.reward = worth
-        right.append(is_correct(worth))
+        reward = await grade(attempt.answer) if attempt.answer else 0.0
+        attempt.analysis.reward = attempt.program.reward = reward
+        right.append(is_correct(reward))
         attempt.judgement.reward = float(verdict(attempt.judgement.text) is right[-1])
     true = [attempt.judgement.reward or 0.0 for attempt in attempts]
     return {

@@ -1,4 +1,4 @@
-"""Mixture of agents: layer after layer, everyone reads what the whole layer before said."""
+"""Mixture of agents: each layer of proposers reads all answers of the layer before."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ IMPROVE = "{question}\n\nOthers answered:\n\n{answers}\n\nSome of this may be wr
 
 @dataclass(frozen=True)
 class Mixture:
-    """Proposers answer in `layers`, each layer with the answers of the one before; the aggregator answers last."""
+    """Proposers answer in `layers`; the aggregator reads the last layer and gives the team's answer."""
 
     proposers: tuple[str, ...] = ("first", "second", "third")  # the roles of every layer
     aggregator: str = "aggregator"  # the role that answers last
@@ -27,7 +27,7 @@ class Mixture:
         check(self.prompt, ["question"], "prompt")
         check(self.improve, ["question", "answers"], "improve")
         if not self.proposers or len(set(self.roles)) < len(self.roles):
-            raise ValueError(f"proposers: one or more different ones, not {list(self.proposers)}")
+            raise ValueError(f"proposers: one or more distinct names, not {list(self.proposers)}")
         if self.layers < 1:
             raise ValueError(f"layers: at least 1, not {self.layers}")
 

@@ -1,4 +1,4 @@
-"""Roles act on a world, turn after turn."""
+"""Multi-turn episodes: roles act on a world step by step."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from coterie.types import Message, Outcome, Task, Team, Turn
 
 @dataclass(frozen=True)
 class MultiTurn:
-    """Each role sees the world, speaks, and sees what came of it, until the world ends or `max_steps` are over.
+    """Each role observes the world and acts, until the world is done or for `max_steps`.
 
-    Each keeps one growing conversation. What the world gives to the team is the team's reward; what it gives to a
-    role is the own reward of that role's latest turn. The answer is what was said last.
+    Each role has one growing conversation. A reward for the team is added to the episode's reward, a reward for a role
+    to that of its latest turn. The last text is the answer.
     """
 
     roles: tuple[str, ...] = ("player",)  # the roles that act
@@ -35,57 +35,58 @@ class MultiTurn:
             raise ValueError(f"max_steps: at least 1, not {self.max_steps}")
 
     async def run(self, task: Task, team: Team, world: Any) -> Outcome:
-        stage, talks = WorldDriver(world, self.roles), Talks(self, task, team)
-        seen, done, steps, total = await stage.reset(), False, 0, 0.0
+        driver, conversations = WorldDriver(world, self.roles), Conversations(self, task, team)
+        seen, done, steps, total = await driver.reset(), False, 0, 0.0
         while not done and steps < self.max_steps:
-            said = await (self._at_once if self.together else self._in_turn)(stage, talks, seen)
-            seen, earned, done = await stage.step(said)
-            total += talks.reward(earned)
+            actions = await (self._at_once if self.together else self._in_turn)(driver, conversations, seen)
+            seen, reward, done = await driver.step(actions)
+            total += conversations.reward(reward)
             steps += 1
-        return Outcome(talks.last, {"steps": steps, "finished": float(done)}, reward=total)
+        return Outcome(conversations.last, {"steps": steps, "finished": float(done)}, reward=total)
 
-    async def _at_once(self, stage: WorldDriver, talks: Talks, seen: Observation) -> dict[str, str]:
-        roles = stage.speaking
-        return dict(zip(roles, await asyncio.gather(*(talks.say(role, seen) for role in roles)), strict=True))
+    async def _at_once(self, driver: WorldDriver, conversations: Conversations, seen: Observation) -> dict[str, str]:
+        roles = driver.speaking
+        texts = await asyncio.gather(*(conversations.say(role, seen) for role in roles))
+        return dict(zip(roles, texts, strict=True))
 
-    async def _in_turn(self, stage: WorldDriver, talks: Talks, seen: Observation) -> dict[str, str]:
-        said: dict[str, str] = {}
-        for role in stage.speaking:
-            if said:
-                before = list(said)[-1]
-                seen = await stage.transition(before, said[before], seen)
-            said[role] = await talks.say(role, seen)
-        return said
+    async def _in_turn(self, driver: WorldDriver, conversations: Conversations, seen: Observation) -> dict[str, str]:
+        actions: dict[str, str] = {}
+        for role in driver.speaking:
+            if actions:
+                before = list(actions)[-1]
+                seen = await driver.transition(before, actions[before], seen)
+            actions[role] = await conversations.say(role, seen)
+        return actions
 
 
-class Talks:
-    """What each role has seen and said so far in one episode."""
+class Conversations:
+    """The conversations of all roles in one episode."""
 
     def __init__(self, workflow: MultiTurn, task: Task, team: Team) -> None:
         self.workflow, self.task, self.team = workflow, task, team
-        self.talks: dict[str, list[Message]] = {}
+        self.messages: dict[str, list[Message]] = {}
         self.latest: dict[str, Turn] = {}
         self.last = ""
 
     async def say(self, role: str, seen: Observation) -> str:
         observation = observation_of(role, seen)
-        if role in self.talks:
-            self.talks[role].append(Message(role="user", content=observation))
+        if role in self.messages:
+            self.messages[role].append(Message(role="user", content=observation))
         else:
-            asked = fill(self.workflow.prompt, {"question": self.task.prompt, "observation": observation})
-            self.talks[role] = chat_messages(asked, self.workflow.systems.get(role))
-        self.latest[role] = turn = await self.team[role].say(list(self.talks[role]))
-        self.talks[role].append(Message(role="assistant", content=turn.text))
+            prompt = fill(self.workflow.prompt, {"question": self.task.prompt, "observation": observation})
+            self.messages[role] = chat_messages(prompt, self.workflow.systems.get(role))
+        self.latest[role] = turn = await self.team[role].say(list(self.messages[role]))
+        self.messages[role].append(Message(role="assistant", content=turn.text))
         self.last = turn.text
         return turn.text
 
-    def reward(self, earned: Reward) -> float:
-        """Give roles what is theirs; what is the team's is returned."""
-        if not isinstance(earned, Mapping):
-            return earned
-        for role, reward in earned.items():
+    def reward(self, reward: Reward) -> float:
+        """Add rewards of roles to their latest turns; returns the team's reward."""
+        if not isinstance(reward, Mapping):
+            return reward
+        for role, own in reward.items():
             if role not in self.workflow.roles:
                 raise ValueError(f"the world rewards {role!r}; this team has {', '.join(self.workflow.roles)}")
-            if role in self.latest:  # who has not spoken yet cannot have earned it
-                self.latest[role].reward = (self.latest[role].reward or 0.0) + reward
+            if role in self.latest:  # a role without a turn gets no reward
+                self.latest[role].reward = (self.latest[role].reward or 0.0) + own
         return 0.0

@@ -1,4 +1,4 @@
-"""An orchestrator splits a task, workers do the parts, the orchestrator puts them together."""
+"""Orchestrator and workers: the orchestrator plans steps, workers do them, the orchestrator combines the results."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ COMBINE = "What came of the steps:\n\n{results}\n\nNow give the final answer to 
 
 @dataclass(frozen=True)
 class Orchestrate:
-    """The orchestrator plans, workers do one step each in turns, the orchestrator answers from what they found.
+    """The orchestrator plans, workers do one step each, the orchestrator answers from their results.
 
-    `sequence: true` has the steps done one after the other, each with what came of those before; else at once.
-    A plan without a single step is a plan of one: the whole task.
+    `sequence: true` runs the steps in order, each with the results of those before; otherwise concurrently.
+    If the plan has no steps, the whole task is the only one.
     """
 
     workers: tuple[str, ...] = ("worker",)  # the workers; steps are dealt to them in turn
@@ -35,7 +35,7 @@ class Orchestrate:
         check(self.work, ["question", "done", "step"], "work")
         check(self.combine, ["question", "results"], "combine")
         if not self.workers or len(set(self.roles)) < len(self.roles):
-            raise ValueError(f"workers: one or more different ones, not {list(self.workers)}")
+            raise ValueError(f"workers: one or more distinct names, not {list(self.workers)}")
         if self.max_steps < 1:
             raise ValueError(f"max_steps: at least 1, not {self.max_steps}")
 
@@ -45,13 +45,13 @@ class Orchestrate:
 
     async def run(self, task: Task, team: Team, world: Any) -> Outcome:
         question = {"question": task.prompt}
-        talk = chat_messages(fill(self.plan, question | {"most": str(self.max_steps)}))
-        plan = await team.orchestrator.say(list(talk))
+        messages = chat_messages(fill(self.plan, question | {"most": str(self.max_steps)}))
+        plan = await team.orchestrator.say(list(messages))
         steps = items(plan.text, self.max_steps) or [task.prompt]
         results = await (self._in_sequence if self.sequence else self._at_once)(task, team, steps)
-        request = fill(self.combine, question | {"results": together(steps, results)})
-        talk += [Message(role="assistant", content=plan.text), Message(role="user", content=request)]
-        answer = await team.orchestrator.say(talk)
+        request = fill(self.combine, question | {"results": listed(steps, results)})
+        messages += [Message(role="assistant", content=plan.text), Message(role="user", content=request)]
+        answer = await team.orchestrator.say(messages)
         return Outcome(answer.text, {"steps": len(steps)})
 
     async def _at_once(self, task: Task, team: Team, steps: list[str]) -> list[str]:
@@ -64,10 +64,10 @@ class Orchestrate:
         return results
 
     async def _work(self, task: Task, team: Team, steps: list[str], number: int, before: list[str]) -> str:
-        done = f"Done so far:\n{together(steps, before)}\n\n" if before else ""
+        done = f"Done so far:\n{listed(steps, before)}\n\n" if before else ""
         prompt = fill(self.work, {"question": task.prompt, "done": done, "step": steps[number]})
         return (await team[self.workers[number % len(self.workers)]].say(prompt)).text
 
 
-def together(steps: list[str], results: list[str]) -> str:
+def listed(steps: list[str], results: list[str]) -> str:
     return "\n\n".join(f"{step}\n→ {result}" for step, result in zip(steps, results, strict=False))

@@ -1,4 +1,4 @@
-"""Evaluator and optimizer: one answers, the other says whether it will do, until it does."""
+"""Evaluator–optimizer: one role answers, the other critiques, until the answer is accepted."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ IMPROVE = "A reviewer says:\n{remarks}\n\nGive a better answer."
 
 @dataclass(frozen=True)
 class Refine:
-    """The optimizer answers; the evaluator accepts, or says what to improve. It ends on its verdict or the limit.
+    """The optimizer answers; the evaluator accepts or says what to improve, for at most `max_rounds`.
 
-    Every answer is graded as its turn's own reward; the evaluator earns 1 whenever its verdict was true.
+    Every answer is scored as its turn's own reward; the evaluator gets 1 for each correct verdict.
     """
 
     judges_turns: ClassVar[bool] = True
@@ -43,17 +43,17 @@ class Refine:
 
     async def run(self, task: Task, team: Team, world: Any) -> Outcome:
         question = {"question": task.prompt}
-        talk = chat_messages(fill(self.prompt, question))
+        messages = chat_messages(fill(self.prompt, question))
         answers, verdicts = list[Turn](), list[Turn]()
         while True:
-            answers.append(await team.optimizer.say(list(talk)))
+            answers.append(await team.optimizer.say(list(messages)))
             answer = answers[-1].text
             verdicts.append(await team.evaluator.say(fill(self.evaluate, question | {"answer": answer})))
             accepted = verdict(verdicts[-1].text) is True
             if accepted or len(answers) == self.max_rounds:
                 break
             request = fill(self.improve, question | {"remarks": verdicts[-1].text})
-            talk += [Message(role="assistant", content=answer), Message(role="user", content=request)]
+            messages += [Message(role="assistant", content=answer), Message(role="user", content=request)]
 
         async def judge(grade: Grade) -> Metrics:
             return await judged(answers, verdicts, grade)

@@ -1,18 +1,21 @@
-"""Where teams search."""
+"""What workflows with search share: the options of the retriever, and how retrieved documents are scored."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from coterie.rewards.qa import VERDICTS, words
+from coterie.tools.bm25 import Document
 from coterie.tools.search import Local, Remote, retriever
+from coterie.types import Task
 
 
 @dataclass(frozen=True, kw_only=True)
-class Library:
-    """Options of every team that searches: a file of documents, or a retrieval server."""
+class RetrievalOptions:
+    """Options of workflows with search: a corpus for BM25, or a retrieval server."""
 
     corpus: Path | None = None  # a jsonl file of {"title": …, "text": …}; `coterie data prepare hotpotqa` writes one
     server: str | None = None  # the http address of a retrieval server, instead of a corpus
@@ -20,9 +23,9 @@ class Library:
 
     def __post_init__(self) -> None:
         if (self.corpus is None) == (self.server is None):
-            raise ValueError("corpus: either a corpus or a server is needed to search in")
+            raise ValueError("corpus: give either a corpus or a server to search in")
         if self.server is not None and not self.server.startswith(("http://", "https://")):
-            raise ValueError(f"server: an address that begins with http:// or https:// is needed, not {self.server}")
+            raise ValueError(f"server: must begin with http:// or https://, not {self.server}")
         if self.documents < 1:
             raise ValueError(f"documents: at least 1, not {self.documents}")
 
@@ -33,5 +36,38 @@ class Library:
             yield "workflow.corpus", f"{self.corpus}: no such file; {right}"
 
     @property
-    def where(self) -> Local | Remote:
+    def retriever(self) -> Local | Remote:
         return retriever(self.corpus or self.server or "")
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The documents that help to answer a task: those with a title that the dataset names, or with the answer in them.
+
+    Reads the reference answer, so it is for rewards only.
+    """
+
+    titles: frozenset[str]
+    answers: tuple[str, ...]  # normalized; without yes and no, which any text may contain
+
+    @classmethod
+    def of(cls, task: Task) -> Evidence:
+        """`supporting_facts` are HotpotQA's: [title, sentence number]."""
+        facts = task.meta.get("supporting_facts", [])  # other datasets name none
+        answers = task.answer if isinstance(task.answer, list | tuple) else [task.answer]
+        normalized = (" ".join(words(str(answer))) for answer in answers)
+        return cls(frozenset(title for title, _ in facts), tuple(text for text in normalized if text not in VERDICTS))
+
+    def answered_in(self, text: str) -> bool:
+        padded = f" {' '.join(words(text))} "
+        return any(f" {answer} " in padded for answer in self.answers)
+
+    def helps(self, document: Document) -> bool:
+        return document.title in self.titles or self.answered_in(document.text)
+
+    def recall(self, documents: Iterable[Document]) -> float:
+        """The fraction of the named titles that were retrieved; without titles, 1 if any document has the answer."""
+        found = list(documents)
+        if self.titles:
+            return len(self.titles & {document.title for document in found}) / len(self.titles)
+        return float(any(self.helps(document) for document in found))

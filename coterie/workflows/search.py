@@ -1,4 +1,4 @@
-"""Search: a query optimizer asks, retrievers read what is found, an extractor answers."""
+"""Search: a query optimizer writes queries, retrievers take notes on the documents, an extractor answers."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from coterie.tools.bm25 import Document
 from coterie.tools.search import Hit, listed
 from coterie.tools.tool import ToolError
 from coterie.types import Grade, Metrics, Outcome, Task, Team, Turn, is_correct
-from coterie.workflows.evidence import Evidence
-from coterie.workflows.retrieval import Library
+from coterie.workflows.retrieval import Evidence, RetrievalOptions
 from coterie.workflows.verdict_parsing import items
 
 OPTIMIZE = (
@@ -27,41 +26,41 @@ RETRIEVE = (
 )
 EXTRACT = "{question}\n\n{notes}Answer from these notes, in a few words, as <answer>your answer</answer>."
 NOTHING = re.compile(r"[\W_]*nothing[\W_]*", re.IGNORECASE)
-LETTERS = 600  # of a document that a retriever reads
+MAX_DOCUMENT = 600  # characters of a document in a retriever's prompt
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a query led to."""
+    """A query, its documents and the retriever's note."""
 
     query: str
     documents: tuple[Document, ...]
     note: Turn
-    failed: bool  # nothing answered
+    failed: bool  # the search failed
 
     @property
-    def kept(self) -> bool:
-        """Whether the note says more than NOTHING; that word may stand in a fact."""
+    def has_facts(self) -> bool:
+        """False if the note's first line is only NOTHING; that word may also occur in a fact."""
         return NOTHING.fullmatch(self.note.text.strip().partition("\n")[0]) is None
 
 
 @dataclass(frozen=True)
 class Round:
-    """What the optimizer said, and what came of it."""
+    """One round: the optimizer's turn, and the results of its queries."""
 
     queries: Turn
-    done: bool  # it said DONE, and no query
+    done: bool  # it wrote DONE and no query
     found: list[Found]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Search(Library):
-    """Query optimizer → one retriever per query, at once → extractor. Queries are refined from what was found.
+class Search(RetrievalOptions):
+    """Query optimizer → one retriever per query, concurrently → extractor. Queries are refined in rounds.
 
-    When all is said: the optimizer earns the share of the still missing documents that its queries found; once none is
-    missing, 1 for DONE and 0 for searching on. Compare its turns by round (`group_by: [task, role, turn]`): what can be
-    found differs from round to round. A retriever earns up to 1 for keeping what helps, or 1 for NOTHING where nothing
-    does; the extractor earns the grade.
+    Rewards, after the episode: the optimizer gets the fraction of the missing documents that its queries found; once
+    none is missing, 1 for DONE and 0 for searching on. Compare its turns by round (`group_by: [task, role, turn]`),
+    because what can be found differs between rounds. A retriever gets up to 1 for noting what helps, or 1 for NOTHING
+    if nothing does; the extractor gets the grade.
     """
 
     judges_turns: ClassVar[bool] = True
@@ -89,28 +88,28 @@ class Search(Library):
         rounds: list[Round] = []
         notes = ""
         while len(rounds) < self.max_rounds:
-            asked = {"question": task.prompt, "notes": notes, "most": str(self.max_queries)}
-            queries = await team.query_optimizer.say(fill(self.optimize, asked))
+            values = {"question": task.prompt, "notes": notes, "most": str(self.max_queries)}
+            queries = await team.query_optimizer.say(fill(self.optimize, values))
             lines = items(queries.text, self.max_queries)
-            wanted = [query for query in lines if query.upper().strip(".") != "DONE"]
-            found = await self._look_up(task, team, wanted)
-            rounds.append(Round(queries, bool(lines) and not wanted, found))
-            if not wanted:
+            new = [query for query in lines if query.upper().strip(".") != "DONE"]
+            found = await self._look_up(task, team, new)
+            rounds.append(Round(queries, bool(lines) and not new, found))
+            if not new:
                 break
             notes += "".join(f"Notes on “{each.query}”:\n{each.note.text.strip()}\n\n" for each in found)
         answer = await team.extractor.say(fill(self.extract, {"question": task.prompt, "notes": notes}))
 
         async def judge(grade: Grade) -> Metrics:
             answer.reward = await grade(answer.text)
-            own = {"extractor_grade": answer.reward, "final_success": float(is_correct(answer.reward))}
-            return judged(rounds, Evidence.of(task)) | own
+            metrics = {"extractor_grade": answer.reward, "final_success": float(is_correct(answer.reward))}
+            return judged(rounds, Evidence.of(task)) | metrics
 
         looked = [each for one in rounds for each in one.found]
-        said = {"total_iterations": float(len(rounds)), "queries": float(len(looked))}
-        return Outcome(answer.text, said | {"search_failures": float(sum(f.failed for f in looked))}, judge=judge)
+        metrics = {"total_iterations": float(len(rounds)), "queries": float(len(looked))}
+        return Outcome(answer.text, metrics | {"search_failures": float(sum(f.failed for f in looked))}, judge=judge)
 
     async def _look_up(self, task: Task, team: Team, queries: list[str]) -> list[Found]:
-        """All searches first: retrievers that spoke when their own search is done would speak in any order."""
+        """Finish all searches before any retriever samples, so that their order does not depend on latency."""
         hits = await asyncio.gather(*map(self._search, queries))
         notes = await asyncio.gather(*(self._read(task, team, *pair) for pair in zip(queries, hits, strict=True)))
         every = zip(queries, hits, notes, strict=True)
@@ -118,12 +117,12 @@ class Search(Library):
 
     async def _search(self, query: str) -> list[Hit] | None:
         try:
-            return await self.where.search(query, self.documents)
-        except ToolError:  # a server that does not answer: the team goes on with what else it has
+            return await self.retriever.search(query, self.documents)
+        except ToolError:  # the server failed: go on without its documents
             return None
 
     async def _read(self, task: Task, team: Team, query: str, hits: list[Hit] | None) -> Turn:
-        read = listed(hits or [], LETTERS) or "(none)"
+        read = listed(hits or [], MAX_DOCUMENT) or "(none)"
         prompt = fill(self.retrieve, {"question": task.prompt, "query": query, "documents": read})
         return await team.retriever.say(prompt)
 
@@ -135,33 +134,33 @@ def judged(rounds: list[Round], evidence: Evidence) -> Metrics:
     for one in rounds:
         documents += [document for each in one.found for document in each.documents]
         recall = evidence.recall(documents)
-        one.queries.reward = asked_well(one, before, recall)
+        one.queries.reward = query_reward(one, before, recall)
         before = recall
         for each in one.found:
-            each.note.reward = kept_well(each, evidence)
+            each.note.reward = note_reward(each, evidence)
             rewards.append(each.note.reward)
     rate = {"retriever_success_rate": sum(rewards) / len(rewards)} if rewards else {}
     return {"query_optimizer_recall": before, **rate}
 
 
-def asked_well(one: Round, before: float, after: float) -> float:
-    """The share of what was missing that this round found. If nothing was missing, 1 for stopping.
+def query_reward(one: Round, before: float, after: float) -> float:
+    """The fraction of the missing documents that this round found; if none was missing, 1 for stopping.
 
-    found before   it searches            it says DONE
+    found before   it searches            it writes DONE
     half           0 … 1 of the rest      0
     all            0                      1
     """
     return float(one.done) if before == 1 else (after - before) / (1 - before)
 
 
-def kept_well(found: Found, evidence: Evidence) -> float:
-    """1 for NOTHING where nothing helps. Where something does, 1 for keeping the answer if it stands there; else the
-    share of the note's words that come from what helps."""
+def note_reward(found: Found, evidence: Evidence) -> float:
+    """If no document helps, 1 for NOTHING. Otherwise 1 for noting the answer if a document has it, else the fraction
+    of the note's words that occur in helpful documents."""
     helping = [document for document in found.documents if evidence.helps(document)]
-    if not helping or not found.kept:
-        return float(not helping and not found.kept)
+    if not helping or not found.has_facts:
+        return float(not helping and not found.has_facts)
     if any(evidence.answered_in(document.text) for document in helping):
         return float(evidence.answered_in(found.note.text))
     known = {word for document in helping for word in words(f"{document.title} {document.text}")}
-    said = words(found.note.text)
-    return sum(word in known for word in said) / len(said) if said else 0.0
+    noted = words(found.note.text)
+    return sum(word in known for word in noted) / len(noted) if noted else 0.0

@@ -1,4 +1,4 @@
-"""One role answers alone."""
+"""Single agent: one role answers in one turn."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from coterie.types import Task, Team
 
 @dataclass(frozen=True)
 class Single:
-    """One role is asked once; what it says is the answer."""
+    """One role is sampled once; its text is the answer."""
 
     role: str = "solver"  # the name of the role
     prompt: str = "{question}"  # its prompt; may use {question}

@@ -1,4 +1,4 @@
-"""Several answer on their own, one reads them all and answers for the team."""
+"""Summarize: several roles answer independently, and one reads all answers and gives the team's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from coterie.types import Task, Team
 
 @dataclass(frozen=True)
 class Summarize:
-    """Solvers answer at the same time; the summarizer reads their answers and gives the team's."""
+    """Solvers answer concurrently; the summarizer reads their answers and gives the team's."""
 
     solvers: tuple[str, ...] = ("first", "second", "third")  # the roles that answer
     summarizer: str = "summarizer"  # the role that reads them and answers last
@@ -25,7 +25,7 @@ class Summarize:
         check(self.prompt, ["question"], "prompt")
         check(self.summary, ["question", "answers"], "summary")
         if not self.solvers or len(set(self.roles)) < len(self.roles):
-            raise ValueError(f"solvers: one or more different ones, not {list(self.solvers)} with {self.summarizer}")
+            raise ValueError(f"solvers: one or more distinct names, not {list(self.solvers)} with {self.summarizer}")
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -33,14 +33,14 @@ class Summarize:
 
     async def run(self, task: Task, team: Team, world: Any) -> str:
         systems, question = self.systems, {"question": task.prompt}
-        asked = fill(self.prompt, question)
+        prompt = fill(self.prompt, question)
         turns = await asyncio.gather(
-            *(team[role].say(chat_messages(asked, systems.get(role))) for role in self.solvers)
+            *(team[role].say(chat_messages(prompt, systems.get(role))) for role in self.solvers)
         )
-        prompt = fill(self.summary, question | {"answers": listed([turn.text for turn in turns])})
-        return (await team[self.summarizer].say(chat_messages(prompt, systems.get(self.summarizer)))).text
+        summary = fill(self.summary, question | {"answers": listed([turn.text for turn in turns])})
+        return (await team[self.summarizer].say(chat_messages(summary, systems.get(self.summarizer)))).text
 
 
 def listed(answers: list[str]) -> str:
-    """Answers to read, numbered: who said what does not matter."""
+    """Answers for a prompt, numbered and without role names."""
     return "\n\n".join(f"Answer {number}:\n{answer}" for number, answer in enumerate(answers, 1))

@@ -1,4 +1,4 @@
-"""SWE: an analyzer finds the place, a writer changes the files, a validator judges the change."""
+"""SWE: an analyzer locates the bug, a writer edits the files, a validator predicts whether the tests pass."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ VALIDATE = (
     '"Verdict: pass" or "Verdict: fail".'
 )
 BEFORE = "An earlier change:\n{change}\n\nWhat is wrong with it:\n{remarks}\n\n"
-TREE = 200  # paths that are listed
-LETTERS = 8000  # of a file that the writer sees
-FORM = 0.1  # of a reward: for a file that exists, for a change that can be made
+MAX_PATHS = 200  # in the analyzer's prompt
+MAX_FILE = 8000  # characters of a file in the writer's prompt
+FORMAT_WEIGHT = 0.1  # of a reward: for naming a file that exists, for an edit that can be applied
 
 
 @dataclass(frozen=True)
 class Swe:
-    """Analyzer → writer → validator, and again from the writer until the validator is content or the limit is reached.
+    """Analyzer → writer → validator, repeated from the writer until the validator accepts or for `max_rounds`.
 
-    The writer sees the files that the analyzer named. The validator judges before a test has run, and earns 1 for
-    being right. Analyzer and writer earn the share of tests that pass, and a tenth for naming a file that exists and
-    for a change that can be made.
+    The writer sees the files that the analyzer named. The validator judges before any test runs, and gets 1 if it is
+    right. Analyzer and writer get the fraction of tests that pass, and 0.1 for naming a file that exists or for an edit
+    that can be applied.
     """
 
     judges_turns: ClassVar[bool] = True
@@ -65,14 +65,16 @@ class Swe:
         if not isinstance(world, Checkout):
             raise ValueError("swe needs an environment with projects: env swe")
         issue = {"issue": task.prompt}
-        tree = "\n".join(sorted(world.texts)[:TREE])
+        tree = "\n".join(sorted(world.texts)[:MAX_PATHS])
         analysis = await team.analyzer.say(fill(self.analyze, issue | {"tree": tree}))
         named = self._named(analysis.text, world)
-        shown = "\n\n".join(f"{path}\n```\n{world.texts[path][:LETTERS]}```" for path in named) or "(no file was named)"
+        shown = (
+            "\n\n".join(f"{path}\n```\n{world.texts[path][:MAX_FILE]}```" for path in named) or "(no file was named)"
+        )
         before, rounds = "", list[Round]()
         while not (rounds and rounds[-1].accepted) and len(rounds) < self.max_rounds:
-            asked = issue | {"analysis": analysis.text, "files": shown, "before": before}
-            change = await team.writer.say(fill(self.write, asked))
+            values = issue | {"analysis": analysis.text, "files": shown, "before": before}
+            change = await team.writer.say(fill(self.write, values))
             try:
                 texts = world.edited(change.text)
             except EditError as error:
@@ -87,17 +89,17 @@ class Swe:
         async def judge(grade: Grade) -> Metrics:
             return await judged(analysis, named, rounds, world)
 
-        made = [each for each in rounds if each.judgement is not None]
-        said = {
+        applied = [each for each in rounds if each.judgement is not None]
+        metrics = {
             "total_iterations": float(len(rounds)),
             "analyzer_found": float(bool(named)),
-            "writer_applied": len(made) / len(rounds),
+            "writer_applied": len(applied) / len(rounds),
             "accepted": float(rounds[-1].accepted),
         }
-        return Outcome(made[-1].diff if made else "", said, judge=judge)
+        return Outcome(applied[-1].diff if applied else "", metrics, judge=judge)
 
     def _named(self, text: str, world: Checkout) -> list[str]:
-        """Files of the project whose whole paths stand in a text, in that order."""
+        """The project's files whose paths occur in a text, in order of occurrence."""
         found = {path: re.search(rf"(?<![\w/.-]){re.escape(path)}(?![\w/-]|\.\w)", text) for path in world.texts}
         places = {path: match.start() for path, match in found.items() if match is not None}
         return sorted(places, key=lambda path: places[path])[: self.max_files]
@@ -105,7 +107,7 @@ class Swe:
 
 @dataclass(frozen=True)
 class Round:
-    """A change, and where it could be made, what the validator said of it and the files after it."""
+    """An edit; if it could be applied, also the validator's turn, the diff and the files after it."""
 
     change: Turn
     judgement: Turn | None = None
@@ -118,8 +120,8 @@ class Round:
 
 
 async def judged(analysis: Turn, named: Sequence[str], rounds: Sequence[Round], world: Checkout) -> Metrics:
-    """Tests run when all is said: nothing that is said depends on them, and nobody has to wait. The last change that
-    could be made counts."""
+    """Run the tests and set the rewards, after the episode, because no turn depends on the results. The last edit that
+    could be applied is the answer."""
     passed, true, fraction = list[bool](), list[bool](), 0.0
     for each in rounds:
         each.change.reward = 0.0
@@ -128,7 +130,7 @@ async def judged(analysis: Turn, named: Sequence[str], rounds: Sequence[Round], 
             fraction = tested.fraction
             passed.append(tested.passed == tested.total)
             true.append(verdict(each.judgement.text) is passed[-1])
-            each.change.reward, each.judgement.reward = FORM + (1 - FORM) * fraction, float(true[-1])
-    analysis.reward = FORM * bool(named) + (1 - FORM) * fraction
-    said = {"writer_success_rate": sum(passed) / len(rounds), "final_success": float(bool(passed) and passed[-1])}
-    return said | ({"validator_accuracy": sum(true) / len(true)} if true else {})
+            each.change.reward, each.judgement.reward = FORMAT_WEIGHT + (1 - FORMAT_WEIGHT) * fraction, float(true[-1])
+    analysis.reward = FORMAT_WEIGHT * bool(named) + (1 - FORMAT_WEIGHT) * fraction
+    metrics = {"writer_success_rate": sum(passed) / len(rounds), "final_success": float(bool(passed) and passed[-1])}
+    return metrics | ({"validator_accuracy": sum(true) / len(true)} if true else {})

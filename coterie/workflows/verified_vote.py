@@ -1,4 +1,4 @@
-"""Solver and verifier: many solutions, each graded with a digit; the answer with the largest sum of digits wins."""
+"""Verifier-weighted vote: a verifier scores each of many solutions; the answer with the largest sum of scores wins."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from coterie.prompts import chat_messages, check, fill
 from coterie.statistics import auc
 from coterie.types import Grade, Message, Metrics, Outcome, Task, Team, Turn, is_correct
-from coterie.workflows.majority import ballot, majority
+from coterie.workflows.vote import ballot, majority
 
 SCALE = "Reply with one digit from 0 (certainly wrong) to 9 (certainly right)."
 REVIEW = (
@@ -26,10 +26,10 @@ DIGIT = re.compile(r"[0-9]")
 
 @dataclass(frozen=True)
 class VerifiedVote:
-    """The solver answers `answers` times on its own, the verifier reads each solution and gives it `grades` digits.
+    """The solver samples `answers` solutions; the verifier scores each with `grades` digits.
 
-    A solution earns its grade by the answer key. A digit d earns 1 − (d/9 − y)², y = 1 where the solution is right:
-    the Brier score, which is largest in expectation for the true probability. A reply without a digit earns 0.
+    A solution is rewarded by the config's reward. A digit d gets 1 − (d/9 − y)², with y = 1 if the solution is right:
+    the Brier score, a proper scoring rule, so the true probability maximizes its expectation. No digit gets 0.
     """
 
     judges_turns: ClassVar[bool] = True
@@ -53,39 +53,39 @@ class VerifiedVote:
 
     @property
     def request(self) -> str:
-        """What the verifier is asked."""
+        """The verifier's prompt template."""
         if self.review is not None:
             return self.review
         return SELF_REVIEW if self.conversation else REVIEW
 
     async def run(self, task: Task, team: Team, world: Any) -> Outcome:
-        asked = chat_messages(fill(self.prompt, {"question": task.prompt}))
-        solutions = await asyncio.gather(*(team.solver.say(asked) for _ in range(self.answers)))
-        reviews = [self._review(task, asked, solution.text) for solution in solutions for _ in range(self.grades)]
+        messages = chat_messages(fill(self.prompt, {"question": task.prompt}))
+        solutions = await asyncio.gather(*(team.solver.say(messages) for _ in range(self.answers)))
+        reviews = [self._review(task, messages, solution.text) for solution in solutions for _ in range(self.grades)]
         flat = await asyncio.gather(*(team.verifier.say(review) for review in reviews))
         digits = [flat[i : i + self.grades] for i in range(0, len(flat), self.grades)]
         texts = [solution.text for solution in solutions]
         return Outcome(elected(texts, [score(turns) for turns in digits]), judge=partial(judge, solutions, digits))
 
-    def _review(self, task: Task, asked: list[Message], solution: str) -> list[Message]:
+    def _review(self, task: Task, messages: list[Message], solution: str) -> list[Message]:
         if self.conversation:
-            return [*asked, Message(role="assistant", content=solution), *chat_messages(self.request)]
+            return [*messages, Message(role="assistant", content=solution), *chat_messages(self.request)]
         return chat_messages(fill(self.request, {"question": task.prompt, "solution": solution}))
 
 
 def digit(turn: Turn) -> int | None:
-    """The first digit of a reply."""
+    """The first digit of a reply, or None."""
     found = DIGIT.search(turn.text)
     return int(found[0]) if found else None
 
 
 def score(turns: Sequence[Turn]) -> float:
-    """A solution's mean digit; a reply without one counts as 0."""
+    """The mean digit of a solution; a reply without a digit counts as 0."""
     return sum(digit(turn) or 0 for turn in turns) / len(turns)
 
 
 def elected(texts: Sequence[str], scores: Sequence[float]) -> str:
-    """The best solution of the answer with the largest sum of scores; ties go to more votes, then to the earliest."""
+    """The highest-scored solution of the answer with the largest sum of scores; ties: more votes, then the earliest."""
     sums: defaultdict[Hashable, float] = defaultdict(float)
     votes: defaultdict[Hashable, int] = defaultdict(int)
     for text, value in zip(texts, scores, strict=True):
@@ -96,7 +96,7 @@ def elected(texts: Sequence[str], scores: Sequence[float]) -> str:
 
 
 async def judge(solutions: Sequence[Turn], digits: Sequence[Sequence[Turn]], grade: Grade) -> Metrics:
-    """Give every turn its reward, and say how well solver and verifier did on their own."""
+    """Set the reward of every turn; metrics of solver and verifier."""
     right = []
     for solution, turns in zip(solutions, digits, strict=True):
         solution.reward = await grade(solution.text)
@@ -114,6 +114,6 @@ async def judge(solutions: Sequence[Turn], digits: Sequence[Sequence[Turn]], gra
     return metrics if within is None else metrics | {"auc_within_task": within}
 
 
-def brier(said: int | None, right: bool) -> float:
-    """1 − (d/9 − y)²; 0 for a reply without a digit, as for the worst one."""
-    return 0.0 if said is None else 1.0 - (said / 9 - right) ** 2
+def brier(digit: int | None, right: bool) -> float:
+    """The Brier score 1 − (d/9 − y)²; 0, its minimum, for a reply without a digit."""
+    return 0.0 if digit is None else 1.0 - (digit / 9 - right) ** 2

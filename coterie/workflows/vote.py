@@ -1,19 +1,21 @@
-"""One role is asked several times and the majority wins."""
+"""Majority vote (self-consistency): one role answers several times, and the most frequent answer wins."""
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from coterie.prompts import chat_messages, check, fill
+from coterie.rewards.answer_extraction import NUMBER, last_number, pointed_out
 from coterie.types import Task, Team
-from coterie.workflows.majority import majority
 
 
 @dataclass(frozen=True)
 class Vote:
-    """The same question to the same role, `voters` times; the answer most of them agree on."""
+    """Asks one role the same question `voters` times; the majority's answer counts."""
 
     role: str = "solver"  # the role that votes
     voters: int = 5  # votes per task
@@ -33,3 +35,22 @@ class Vote:
         messages = chat_messages(fill(self.prompt, {"question": task.prompt}), self.system)
         turns = await asyncio.gather(*(team[self.role].say(messages) for _ in range(self.voters)))
         return majority([turn.text for turn in turns])
+
+
+def majority(answers: Sequence[str]) -> str:
+    """The text of the first answer in the largest group of equal answers; ties go to the earliest."""
+    votes = Counter(ballot(answer) for answer in answers)
+    return max(answers, key=lambda answer: votes[ballot(answer)])
+
+
+def ballot(answer: str) -> Hashable:
+    """The key by which answers are counted: the final answer (as in a box), else the last number, else the text.
+
+    "So 5." and "5.0" are one ballot. A box is read as a number only if it holds nothing else, because
+    `\\frac{1}{2}` and `\\frac{3}{2}` end in the same number.
+    """
+    box = pointed_out(answer)
+    if box is not None and not NUMBER.fullmatch(box.strip()):
+        return "".join(box.split())
+    number = last_number(box or answer)
+    return number if number is not None else answer.strip().casefold()

@@ -35,9 +35,9 @@ from coterie.tools.call_parser import read_calls
 from coterie.tools.python import python_tool
 from coterie.types import Env, Episode, Weighted
 from coterie.workflows.deep_research import cited
-from coterie.workflows.evidence import Evidence
-from coterie.workflows.majority import ballot
+from coterie.workflows.retrieval import Evidence
 from coterie.workflows.verdict_parsing import items, verdict
+from coterie.workflows.vote import ballot
 
 PIECES = [
     "\\boxed{", "}", "{", "\\", "\\{", "<answer>", "</answer>", "####", "answer is ", "answer:", "```python\n", "```",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from coterie.tools.bm25 import Document
-from coterie.workflows.evidence import Evidence
-from coterie.workflows.search import Found, kept_well
+from coterie.workflows.retrieval import Evidence
+from coterie.workflows.search import Found, note_reward
 from coterie.workflows.verdict_parsing import verdict
 from tests.episodes import turn
 
@@ -47,5 +47,5 @@ def test_a_note_that_has_the_word_nothing_in_a_fact_is_kept(note: str, kept: boo
     said = turn("retriever", [1], [2])
     said.text = note
     found = Found("plays", (Document("1", "Fish", "Cod."),), said, failed=False)
-    assert found.kept is kept
-    assert kept_well(found, Evidence(frozenset({"Plays"}), ("much ado",))) == float(not kept)
+    assert found.has_facts is kept
+    assert note_reward(found, Evidence(frozenset({"Plays"}), ("much ado",))) == float(not kept)

@@ -31,7 +31,7 @@ from coterie.tools.search import Remote
 from coterie.types import Env, Episode, Outcome, Task, Workflow
 from coterie.workflows.deep_research import DeepResearch
 from coterie.workflows.deepcoder import DeepCoder
-from coterie.workflows.lockstep import Ranks
+from coterie.workflows.lockstep import Lockstep
 from coterie.workflows.math_tool import MathTool
 from coterie.workflows.search import Search
 from coterie.workflows.swe import Swe
@@ -438,7 +438,7 @@ def test_a_gatherer_that_fails_does_not_keep_the_others_waiting() -> None:
             return (await member.say("go")).text + (await member.say("on")).text
 
     async def both() -> list[Any]:
-        first, second = Ranks(Scripted({"gatherer": ["a", "b"]}).gatherer, 2).members
+        first, second = Lockstep(Scripted({"gatherer": ["a", "b"]}).gatherer, 2).members
         return await asyncio.wait_for(asyncio.gather(stay(first), leave(second), return_exceptions=True), HANG)
 
     said, error = asyncio.run(both())
@@ -521,7 +521,7 @@ def test_a_corpus_that_is_not_there_stops_a_run_before_a_model_is_looked_for(nam
     [
         ({}, "corpus: either a corpus or a server"),
         ({"corpus": Path("a.jsonl"), "server": "http://x"}, "corpus: either a corpus or a server"),
-        ({"server": "localhost"}, "server: an address that begins with http"),
+        ({"server": "localhost"}, "server: must begin with http"),
         ({"server": "http://x", "documents": 0}, "documents: at least 1"),
     ],
 )

@@ -12,13 +12,12 @@ from coterie.prompts import fill
 from coterie.types import Message, Outcome, Task, Turn, Workflow
 from coterie.workflows.chain import Chain
 from coterie.workflows.debate import Debate
-from coterie.workflows.majority import majority
 from coterie.workflows.mixture import Mixture
 from coterie.workflows.orchestrate import Orchestrate
 from coterie.workflows.refine import Refine
 from coterie.workflows.single import Single
 from coterie.workflows.summarize import Summarize
-from coterie.workflows.vote import Vote
+from coterie.workflows.vote import Vote, majority
 from tests.hangs import HANG
 from tests.scripted import Line, Scripted
 
@@ -78,7 +77,7 @@ def test_a_chain_of_any_names_has_prompts_of_its_own() -> None:
         (lambda: Chain(prompts={"writer": "x"}), r"prompts.writer: no such role; the chain is reasoner → actor"),
         (lambda: Chain(systems={"writer": "x"}), r"systems.writer: no such role"),
         (lambda: Chain(roles=("a", "a")), r"roles: each role once"),
-        (lambda: Chain(roles=("question", "a")), r"none is called question"),
+        (lambda: Chain(roles=("question", "a")), r"none named question"),
         (lambda: Single(prompt="{task}"), r"prompt: unknown field {task}; it may use {question}, and {{task}}"),
         (lambda: Vote(prompt="{task}"), r"prompt: unknown field {task}"),
         (lambda: Vote(voters=0), r"voters: at least 1"),
