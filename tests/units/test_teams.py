@@ -714,7 +714,7 @@ def swe_tree(file: Path, model: Path, **changes: Any) -> dict[str, Any]:
 
 def test_the_time_of_tests_is_set_in_one_place(project: Env, tmp_path: Path) -> None:
     tree = swe_tree(tmp_path / "issues.jsonl", tmp_path / "no model", rollout={"score_deadline": 90})
-    with pytest.raises(ConfigError, match=r"rollout.score_deadline: has no effect: env.seconds says"):
+    with pytest.raises(ConfigError, match=r"rollout.score_deadline: has no effect: env.seconds limits"):
         started(tree, tmp_path)
 
 
