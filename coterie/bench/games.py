@@ -25,7 +25,7 @@ from coterie.config import load
 from coterie.config.registry import BUILTIN
 from coterie.console import table
 from coterie.files import write_atomic
-from coterie.games.measure import earned, exploited
+from coterie.games.measure import final_exploitability, team_reward
 from coterie.games.model import tiny_player
 from coterie.games.plot import plot
 from coterie.games.setups import GAMES, config_of, plays
@@ -120,7 +120,7 @@ def play(game: str, algorithm: str, seed: int, scratch: Path) -> Result:
     torch.set_num_threads(threads)
     if run.stopping:  # an interrupted run is no result
         raise KeyboardInterrupt
-    reached, average = exploited(run) if GAMES[game].zero_sum else (earned(run), None)
+    reached, average = final_exploitability(run) if GAMES[game].zero_sum else (team_reward(run), None)
     return Result(game, algorithm, seed, reached, average, time.perf_counter() - started)
 
 

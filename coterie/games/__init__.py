@@ -1,1 +1,1 @@
-"""Games with a known best answer, and a model so small that a step of training takes milliseconds."""
+"""Games with a known optimum, and a model so small that a training step takes milliseconds."""

@@ -1,4 +1,4 @@
-"""Kuhn poker: three cards, two players, one bet. Small enough to know exactly how much a strategy can lose.
+"""Kuhn poker: three cards, two players, one bet. Small enough to compute exploitability exactly.
 
 Both pay one chip and get a card. Who passes (`p`) checks or folds, who bets (`b`) adds one chip or calls:
 
@@ -22,14 +22,14 @@ FIRST, SECOND = "first", "second"
 HISTORIES = {FIRST: ("", "pb"), SECOND: ("p", "b")}  # where each has to move
 ENDS = ("pp", "pbp", "pbb", "bp", "bb")
 SETS = tuple(card + history for histories in HISTORIES.values() for card, history in product(CARDS, histories))
-SIGN = dict(zip(SETS, "acefghijklqr", strict=True))  # as players read them: a letter for each
+SIGN = dict(zip(SETS, "acefghijklqr", strict=True))  # the prompt of each: one letter
 
-Strategy = Mapping[str, float]  # the chance to bet, by own card and what was done so far: "kpb"
+Strategy = Mapping[str, float]  # the probability to bet, by own card and history: "kpb"
 
 
 @dataclass(frozen=True)
 class KuhnTable:
-    """Two players who read their own card and what was done; a letter after `h` is a bet, any other a pass."""
+    """Two players that read their own card and the history; a letter after `h` is a bet, any other a pass."""
 
     @property
     def roles(self) -> Sequence[str]:
@@ -63,7 +63,7 @@ class Kuhn:
 
 
 def read(card: str, history: str) -> str:
-    """What a player reads when it has to move: one letter that stands for its card and what was done."""
+    """The prompt of a player that has to move: one letter that encodes its card and the history."""
     return SIGN[card + history]
 
 
@@ -93,13 +93,13 @@ def best_response(role: str, against: Strategy) -> float:
 
 
 def _best(role: str, card: str, history: str, chances: Mapping[str, float], against: Strategy) -> float:
-    """`chances`: of each card the other may hold, times that it plays up to here with it."""
+    """`chances`: for each card of the other, its probability times that of its moves so far."""
     if history in ENDS:
         sign = 1 if role == FIRST else -1
         deals = {other: (card, other) if role == FIRST else (other, card) for other in chances}
         return sum(sign * chance * won(*deals[other], history) for other, chance in chances.items())
     if history in HISTORIES[role]:
-        # One choice for all cards the other may hold: it cannot be seen which.
+        # One choice for all cards that the other may hold: the card is hidden.
         return max(_best(role, card, history + action, chances, against) for action in "pb")
     bets = {other: chance * against[other + history] for other, chance in chances.items()}
     passes = {other: chance - bets[other] for other, chance in chances.items()}
@@ -107,13 +107,13 @@ def _best(role: str, card: str, history: str, chances: Mapping[str, float], agai
 
 
 def exploitability(first: Strategy, second: Strategy) -> float:
-    """What a player who knows the other's strategy wins on average, over both seats; 0 only in equilibrium."""
+    """What a player who knows the other's strategy wins on average, over both roles; 0 only in equilibrium."""
     return (best_response(FIRST, second) + best_response(SECOND, first)) / 2
 
 
 def average(strategies: Sequence[Strategy]) -> dict[str, float]:
-    """The strategy that plays as one of these, drawn anew before each deal: each counts at a set of states as much
-    as its own moves lead there."""
+    """The mixture that plays one of these, drawn before each deal: at an information set each is weighted by the
+    probability that its own moves lead there."""
     mixed = {}
     for state in SETS:
         reach = [1 - s[state[0]] if state[1:] == "pb" else 1.0 for s in strategies]

@@ -1,4 +1,4 @@
-"""Team games in one move: everyone says a letter at once, and a table says what the team earns. The best is 1."""
+"""Team games in one move: all roles say a letter at once, and a table gives the team's reward. The optimum is 1."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from coterie.types import Episode, Split, Task, Team
 
 @dataclass(frozen=True)
 class AtOnce:
-    """All roles speak at once; each reads the task and who it is."""
+    """All roles reply at once; each reads the task and its own name."""
 
     order: tuple[str, ...]
 
@@ -26,7 +26,7 @@ class AtOnce:
 
 
 class _OneMove:
-    """Tasks of a game that is the same every time."""
+    """Identical tasks."""
 
     size: int
 
@@ -39,34 +39,35 @@ class _OneMove:
 
 @dataclass(frozen=True)
 class Additive(_OneMove):
-    """Each role's letter is worth something by itself, and the team earns the sum.
+    """Each role's letter has a value, and the reward is the sum.
 
-    What a role earns does not depend on the other, so credit that tells the two apart learns faster.
+    A role's value does not depend on the other role, so credit that separates the two learns faster.
     """
 
-    worth: dict[str, dict[str, float]] = field(
+    values: dict[str, dict[str, float]] = field(
         default_factory=lambda: {
             "left": {"a": 0.6, "b": 0.3, "c": 0.1},
             "right": {"a": 0.0, "b": 0.2, "c": 0.4},
         }
     )
-    illegal: float = 0.0  # what any other letter is worth
+    illegal: float = 0.0  # the value of any other letter
     size: int = 64
 
     async def score(self, episode: Episode) -> None:
         episode.reward = 0.0
         for turn in episode.turns:
-            table = self.worth[turn.role]
+            table = self.values[turn.role]
             episode.reward += table.get(turn.text, self.illegal)
 
 
 @dataclass(frozen=True)
 class Climbing(_OneMove):
-    """The climbing game (Claus and Boutilier, 1998): the best pair of letters is a trap for whoever tries half of it.
+    """The climbing game (Claus and Boutilier, 1998): the best pair is next to the worst ones, so a role
+    that tries its half alone is penalized.
 
             a     b     c   right
       a    11   −30     0
-      b   −30     7     6            over 11, so that the best is 1; an illegal letter earns as the worst pair
+      b   −30     7     6            divided by 11, so the optimum is 1; an illegal letter counts as the worst pair
       c     0     0     5
     left
     """

@@ -1,4 +1,4 @@
-"""A language model for games: a real one, with random weights, that reads and writes one letter at a time."""
+"""The language model of the games: a tiny Llama with random weights and one token per letter."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTra
 from coterie.models.progress_bars import no_progress_bars
 
 END, UNKNOWN = "|", "."
-SIGNS = (END, UNKNOWN, *"abcefghijklpqrt")  # few, for a beginner tries them all
+SIGNS = (END, UNKNOWN, *"abcefghijklpqrt")  # few, because an untrained policy tries them all
 LATE = tuple("ijklpqrt")  # about half of them
 TEMPLATE = "{% for m in messages %}{{ m['content'] }}{{ '|' if m['role'] == 'assistant' else '' }}{% endfor %}"
 WIDTH, CONTEXT = 64, 64
 
 
 def tiny_player(folder: Path, seed: int = 0, head: float = 0.25) -> Path:
-    """One layer of 64 numbers, saved in `folder` in Hugging Face layout; every letter is about as likely as another.
+    """One layer of width 64, saved in `folder` in Hugging Face layout; all letters are about equally likely.
 
-    `head` is how far their logits reach: adapters leave the head as it is, and need it larger to be sure of a letter.
+    `head` scales the logits: adapters leave the head as it is, and need a larger one to become certain of a letter.
     """
     config = LlamaConfig(
         vocab_size=len(SIGNS),
@@ -48,13 +48,13 @@ def tiny_player(folder: Path, seed: int = 0, head: float = 0.25) -> Path:
 
 
 def is_late(text: str) -> bool:
-    """Whether a letter is of the second half: in a game of two moves every letter is one of them, and none illegal."""
+    """True for letters of the second half: in a game of two moves every letter is a legal move."""
     return text in LATE
 
 
 def _spread(model: LlamaForCausalLM, head: float) -> None:
-    """Fresh weights are so small that all prompts look alike; these tell them apart, and look at every letter."""
-    # Letters at right angles: what is learned of one then changes little of what is done after another.
+    """Larger initial weights: with the default ones all prompts look alike."""
+    # Orthogonal embeddings: learning about one letter hardly changes the replies to another.
     nn.init.orthogonal_(model.model.embed_tokens.weight, gain=WIDTH**0.5)
     nn.init.normal_(model.lm_head.weight, std=head / WIDTH**0.5)
     for name, weight in model.model.layers.named_parameters():
@@ -63,7 +63,7 @@ def _spread(model: LlamaForCausalLM, head: float) -> None:
 
 
 def letters() -> PreTrainedTokenizerFast:
-    """A token per letter; whatever it does not know it reads as a dot."""
+    """A tokenizer with one token per letter; unknown characters become a dot."""
     tokenizer = Tokenizer(WordLevel({sign: i for i, sign in enumerate(SIGNS)}, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     tokenizer.decoder = decoders.Fuse()

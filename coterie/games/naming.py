@@ -1,4 +1,4 @@
-"""The naming game: every role has a letter, and the team earns the share of roles that say theirs. The best is 1."""
+"""The naming game: every role has a letter; the reward is the share of roles that say theirs. The optimum is 1."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from coterie.types import Episode, Split, Task, Team
 
 @dataclass(frozen=True)
 class Naming:
-    """Tasks that differ in name only; the letters are for the team to find out."""
+    """Tasks that differ only by number; the team has to find out the letters."""
 
     letters: dict[str, str]
     size: int = 64
@@ -40,12 +40,12 @@ class OneByOne:
         return self.order
 
     async def run(self, task: Task, team: Team, world: Any) -> str:
-        talk: dict[str, list[Any]] = {role: [] for role in self.order}
-        said = ""
+        conversations: dict[str, list[Any]] = {role: [] for role in self.order}
+        last = ""
         for _ in range(self.rounds):
             for role in self.order:
-                talk[role].append({"role": "user", "content": task.prompt + said})
-                turn = await team[role].say(talk[role])
-                talk[role].append({"role": "assistant", "content": turn.text})
-                said = f" {turn.text}"
-        return said
+                conversations[role].append({"role": "user", "content": task.prompt + last})
+                turn = await team[role].say(conversations[role])
+                conversations[role].append({"role": "assistant", "content": turn.text})
+                last = f" {turn.text}"
+        return last

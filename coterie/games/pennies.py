@@ -11,7 +11,7 @@ from coterie.games.model import is_late
 from coterie.types import Episode, Split, Task, Team
 
 FIRST, SECOND = "first", "second"
-READ = {FIRST: "f", SECOND: "c"}
+PROMPTS = {FIRST: "f", SECOND: "c"}
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class PenniesTable:
         return FIRST, SECOND
 
     async def run(self, task: Task, team: Team, world: Any) -> str:
-        turns = await asyncio.gather(*(team[role].say(READ[role]) for role in (FIRST, SECOND)))
+        turns = await asyncio.gather(*(team[role].say(PROMPTS[role]) for role in (FIRST, SECOND)))
         return "".join("t" if is_late(turn.text) else "h" for turn in turns)
 
 
@@ -47,5 +47,5 @@ class Pennies:
 
 
 def exploitability(first: float, second: float) -> float:
-    """What a player who knows the other's chance of tails wins on average, over both seats; 0 only at one half."""
+    """What a player who knows the other's probability of tails wins on average, over both roles; 0 only at one half."""
     return (abs(2 * first - 1) + abs(2 * second - 1)) / 2

@@ -1,4 +1,4 @@
-"""A picture of what algorithms reached on games: a dot per run, a column per game, as SVG."""
+"""Plots the results of the games as SVG: a dot per run, a column per game."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ LEFT, TOP, ROW, COLUMN, GAP = 110, 46, 20, 180, 24
 
 
 def plot(results: Sequence[tuple[str, str, float, bool]]) -> str:
-    """`results`: game, algorithm, what a run reached, and whether less is better there."""
+    """`results`: game, algorithm, the result of a run, and whether less is better."""
     games = list(dict.fromkeys(game for game, _, _, _ in results))
     algorithms = list(dict.fromkeys(algorithm for _, algorithm, _, _ in results))
     height, width = TOP + ROW * len(algorithms) + 30, LEFT + (COLUMN + GAP) * len(games)
@@ -23,11 +23,11 @@ def plot(results: Sequence[tuple[str, str, float, bool]]) -> str:
         drawn += _axis(column, game, len(algorithms), any(less for g, _, _, less in results if g == game))
     for game, algorithm, reached, less in results:
         colour = "#16794c" if (reached < 0.05 if less else reached >= 0.95) else "#b3261e"
-        said = f"{escape(algorithm)}, {game}: {reached:.3f}"
+        title = f"{escape(algorithm)}, {game}: {reached:.3f}"
         x = _x(games.index(game), reached, less)
         drawn.append(
             f'<circle cx="{x:.1f}" cy="{_y(algorithms.index(algorithm))}" r="4" fill-opacity="0.6" '
-            f'fill="{colour}"><title>{said}</title></circle>'
+            f'fill="{colour}"><title>{title}</title></circle>'
         )
     return "\n".join([*drawn, "</svg>"])
 
@@ -46,7 +46,7 @@ def _axis(column: int, game: str, rows: int, less: bool) -> list[str]:
 
 
 def _x(column: int, value: float, less: bool) -> float:
-    """What lies outside the scale is drawn at its edge."""
+    """Values outside the scale are drawn at its edge."""
     return LEFT + column * (COLUMN + GAP) + COLUMN * min(1.0, max(0.0, value / (0.5 if less else 1.0)))
 
 

@@ -1,4 +1,4 @@
-"""How every algorithm is put to every game: the config of one run, as a user would write it."""
+"""The config of every algorithm on every game, as a user would write it."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ Tree = dict[str, Any]
 
 @dataclass(frozen=True)
 class Setup:
-    """One game: who plays, at what, and what is set otherwise than in `config_of`."""
+    """One game: workflow, environment, roles, and changes to the config of `config_of`."""
 
     workflow: Tree
     env: Tree
     roles: tuple[str, ...]
-    zero_sum: bool = False  # then it is measured by what can be won against it, not by what it earns
+    zero_sum: bool = False  # measured by exploitability instead of reward
     changes: Tree = field(default_factory=dict)
     options: Tree = field(default_factory=dict)  # of whichever algorithm plays
     settings: dict[str, Tree] = field(default_factory=dict)  # of one algorithm, in this game
-    only: tuple[str, ...] = ()  # the algorithms that play unless others are asked for: it takes minutes
+    only: tuple[str, ...] = ()  # the default algorithms, where a run takes minutes
 
 
 def part(file: str, name: str, **options: Any) -> Tree:
@@ -30,8 +30,8 @@ def part(file: str, name: str, **options: Any) -> Tree:
 
 TEAM, PLAYERS = ("left", "right"), ("first", "second")
 AT_ONCE = part("matrix", "AtOnce", order=list(TEAM))
-# Policy gradients circle around an equilibrium. A bonus for doubt draws them in; as it fades, and the learning rate
-# with it, they come to rest near it, and the average of the snapshots in the pool is nearer still.
+# Policy gradients circle around an equilibrium. An entropy bonus draws them in; as it and the learning rate decay, they
+# settle near it, and the average of the snapshots in the pool is nearer still.
 SELF_PLAY: Tree = {
     "credit": "own",
     "opponents": {"share": 0.1, "every": 5, "keep": 32},
@@ -61,34 +61,34 @@ GAMES: dict[str, Setup] = {
         True,
         SELF_PLAY | {"steps": 320, "tasks_per_step": 6, "episodes_per_task": 48},
         {"entropy": 0.5, "entropy_halves": 96, "minibatches": 4},
-        # Compared with turns that met the same deal and read the same, in chips: that is the least noise.
+        # Compared with turns of the same deal and prompt, in chips: that has the least noise.
         {"grpo": {"group_by": ["task", "role", "prompt"], "scale": "none"}},
         ("grpo",),
     ),
 }
 
-# What an algorithm is told beside its name, the same in every game.
+# Options of an algorithm, the same in every game.
 SETTINGS: dict[str, Tree] = {
     "dr_grpo": {"reduce_length": 1},  # a turn is one token
-    "dapo": {"drop_truncated": False},  # so every turn is cut, by the rules
-    "cory": {"swap": 1},  # a run is short, and both have to learn both seats
+    "dapo": {"drop_truncated": False},  # so every turn is truncated
+    "cory": {"swap": 1},  # a run is short, and both have to learn both roles
 }
 CHANGES: dict[str, Tree] = {
     "cory": {"steps": 80},  # for the same reason
     "at_grpo": {"episodes_per_task": 2},  # it plays each of them seven times: as many turns as the others have
 }
-# In zero-sum games the team earns nothing: whoever shares one reward, or one chain of credit, has nothing to learn.
+# In zero-sum games the team's reward is 0: algorithms that share one reward, or one chain of credit, cannot learn.
 FOR_TEAMS = ("ppo", "cory", "magrpo", "vdn_token", "vdn", "qmix")
 
 
 def plays(algorithm: str, game: str) -> bool:
-    """Whether the game says anything about the algorithm."""
+    """False for team algorithms on zero-sum games."""
     return not (GAMES[game].zero_sum and algorithm in FOR_TEAMS)
 
 
 def config_of(game: str, algorithm: str, model: Path, seed: int) -> Tree:
-    """A run of one algorithm on one game. In a team every role has a whole tiny model of its own; in a zero-sum game
-    one policy plays both seats, an adapter, so that its past can play against it."""
+    """A run of one algorithm on one game. In a team every role trains its own whole tiny model; in a zero-sum game one
+    adapter plays both roles, so that its snapshots can play against it."""
     setup = GAMES[game]
     options: Tree = {
         "name": algorithm,

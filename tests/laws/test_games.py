@@ -24,10 +24,10 @@ from coterie.config.conflicts import check_conflicts
 from coterie.config.registry import BUILTIN
 from coterie.games import kuhn, pennies
 from coterie.games.matrix import Additive
-from coterie.games.measure import exploited, kuhn_strategy
+from coterie.games.measure import final_exploitability, kuhn_strategy
 from coterie.games.model import LATE, SIGNS, is_late, tiny_player
 from coterie.games.plot import plot
-from coterie.games.policy_probs import chances
+from coterie.games.policy_probs import reply_probs
 from coterie.games.setups import GAMES, config_of, plays
 from coterie.learners.learner import TorchLearner
 from coterie.models.base import Base
@@ -112,7 +112,7 @@ def test_a_tiny_player_can_say_every_letter_and_the_chances_are_the_model_s_own(
     base = Base(model)
     learner = TorchLearner("player", base, None, 1e-3, Config.__dataclass_fields__["learning"].default_factory(), 1)
     prompts = ["fk", "rj", "l"]
-    said = {sign: chances(learner, prompts, sign) for sign in SIGNS}
+    said = {sign: reply_probs(learner, prompts, sign) for sign in SIGNS}
     for prompt in prompts:
         ids = torch.tensor([base.chat.prompt([{"role": "user", "content": prompt}])])
         with base.with_own_attention(), torch.no_grad():
@@ -120,7 +120,7 @@ def test_a_tiny_player_can_say_every_letter_and_the_chances_are_the_model_s_own(
         found = torch.tensor([said[sign][prompt] for sign in SIGNS])
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
         late = sum(said[sign][prompt] for sign in SIGNS if is_late(sign))
-        assert chances(learner, prompts, LATE)[prompt] == pytest.approx(late, abs=1e-5)
+        assert reply_probs(learner, prompts, LATE)[prompt] == pytest.approx(late, abs=1e-5)
         assert float(found.min()) > 0.001
 
 
@@ -274,7 +274,7 @@ def test_a_run_with_opponents_goes_on_to_the_bit(model: Path, tmp_path: Path) ->
     again = resumed(tree, tmp_path / "halves")
     assert_same_run(again, straight)
     assert again.memory == straight.memory and again.memory[TAKEN] == 6
-    assert exploited(again) == exploited(straight)
+    assert final_exploitability(again) == final_exploitability(straight)
 
 
 def test_opponents_that_cannot_be_kept_or_met_are_refused(model: Path, tmp_path: Path) -> None:
