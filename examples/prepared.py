@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from coterie.data.prepare import found_in, sort_out, write
+from coterie.data.prepare import read_source, split_rows, write
 from coterie.data.sources import SOURCES
 
 
@@ -30,5 +30,5 @@ def prepared(name: str, rows: Sequence[dict[str, Any]], out: Path) -> Path:
     held_out = max(1, len(rows) // 4)
     for file, some in (("train.jsonl", rows[:-held_out]), ("test.jsonl", rows[-held_out:])):
         (source / file).write_text("".join(json.dumps(row) + "\n" for row in some))
-    write(name, sort_out(SOURCES[name], found_in(SOURCES[name], source)), out)
+    write(name, split_rows(SOURCES[name], read_source(SOURCES[name], source)), out)
     return out

@@ -12,7 +12,7 @@ import typer
 from coterie import console
 from coterie.cli import procedural
 from coterie.data import preview
-from coterie.data.prepare import Prepared, found_in, sort_out, write
+from coterie.data.prepare import Prepared, read_source, split_rows, write
 from coterie.data.sources import SOURCES
 
 app = typer.Typer(
@@ -106,7 +106,7 @@ def stats(path: Place) -> None:
 
 def _prepare(name: str, place: Path | None, limit: int | None) -> Prepared:
     if name.startswith(procedural.PREFIX):
-        return sort_out(procedural.source(name), procedural.generated(name, place, limit), limit)
+        return split_rows(procedural.source(name), procedural.generated(name, place, limit), limit)
     if name not in SOURCES:
         raise ValueError(preview.unknown(name, [*SOURCES, f"{procedural.PREFIX}NAME"]))
-    return sort_out(SOURCES[name], found_in(SOURCES[name], place), limit)
+    return split_rows(SOURCES[name], read_source(SOURCES[name], place), limit)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from coterie.data.prepare import SPLITS, Found
+from coterie.data.prepare import SPLITS, SourceRow
 from coterie.data.row import Raw, Row, Source
 
 PREFIX = "reasoning_gym:"
@@ -21,7 +21,7 @@ def parse(raw: Raw, name: str) -> Row | str:
     return Row(raw["id"], raw["question"], raw["answer"], raw["meta"])
 
 
-def generated(name: str, place: Path | None, limit: int | None) -> Iterator[Found]:
+def generated(name: str, place: Path | None, limit: int | None) -> Iterator[SourceRow]:
     """1,000 training and 200 test tasks, or fewer with a limit; the same on every machine."""
     from coterie.envs.reasoning_gym import ReasoningGym  # imports torch, which the other sources do not need
 
@@ -31,4 +31,4 @@ def generated(name: str, place: Path | None, limit: int | None) -> Iterator[Foun
     for split in SPLITS:
         for number, task in enumerate(env.tasks(split), 1):
             raw: dict[str, Any] = {"id": task.id, "question": task.prompt, "answer": task.answer, "meta": task.meta}
-            yield Found(split, number, raw, split)
+            yield SourceRow(split, number, raw, split)

@@ -1,1 +1,1 @@
-"""Known data sets, and how their rows become tasks."""
+"""Datasets that Coterie knows, and how their rows become tasks."""

@@ -1,22 +1,22 @@
-"""ANLI: does one text follow from another? Written to fool models, in three rounds."""
+"""ANLI, adversarial natural language inference, in three rounds."""
 
 from __future__ import annotations
 
-from coterie.data.row import Hub, Raw, Row, Source, lacks, others
+from coterie.data.row import Hub, Raw, Row, Source, missing_text, other_fields
 from coterie.rewards.nli import label
 
 
 def parse(raw: Raw, name: str) -> Row | str:
-    problem = lacks(raw, "premise", "hypothesis")
+    problem = missing_text(raw, "premise", "hypothesis")
     if problem:
         return problem
     if "label" not in raw:
         return f"no field label; it has {', '.join(raw)}"
     relation = label(str(raw["label"]))
     if relation is None:
-        return f"label is {str(raw['label'])[:40]!r}, which is none of e, n, c, 0, 1, 2 or their words"
+        return f"label is {str(raw['label'])[:40]!r}, not one of e, n, c, 0, 1, 2, entailment, neutral, contradiction"
     question = f"Premise: {raw['premise']}\nHypothesis: {raw['hypothesis']}"
-    return Row(str(raw["uid"]) if "uid" in raw else name, question, relation, others(raw, "uid", "label"))
+    return Row(str(raw["uid"]) if "uid" in raw else name, question, relation, other_fields(raw, "uid", "label"))
 
 
 ANLI = Source(

@@ -1,16 +1,16 @@
-"""DeepCoder: programming problems of several contests, each with its own way to write tests."""
+"""DeepCoder: programming problems of several contests, each with its own format of tests."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-from coterie.data.row import Hub, Raw, Row, Source, lacks
+from coterie.data.row import Hub, Raw, Row, Source, missing_text
 from coterie.rewards.code.test_formats import unreadable
 
 
 def parse(raw: Raw, name: str) -> Row | str:
-    problem = lacks(raw, "problem")
+    problem = missing_text(raw, "problem")
     if problem:
         return problem
     if "tests" not in raw:
@@ -27,7 +27,7 @@ def parse(raw: Raw, name: str) -> Row | str:
 
 
 def solution(solutions: Any) -> str | None:
-    """A reference program, where there is one."""
+    """A reference solution, or None."""
     first = solutions[0] if isinstance(solutions, list) and solutions else solutions
     return first if isinstance(first, str) and first.strip() else None
 

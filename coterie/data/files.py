@@ -1,4 +1,4 @@
-"""Rows of jsonl, JSON and Parquet files: a source's own, and prepared ones."""
+"""Read rows from jsonl, JSON and Parquet files; write and read prepared Parquet files."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ import pyarrow.parquet
 from coterie.data.row import Raw, Row
 
 KINDS = (".jsonl", ".json", ".parquet")
-PREPARED = b"coterie"  # the key in a Parquet file's schema that says so
+PREPARED = b"coterie"  # key in the Parquet schema's metadata; its value is the dataset's name
 NOT_JSON = (ValueError, RecursionError)
 COLUMNS = pyarrow.schema([(name, pyarrow.string()) for name in ("id", "question", "answer", "meta")])
 
 
 def read(file: Path) -> Iterator[tuple[int, Raw]]:
-    """The rows of a file with their numbers, from 1; the first that is none is an error."""
-    for number, row in rows(file):
+    """The rows of a file, numbered from 1; raises at the first invalid one."""
+    for number, row in parse_rows(file):
         if isinstance(row, str):
             raise ValueError(f"{file}, row {number}: {row}")
         yield number, row
 
 
-def rows(file: Path) -> Iterator[tuple[int, Raw | str]]:
-    """The rows of a file with their numbers, from 1; a text says why one is none. Blank lines only count."""
+def parse_rows(file: Path) -> Iterator[tuple[int, Raw | str]]:
+    """The rows of a file, numbered from 1; a string is the error of an invalid row. Blank lines are skipped."""
     if not file.is_file():
         raise ValueError(f"{file}: no such file")
     if file.suffix == ".parquet":
@@ -40,20 +40,20 @@ def rows(file: Path) -> Iterator[tuple[int, Raw | str]]:
     elif file.suffix == ".json":
         yield from enumerate(_list(file), 1)
     else:
-        raise ValueError(f"{file}: a .jsonl, .json or .parquet file is needed")
+        raise ValueError(f"{file}: must be a .jsonl, .json or .parquet file")
 
 
 def is_prepared(file: Path) -> bool:
-    """Whether `coterie data prepare` wrote this file."""
+    """True if `coterie data prepare` wrote this file."""
     return source_of(file) is not None
 
 
 def source_of(file: Path) -> str | None:
-    """The data set that `coterie data prepare` made this file of; None where it was not that."""
+    """The dataset of a file that `coterie data prepare` wrote; None for other files."""
     if file.suffix != ".parquet" or not file.is_file():
         return None
-    noted = _open(file).schema_arrow.metadata or {}
-    return noted[PREPARED].decode() if PREPARED in noted else None
+    metadata = _open(file).schema_arrow.metadata or {}
+    return metadata[PREPARED].decode() if PREPARED in metadata else None
 
 
 def read_prepared(file: Path) -> Iterator[Row]:
@@ -62,7 +62,7 @@ def read_prepared(file: Path) -> Iterator[Row]:
 
 
 def as_parquet(source: str, chosen: Iterable[Row]) -> bytes:
-    """A prepared file's content. A row whose texts or meta do not fit is a ValueError: see `problem`."""
+    """The content of a prepared file. Raises ValueError for rows that `storage_problem` rejects."""
     table = pyarrow.Table.from_pylist([as_columns(row) for row in chosen], schema=COLUMNS)
     buffer = io.BytesIO()
     pyarrow.parquet.write_table(table.replace_schema_metadata({PREPARED: source.encode()}), buffer, compression="zstd")
@@ -74,7 +74,7 @@ def as_columns(row: Row) -> dict[str, str | None]:
     return {"id": row.id, "question": row.question, "answer": row.answer, "meta": meta}
 
 
-def problem(row: Row) -> str | None:
+def storage_problem(row: Row) -> str | None:
     """Why a row cannot be stored, or None."""
     try:
         "".join(text for text in as_columns(row).values() if text is not None).encode()
@@ -99,7 +99,7 @@ def _object(line: bytes) -> Raw | str:
         row = json.loads(line)
     except NOT_JSON as error:
         return f"not JSON: {error}"
-    return row if isinstance(row, dict) else f"an object is needed, not {line[:40].decode(errors='replace')}"
+    return row if isinstance(row, dict) else f"not an object: {line[:40].decode(errors='replace')}"
 
 
 def _list(file: Path) -> list[Raw | str]:
@@ -108,5 +108,5 @@ def _list(file: Path) -> list[Raw | str]:
     except NOT_JSON as error:
         raise ValueError(f"{file}: not JSON: {error}") from None
     if not isinstance(whole, list):
-        raise ValueError(f"{file}: a list of objects is needed")
-    return [row if isinstance(row, dict) else f"an object is needed, not {json.dumps(row)[:40]}" for row in whole]
+        raise ValueError(f"{file}: must be a list of objects")
+    return [row if isinstance(row, dict) else f"not an object: {json.dumps(row)[:40]}" for row in whole]

@@ -1,16 +1,16 @@
-"""GSM8K: school problems in words, with a number for an answer."""
+"""GSM8K: grade-school word problems with a number as answer."""
 
 from __future__ import annotations
 
-from coterie.data.row import Hub, Raw, Row, Source, lacks
-from coterie.rewards.answer_extraction import last_number, marked
+from coterie.data.row import Hub, Raw, Row, Source, missing_text
+from coterie.rewards.answer_extraction import after_hashes, last_number
 
 
 def parse(raw: Raw, name: str) -> Row | str:
-    problem = lacks(raw, "question", "answer")
+    problem = missing_text(raw, "question", "answer")
     if problem:
         return problem
-    answer = marked(raw["answer"])
+    answer = after_hashes(raw["answer"])
     if answer is None or last_number(answer) is None:
         return "the answer does not end in `#### number`"
     return Row(name, raw["question"], answer.replace(",", ""), {"solution": raw["answer"]})

@@ -1,16 +1,16 @@
-"""HotpotQA: questions that take two articles to answer."""
+"""HotpotQA: multi-hop questions, each over two articles."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
-from coterie.data.row import Hub, Raw, Row, Source, lacks, others
+from coterie.data.row import Hub, Raw, Row, Source, missing_text, other_fields
 
 
 def parse(raw: Raw, name: str) -> Row | str:
-    """`meta.context` lists [title, sentences], `meta.supporting_facts` [title, the number of a sentence]."""
-    problem = lacks(raw, "question", "answer")
+    """`meta.context` lists [title, sentences], `meta.supporting_facts` [title, sentence number]."""
+    problem = missing_text(raw, "question", "answer")
     if problem:
         return problem
     try:
@@ -18,19 +18,19 @@ def parse(raw: Raw, name: str) -> Row | str:
         context = pairs(raw.get("context", []), "title", "sentences")
     except (ValueError, TypeError, KeyError):
         return "context and supporting_facts are not lists of pairs"
-    given = next((str(raw[key]) for key in ("id", "_id") if key in raw), name)
-    meta = others(raw, "question", "answer", "id", "_id") | {"supporting_facts": facts, "context": context}
-    return Row(given, raw["question"], raw["answer"], meta)
+    row_id = next((str(raw[key]) for key in ("id", "_id") if key in raw), name)
+    meta = other_fields(raw, "question", "answer", "id", "_id") | {"supporting_facts": facts, "context": context}
+    return Row(row_id, raw["question"], raw["answer"], meta)
 
 
 def pairs(column: Any, first: str, second: str) -> list[list[Any]]:
-    """The same whether a file has pairs or, as the hub does, a list of firsts and a list of seconds."""
+    """Pairs from a list of pairs or, as on the hub, from two parallel lists."""
     both = zip(column[first], column[second], strict=True) if isinstance(column, dict) else column
     return [[one, other] for one, other in both]
 
 
 def article(sentences: Iterable[str]) -> str:
-    """Sentences as a text. Some files keep the space between two at the beginning of the second, others nowhere."""
+    """Join sentences. Some files have a leading space in each sentence, others none."""
     return " ".join(filter(None, (sentence.strip() for sentence in sentences)))
 
 

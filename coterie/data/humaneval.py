@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from coterie.data.row import Hub, Raw, Row, Source, lacks
+from coterie.data.row import Hub, Raw, Row, Source, missing_text
 from coterie.rewards.code.test_formats import unreadable
 
 
 def parse(raw: Raw, name: str) -> Row | str:
-    problem = lacks(raw, "task_id", "prompt", "entry_point", "canonical_solution", "test")
+    problem = missing_text(raw, "task_id", "prompt", "entry_point", "canonical_solution", "test")
     if problem:
         return problem
     stub = raw["prompt"]

@@ -1,19 +1,22 @@
-"""Competition mathematics: DeepScaleR, AIME 2024 and MATH-500 are written alike."""
+"""Competition mathematics: DeepScaleR, AIME 2024 and MATH-500, which share one format."""
 
 from __future__ import annotations
 
-from coterie.data.row import Hub, Raw, Row, Source, lacks, others
+from coterie.data.row import Hub, Raw, Row, Source, missing_text, other_fields
 
 
 def parse(raw: Raw, name: str) -> Row | str:
-    """The answer is a formula or a number; AIME's may be given as a number."""
+    """The answer is LaTeX or a number; AIME's may be an integer instead of text."""
     if "answer" in raw and isinstance(raw["answer"], int):
         raw = {**raw, "answer": str(raw["answer"])}
-    problem = lacks(raw, "problem", "answer")
+    problem = missing_text(raw, "problem", "answer")
     if problem:
         return problem
     return Row(
-        str(raw.get("unique_id", name)), raw["problem"], raw["answer"], others(raw, "problem", "answer", "unique_id")
+        str(raw.get("unique_id", name)),
+        raw["problem"],
+        raw["answer"],
+        other_fields(raw, "problem", "answer", "unique_id"),
     )
 
 

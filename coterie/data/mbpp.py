@@ -1,10 +1,10 @@
-"""MBPP: short Python functions described in a sentence."""
+"""MBPP: short Python functions, each described in a sentence."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from coterie.data.row import Hub, Raw, Row, Source, lacks
+from coterie.data.row import Hub, Raw, Row, Source, missing_text
 from coterie.rewards.code.test_formats import unreadable
 
 if TYPE_CHECKING:
@@ -12,24 +12,24 @@ if TYPE_CHECKING:
 
 
 def parse(raw: Raw, name: str) -> Row | str:
-    """The question shows the first test, without which nobody could guess the function's name."""
-    task = "text" if "text" in raw else "prompt"  # the sanitized half calls it otherwise
-    problem = lacks(raw, task, "code")
+    """The question shows the first test, because the description does not name the function."""
+    task = "text" if "text" in raw else "prompt"  # in the sanitized version
+    problem = missing_text(raw, task, "code")
     if problem:
         return problem
     asserts = raw.get("test_list")
     if not isinstance(asserts, list) or not asserts or not all(isinstance(line, str) for line in asserts):
-        return "test_list is no list of asserts"
+        return "test_list is not a list of asserts"
     before = "\n".join([*(raw.get("test_imports") or []), raw.get("test_setup_code") or ""]).strip()
     tests = {"test_list": asserts, "test_setup_code": before}
     number = raw["task_id"] if isinstance(raw.get("task_id"), int) else None
     question = f"{raw[task]}\nYour code must pass this test:\n{asserts[0]}"
-    given = name if number is None else f"mbpp/{number}"
-    return unreadable(tests) or Row(given, question, raw["code"], {"tests": tests}, split_of(number))
+    row_id = name if number is None else f"mbpp/{number}"
+    return unreadable(tests) or Row(row_id, question, raw["code"], {"tests": tests}, split_of(number))
 
 
 def split_of(number: int | None) -> Split | None:
-    """As its authors split it: 11 to 510 are the test; 1 to 10 are examples for prompts."""
+    """The authors' split: 11 to 510 are the test; 1 to 10 are few-shot examples."""
     return None if number is None else "test" if 10 < number <= 510 else "train"
 
 

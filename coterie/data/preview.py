@@ -1,4 +1,4 @@
-"""Data sets as tables and texts for a terminal."""
+"""Show datasets in a terminal: lists, examples and statistics."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from coterie.data.files import is_prepared, read_prepared
 from coterie.data.prepare import Prepared
 from coterie.data.row import Source
 
-WIDEST = 600  # characters of a text that are shown
+MAX_SHOWN = 600  # characters of a text
 
 
 def sources(known: Iterable[Source]) -> Iterator[RenderableType]:
@@ -32,7 +32,7 @@ def sources(known: Iterable[Source]) -> Iterator[RenderableType]:
 
 
 def prepared(folder: Path, result: Prepared) -> Iterator[RenderableType]:
-    """What was written where, and why rows were set aside."""
+    """How many rows were written to which file, and why rows were rejected."""
     yield Text(str(folder), style="bold")
     table = _table("file", "rows", "why")
     for split in result.splits:
@@ -45,7 +45,7 @@ def prepared(folder: Path, result: Prepared) -> Iterator[RenderableType]:
 
 
 def first(path: Path, count: int) -> Iterator[RenderableType]:
-    """The first tasks of each file, as they are asked and answered."""
+    """The first tasks of each file."""
     for file in _files(path):
         for row in islice(read_prepared(file), count):
             yield Text(f"{file.name}  {row.id}", style="bold")
@@ -54,7 +54,7 @@ def first(path: Path, count: int) -> Iterator[RenderableType]:
 
 
 def statistics(path: Path) -> Iterator[RenderableType]:
-    """How many tasks, how long they are, and what is answered most."""
+    """The number of tasks, their lengths, and the most frequent answers."""
     table = _table("file", "tasks", "words: question", "answer", "answers", "commonest")
     for file in _files(path):
         rows = list(read_prepared(file))
@@ -86,15 +86,15 @@ def _lengths(texts: Iterable[str]) -> str:
     return f"{median(counts):g}, at most {max(counts)}"
 
 
-def _cut(text: str, most: int = WIDEST) -> str:
+def _cut(text: str, most: int = MAX_SHOWN) -> str:
     shown = text.strip()
     return shown if len(shown) <= most else f"{shown[:most]}…"
 
 
 def _files(path: Path) -> list[Path]:
-    """The prepared files that a path names."""
+    """The prepared files at a path."""
     files = [path] if path.is_file() else [path / f"{split}.parquet" for split in ("train", "test")]
     found = [file for file in files if is_prepared(file)]
     if not found:
-        raise ValueError(f"{path}: holds nothing that `coterie data prepare` has written")
+        raise ValueError(f"{path}: has no file written by `coterie data prepare`")
     return found

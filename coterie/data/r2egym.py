@@ -1,26 +1,26 @@
-"""R2E-Gym: commits of real projects with the outcome that each of their tests must have."""
+"""R2E-Gym: commits of real projects with the expected outcome of each test."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-from coterie.data.row import Hub, Raw, Row, Source, lacks, others
+from coterie.data.row import Hub, Raw, Row, Source, missing_text, other_fields
 
 PASSED = "PASSED"
 
 
 def parse(raw: Raw, name: str) -> Row | str:
-    """The commit's own patch is not in a row; `meta.expected` says how each test must end."""
-    problem = lacks(raw, "repo_name", "commit_hash", "docker_image", "problem_statement", "expected_output_json")
+    """A row has no patch; `meta.expected` has the expected outcome of each test."""
+    problem = missing_text(raw, "repo_name", "commit_hash", "docker_image", "problem_statement", "expected_output_json")
     if problem:
         return problem
     expected = outcomes(raw["expected_output_json"])
     if expected is None:
-        return "expected_output_json is no object of tests and their outcomes"
+        return "expected_output_json is not an object of tests and outcomes"
     if PASSED not in expected.values():
         return "no test is expected to pass"
-    meta = others(raw, "problem_statement", "expected_output_json", "prompt") | {"expected": expected}
+    meta = other_fields(raw, "problem_statement", "expected_output_json", "prompt") | {"expected": expected}
     return Row(f"{raw['repo_name']}/{raw['commit_hash']}", raw["problem_statement"], None, meta)
 
 

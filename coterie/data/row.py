@@ -1,4 +1,4 @@
-"""One task as it is stored: the same four columns whatever the source."""
+"""The common row format of all datasets, and the description of a dataset."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from coterie.types import Split
 
-Raw = dict[str, Any]  # as the source has it
+Raw = dict[str, Any]  # a row in its dataset's own format
 
 
 @dataclass(frozen=True)
 class Row:
-    """A question and its reference answer; what else a workflow or a grader may need is in `meta`."""
+    """A question and its reference answer; other data for workflows and graders is in `meta`."""
 
     id: str
     question: str
-    answer: str | None  # None where many answers are right and a scorer of its own tells
+    answer: str | None  # None if there is no single reference and the environment scores itself
     meta: Mapping[str, Any] = field(default_factory=dict)
-    split: Split | None = None  # where the row itself says so
+    split: Split | None = None  # if the row itself determines it
 
 
-Parse = Callable[[Raw, str], "Row | str"]  # (a source's row, an id unless it has one) → a row, or what is wrong with it
+Parse = Callable[[Raw, str], "Row | str"]  # (raw row, default id) → a row, or what is wrong with it
 
 
 @dataclass(frozen=True)
 class Hub:
-    """Where a source lies on the Hugging Face hub."""
+    """The location of a dataset on the Hugging Face hub."""
 
     path: str
     config: str | None
@@ -38,20 +38,20 @@ class Hub:
 
 @dataclass(frozen=True)
 class Source:
-    """A known data set: how to read a row of it, and where it comes from."""
+    """A known dataset: how its rows are parsed, and where they come from."""
 
     name: str
     about: str
-    reward: str  # that fits it
+    reward: str  # the recommended one
     parse: Parse
     hubs: tuple[Hub, ...] = ()
-    split: Split | None = None  # of files whose names do not say; None: some rows are held out
-    unsplit: bool = False  # its authors made no test split, so rows are held out even if all files are called train
-    paths: tuple[str, ...] = ()  # fields of a row that are paths, from its file's place
+    split: Split | None = None  # of all rows in files without a split in their names; None: some rows are held out
+    unsplit: bool = False  # has no test split, so rows are held out even if all files are named train
+    paths: tuple[str, ...] = ()  # fields with paths relative to the file
 
 
-def lacks(raw: Raw, *names: str) -> str | None:
-    """What is wrong with a row that must have these texts, or None."""
+def missing_text(raw: Raw, *names: str) -> str | None:
+    """What is wrong with a row that must have these non-empty texts, or None."""
     for name in names:
         if name not in raw:
             return f"no field {name}; it has {', '.join(raw)}"
@@ -62,6 +62,6 @@ def lacks(raw: Raw, *names: str) -> str | None:
     return None
 
 
-def others(raw: Raw, *names: str) -> Raw:
-    """The fields of a row without those that have a place of their own."""
+def other_fields(raw: Raw, *names: str) -> Raw:
+    """The fields of a row except these."""
     return {name: value for name, value in raw.items() if name not in names}

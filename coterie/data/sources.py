@@ -1,4 +1,4 @@
-"""The data sets that Coterie knows by name."""
+"""The datasets that Coterie knows by name."""
 
 from __future__ import annotations
 

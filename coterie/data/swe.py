@@ -1,15 +1,15 @@
-"""Issues of your own projects: a folder or a git repository, and commands that fail until the issue is closed."""
+"""Issues of your own projects: a folder or a git repository, and test commands that fail until the issue is fixed."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-from coterie.data.row import Raw, Row, Source, lacks
+from coterie.data.row import Raw, Row, Source, missing_text
 
 
 def parse(raw: Raw, name: str) -> Row | str:
-    problem = lacks(raw, "issue", "repository") or wrong_tests(raw) or wrong_texts(raw)
+    problem = missing_text(raw, "issue", "repository") or tests_problem(raw) or texts_problem(raw)
     if problem:
         return problem
     meta = {
@@ -21,30 +21,30 @@ def parse(raw: Raw, name: str) -> Row | str:
     return Row(str(raw.get("id", name)), raw["issue"], raw.get("patch"), meta)
 
 
-def parse_placed(raw: Raw, name: str) -> Row | str:
-    """As `parse`; the repository, whose whole path is known here, must be there."""
+def parse_resolved(raw: Raw, name: str) -> Row | str:
+    """Like `parse`, for a row with an absolute path: also checks that the repository exists."""
     row = parse(raw, name)
     if isinstance(row, Row) and not Path(row.meta["repository"]).is_dir():
         return f"repository: there is no folder {row.meta['repository']}"
     return row
 
 
-def wrong_tests(raw: Raw) -> str | None:
-    """What is wrong with the tests of a row, or None."""
+def tests_problem(raw: Raw) -> str | None:
+    """What is wrong with a row's tests, or None."""
     tests, files = raw.get("tests"), raw.get("test_files")
     listed = tests if isinstance(tests, list) else [tests]
     if not listed or not all(isinstance(command, str) and command.strip() for command in listed):
-        return f"tests is {json.dumps(tests)[:40]}; it should list commands that fail until the issue is closed"
+        return f"tests is {json.dumps(tests)[:40]}; it must list commands that fail until the issue is fixed"
     if files and not (isinstance(files, dict) and all(isinstance(text, str) for text in files.values())):
-        return f"test_files is {json.dumps(files)[:40]}; it should be an object of paths and texts"
+        return f"test_files is {json.dumps(files)[:40]}; it must map paths to texts"
     return None
 
 
-def wrong_texts(raw: Raw) -> str | None:
-    """What is wrong with the texts that a row need not have, or None."""
-    given = [name for name in ("commit", "patch") if raw.get(name) is not None]
+def texts_problem(raw: Raw) -> str | None:
+    """What is wrong with a row's optional texts, or None."""
+    present = [name for name in ("commit", "patch") if raw.get(name) is not None]
     return next(
-        (f"{name} is {json.dumps(raw[name])[:40]}, not text" for name in given if type(raw[name]) is not str), None
+        (f"{name} is {json.dumps(raw[name])[:40]}, not text" for name in present if type(raw[name]) is not str), None
     )
 
 
@@ -52,6 +52,6 @@ SWE = Source(
     "swe",
     "issues of your own projects: rows with issue, repository and tests (--source)",
     "native",
-    parse_placed,
+    parse_resolved,
     paths=("repository",),
 )

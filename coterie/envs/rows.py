@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 
 from coterie.data.files import is_prepared, read, read_prepared
-from coterie.data.row import Raw, others
+from coterie.data.row import Raw, other_fields
 from coterie.envs.base import TaskEnv
 from coterie.limits import Count
 from coterie.types import Split, Task
@@ -40,5 +40,5 @@ class Rows(TaskEnv):
                 raise ValueError(f"{path}, row {number}: no field {name}; it has {', '.join(raw)}")
             if raw[name] is None or raw[name] == "":
                 raise ValueError(f"{path}, row {number}: {name} is empty; fill it in, or leave the row out")
-        meta = others(raw, self.question, self.answer)
+        meta = other_fields(raw, self.question, self.answer)
         return Task(f"{path.stem}/{number}", str(raw[self.question]), raw[self.answer], meta)

@@ -1,4 +1,4 @@
-"""Costs something when the text is too short or too long."""
+"""Length penalty for texts that are too short or too long."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def length(
     margin: int = 0,  # how far beyond these the reward falls to -1
     unit: Literal["words", "characters"] = "words",  # what is counted
 ) -> float:
-    """0 from `least` to `most` words, -1 when `margin` words or more away from that, in between in proportion.
+    """0 from `least` to `most` words, -1 at `margin` words or more outside of that, linear in between.
 
     least: 10, most: 20, margin: 10      5 words  →  -0.5      10 … 20  →  0      25  →  -0.5      30  →  -1
     """
@@ -27,6 +27,6 @@ def length(
 
 
 def check(most: int, least: int = 0, margin: int = 0, unit: str = "words") -> None:
-    """Complain of a range that nothing is in."""
+    """Reject an empty range."""
     if not 0 <= least <= most or margin < 0:
         raise ValueError(f"reward length: 0 ≤ least ≤ most and 0 ≤ margin are needed, not {least}, {most}, {margin}")

@@ -1,4 +1,4 @@
-"""Right when it says the same words, as SQuAD and HotpotQA count them."""
+"""Question answering reward: token F1 or exact match, as in SQuAD and HotpotQA."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from coterie.rewards.answer_extraction import final
+from coterie.rewards.answer_extraction import final_answer
 
 ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 PUNCTUATION = str.maketrans("", "", string.punctuation)
-VERDICTS = {"yes", "no", "noanswer"}  # half of "yes and no" is not half right
+VERDICTS = {"yes", "no", "noanswer"}  # no partial credit
 
 
 def qa(
@@ -21,28 +21,28 @@ def qa(
     *,
     measure: Literal["f1", "exact"] = "f1",  # word overlap (F1), or equality
 ) -> float:
-    """How many words the answer shares with the reference (F1), or 1 when they are the same words (exact).
+    """Token F1 with the reference (`f1`), or 1 if the tokens are equal (`exact`).
 
-    Capitals, punctuation and articles do not count. Of several references the best counts. What is compared is
-    what the text points out as its answer, by a box, `<answer>`, `####` or "the answer is", else all of it.
+    Ignores case, punctuation and articles. Of several references the best counts. Compares the final answer, marked by
+    a box, `<answer>`, `####` or "the answer is", else the whole text.
     """
-    said = words(final(str(answer)))
+    tokens = words(final_answer(str(answer)))
     references = truth if isinstance(truth, Sequence) and not isinstance(truth, str) else [truth]
     golds = [words(str(reference)) for reference in references]
     if not golds or not all(golds):
         raise ValueError(f"reward qa: the reference {truth!r} has no words to compare with")
-    return max(f1(said, gold) if measure == "f1" else float(said == gold) for gold in golds)
+    return max(f1(tokens, gold) if measure == "f1" else float(tokens == gold) for gold in golds)
 
 
 def words(text: str) -> list[str]:
-    """The words that count: "The U.S.A." is usa. Where none is left, as of "A", the text itself."""
+    """Normalized tokens: "The U.S.A." → usa. If none is left, as for "A", the text itself."""
     bare = ARTICLES.sub(" ", text.lower().translate(PUNCTUATION)).split()
     return bare or text.lower().split()
 
 
-def f1(said: list[str], gold: list[str]) -> float:
+def f1(tokens: list[str], gold: list[str]) -> float:
     """The harmonic mean of precision and recall over words."""
-    if said != gold and any(len(side) == 1 and side[0] in VERDICTS for side in (said, gold)):
+    if tokens != gold and any(len(side) == 1 and side[0] in VERDICTS for side in (tokens, gold)):
         return 0.0
-    shared = sum((Counter(said) & Counter(gold)).values())
-    return 2 * shared / (len(said) + len(gold))
+    shared = sum((Counter(tokens) & Counter(gold)).values())
+    return 2 * shared / (len(tokens) + len(gold))

@@ -38,7 +38,7 @@ MOVES = re.compile(r"(?:[0-9]?[LRDUBFXYZMES]w?'?[0-9]?(?:\s++|$))*+")
 
 
 def answer_in(text: str) -> str:
-    """The content of `\boxed{}` or `<answer>`, else the whole text."""
+    """The content of `\\boxed{}` or `<answer>`, else the whole text."""
     bare = text.strip()
     return boxed(bare) or tagged(bare) or bare
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from coterie.limits import Positive
 from coterie.prompts import check, fill
-from coterie.rewards.answer_extraction import pointed_out
+from coterie.rewards.answer_extraction import marked_answer
 from coterie.rewards.code.grader import code_in
 from coterie.sandbox import Limits, shared
 from coterie.tools.python import shown
@@ -97,7 +97,7 @@ class MathTool:
         ran = await shared().run(code, limits=Limits(seconds=self.seconds, output=32 << 10))
         lines = ran.stdout.strip().splitlines()
         last = lines[-1].strip() if ran.ok and lines else ""
-        bare = not last or not self.boxed or pointed_out(last) is not None
+        bare = not last or not self.boxed or marked_answer(last) is not None
         return ran.ok, shown(ran, self.seconds), last if bare else f"\\boxed{{{last}}}"
 
 

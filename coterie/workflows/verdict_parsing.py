@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from coterie.rewards.answer_extraction import last_of
+from coterie.rewards.answer_extraction import last_match
 
 # Between "verdict" and its value: spaces, emphasis, quotes, brackets, a box; but not the end of a sentence.
 STATED = re.compile(
@@ -30,7 +30,7 @@ def verdict(text: str) -> bool | None:
     "**Verdict**: \\boxed{pass}"     →  True        "No errors found."    →  None
     "Verdict: perhaps"               →  None        "The sum is correct"  →  None
     """
-    found = last_of(STATED, text) or FIRST.search(text[:100])
+    found = last_match(STATED, text) or FIRST.search(text[:100])
     if found is None or NO_FAULT.match(text[found.start("word") :][:100]):
         return None
     word = found["word"].lower()

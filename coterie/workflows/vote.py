@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from coterie.prompts import chat_messages, check, fill
-from coterie.rewards.answer_extraction import NUMBER, last_number, pointed_out
+from coterie.rewards.answer_extraction import NUMBER, last_number, marked_answer
 from coterie.types import Task, Team
 
 
@@ -49,7 +49,7 @@ def ballot(answer: str) -> Hashable:
     "So 5." and "5.0" are one ballot. A box is read as a number only if it holds nothing else, because
     `\\frac{1}{2}` and `\\frac{3}{2}` end in the same number.
     """
-    box = pointed_out(answer)
+    box = marked_answer(answer)
     if box is not None and not NUMBER.fullmatch(box.strip()):
         return "".join(box.split())
     number = last_number(box or answer)

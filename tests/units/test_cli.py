@@ -305,7 +305,7 @@ def test_a_package_that_is_missing_is_told_with_the_key_that_asks_for_it(
     [
         ({"name": "rows", "train": "none.jsonl"}, "env.train: Rows has no training tasks ("),
         ({"name": "rows", "train": "some.jsonl", "test": "none.jsonl"}, "env.test: Rows has no held-out tasks ("),
-        ({"name": "gsm8k"}, "env: openai/gsm8k: the Hugging Face hub did not give it"),
+        ({"name": "gsm8k"}, "env: openai/gsm8k: download from the Hugging Face hub failed"),
     ],
 )
 def test_an_environment_without_tasks_is_told_with_its_key_and_line(

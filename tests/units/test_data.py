@@ -18,9 +18,9 @@ import pytest
 from rich.table import Table
 
 from coterie.cli import procedural
-from coterie.data.files import as_parquet, is_prepared, problem, read, read_prepared
+from coterie.data.files import as_parquet, is_prepared, read, read_prepared, storage_problem
 from coterie.data.hub import from_hub
-from coterie.data.prepare import SPLITS, Found, dealt, found_in, said_by, sort_out, write
+from coterie.data.prepare import SPLITS, SourceRow, read_source, split_by_hash, split_from_name, split_rows, write
 from coterie.data.preview import statistics
 from coterie.data.row import Raw, Row
 from coterie.data.sources import SOURCES
@@ -87,14 +87,14 @@ BAD: list[tuple[str, Raw, str]] = [
         {"question": "q", "answer": "a", "context": [1]},
         "context and supporting_facts are not lists of pairs",
     ),
-    ("mbpp", {**MBPP, "test_list": []}, "test_list is no list of asserts"),
+    ("mbpp", {**MBPP, "test_list": []}, "test_list is not a list of asserts"),
     ("mbpp", {**MBPP, "test_list": ["assert ("]}, "tests cannot be read: SyntaxError"),
     ("humaneval", {**HUMANEVAL, "test": "def check(candidate): pass"}, "tests cannot be read: .*have no assert"),
     ("deepcoder", {"problem": "p"}, "no field tests"),
     ("deepcoder", {"problem": "p", "tests": "{"}, "tests are not JSON"),
     ("deepcoder", {"problem": "p", "tests": []}, "tests cannot be read"),
     ("swebench", {**SWE, "FAIL_TO_PASS": "[]"}, "FAIL_TO_PASS is empty"),
-    ("swebench", {**SWE, "PASS_TO_PASS": "x"}, "PASS_TO_PASS is no list of tests"),
+    ("swebench", {**SWE, "PASS_TO_PASS": "x"}, "PASS_TO_PASS is not a list of tests"),
 ]
 
 
@@ -108,12 +108,12 @@ def test_a_sources_row_becomes_a_question_and_an_answer(name: str, raw: Raw, wan
     row = SOURCES[name].parse(raw, "the/id")
     assert isinstance(row, Row), row
     assert (row.question, row.answer) == wanted
-    assert problem(row) is None
+    assert storage_problem(row) is None
 
 
 @pytest.mark.parametrize(("name", "raw", "reason"), BAD)
 def test_a_bad_row_is_told_why(name: str, raw: Raw, reason: str) -> None:
-    found = sort_out(SOURCES[name], [Found("x.jsonl", 1, raw, None)])
+    found = split_rows(SOURCES[name], [SourceRow("x.jsonl", 1, raw, None)])
     ((_, why),) = found.rejected
     assert re.search(reason, why), why
 
@@ -147,7 +147,7 @@ def test_every_way_to_write_tests_is_read_by_the_code_grader(tests: Any, as_text
 
 def test_mbpp_is_split_as_its_authors_did() -> None:
     rows = [{**MBPP, "task_id": number, "text": f"Add {number}."} for number in (1, 10, 11, 510, 511, 974)]
-    splits = sort_out(SOURCES["mbpp"], [Found("mbpp.jsonl", 1, row, None) for row in rows]).splits
+    splits = split_rows(SOURCES["mbpp"], [SourceRow("mbpp.jsonl", 1, row, None) for row in rows]).splits
     assert [row.id for row in splits["test"]] == ["mbpp/11", "mbpp/510"]
     assert len(splits["train"]) == 4
 
@@ -181,7 +181,7 @@ def test_a_file_whose_name_says_both_splits_is_refused(tmp_path: Path) -> None:
     jsonl(tmp_path / "train_and_test.jsonl", mbpp(11, 601))
     done = coterie("data", "prepare", "mbpp", "--source", tmp_path, "--out", tmp_path / "out")
     assert done.exit_code == 2
-    assert "train_and_test: the file's name says both train and test; rename it to say one of them" in done.output
+    assert "train_and_test: the file's name contains both train and test; rename it" in done.output
 
 
 def problems(count: int, start: int = 0) -> list[Raw]:
@@ -190,19 +190,19 @@ def problems(count: int, start: int = 0) -> list[Raw]:
 
 def test_deepscaler_has_a_held_out_split_that_shares_no_question_with_training() -> None:
     rows = [*problems(300), *problems(300)]  # its files overlap
-    found = [Found("train_math.jsonl", i, row, "train") for i, row in enumerate(rows, 1)]
-    result = sort_out(SOURCES["deepscaler"], found)
+    found = [SourceRow("train_math.jsonl", i, row, "train") for i, row in enumerate(rows, 1)]
+    result = split_rows(SOURCES["deepscaler"], found)
     train, test = ({row.question for row in result.splits[split]} for split in ("train", "test"))
     assert 30 < len(test) < 90 and len(train) + len(test) == 300 and not train & test
     assert len(result.splits["test"]) == len(test)  # and none comes twice
-    own = [Found("test.jsonl", i, row, "test") for i, row in enumerate(problems(5, start=900), 1)]
-    result = sort_out(SOURCES["deepscaler"], [*found, *own])
+    own = [SourceRow("test.jsonl", i, row, "test") for i, row in enumerate(problems(5, start=900), 1)]
+    result = split_rows(SOURCES["deepscaler"], [*found, *own])
     assert (len(result.splits["train"]), len(result.splits["test"])) == (300, 5)  # a test set of the user's own
 
 
 def test_a_training_file_of_another_data_set_is_for_training_alone() -> None:
-    found = [Found("train.jsonl", i, row, "train") for i, row in enumerate(sums(50), 1)]
-    assert not sort_out(SOURCES["gsm8k"], found).splits["test"]
+    found = [SourceRow("train.jsonl", i, row, "train") for i, row in enumerate(sums(50), 1)]
+    assert not split_rows(SOURCES["gsm8k"], found).splits["test"]
 
 
 def test_sentences_of_an_article_are_joined_by_one_space(tmp_path: Path) -> None:
@@ -223,8 +223,8 @@ def test_a_files_name_tells_its_split() -> None:
         "train-00000-of-00001": "train",
         "validation": "test",
     }
-    assert {name: said_by(name) for name in names} == names
-    assert said_by("contest") is None and said_by("distractor_100") is None
+    assert {name: split_from_name(name) for name in names} == names
+    assert split_from_name("contest") is None and split_from_name("distractor_100") is None
 
 
 def sums(count: int, start: int = 0) -> list[Raw]:
@@ -232,24 +232,24 @@ def sums(count: int, start: int = 0) -> list[Raw]:
 
 
 def test_where_nothing_tells_some_rows_are_held_out_always_the_same() -> None:
-    found = [Found("all.jsonl", i, row, None) for i, row in enumerate(sums(500), 1)]
-    splits = sort_out(SOURCES["gsm8k"], found).splits
+    found = [SourceRow("all.jsonl", i, row, None) for i, row in enumerate(sums(500), 1)]
+    splits = split_rows(SOURCES["gsm8k"], found).splits
     assert 60 < len(splits["test"]) < 140
     assert {row.question for row in splits["test"]} == {
-        row["question"] for row in sums(500) if dealt(row["question"]) == "test"
+        row["question"] for row in sums(500) if split_by_hash(row["question"]) == "test"
     }
 
 
 def test_no_training_row_is_in_the_test_and_none_comes_twice() -> None:
     train, test = [*sums(10), *sums(2)], sums(3)
-    found = [Found("train", i, row, "train") for i, row in enumerate(train, 1)]
-    found += [Found("test", i, row, "test") for i, row in enumerate([*test, test[0]], 1)]
-    result = sort_out(SOURCES["gsm8k"], found)
+    found = [SourceRow("train", i, row, "train") for i, row in enumerate(train, 1)]
+    found += [SourceRow("test", i, row, "test") for i, row in enumerate([*test, test[0]], 1)]
+    result = split_rows(SOURCES["gsm8k"], found)
     assert [row.answer for row in result.splits["train"]] == ["4", "5", "6", "7", "8", "9", "10"]
     assert len(result.splits["test"]) == 4  # as its authors made it
     assert result.reasons == {"the same question as a row of the test": 5}
-    twice = [Found("a", i, {"uid": "u", "premise": str(i), "hypothesis": "h", "label": 0}, "test") for i in (1, 2)]
-    assert sort_out(SOURCES["anli"], twice).reasons == {"the same id as an earlier row": 1}
+    twice = [SourceRow("a", i, {"uid": "u", "premise": str(i), "hypothesis": "h", "label": 0}, "test") for i in (1, 2)]
+    assert split_rows(SOURCES["anli"], twice).reasons == {"the same id as an earlier row": 1}
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "json", "parquet"])
@@ -292,14 +292,14 @@ def test_what_is_no_good_is_set_aside_with_the_reason(tmp_path: Path) -> None:
     aside = [json.loads(line) for line in (tmp_path / "out" / "rejected.jsonl").read_text().splitlines()]
     assert [row["row"] for row in aside] == [3, 4, 5, 6, 8, 9]
     for row, reason in zip(
-        aside, ["not JSON", "an object", "no field", "cannot be stored", "not JSON", "not JSON"], strict=True
+        aside, ["not JSON", "not an object", "no field", "cannot be stored", "not JSON", "not JSON"], strict=True
     ):
         assert reason in row["reason"], row
     assert aside[2]["raw"] == {"question": "q"} and aside[2]["source"] == "train.jsonl"
 
 
 def test_preparing_leaves_all_or_nothing(tmp_path: Path) -> None:
-    result = sort_out(SOURCES["gsm8k"], [Found("train", i, row, "train") for i, row in enumerate(sums(3), 1)])
+    result = split_rows(SOURCES["gsm8k"], [SourceRow("train", i, row, "train") for i, row in enumerate(sums(3), 1)])
     result.splits["test"].append(Row("broken", "q", "a", {"a set": {1}}))  # the train file is written before it
     with pytest.raises(TypeError):
         write("gsm8k", result, tmp_path / "out")
@@ -310,16 +310,16 @@ def test_preparing_leaves_all_or_nothing(tmp_path: Path) -> None:
     ("words", "message"),
     [
         (["prepare", "gsm8"], "gsm8: unknown; there are gsm8k,"),
-        (["prepare", "gsm8k", "--source", "nowhere"], "nowhere: there is no .jsonl, .json, .parquet file"),
+        (["prepare", "gsm8k", "--source", "nowhere"], "nowhere: has no .jsonl, .json, .parquet file"),
         (["prepare", "gsm8k", "--source", "bad.jsonl"], "gsm8k: no valid row; the first problem: not JSON"),
         (["prepare", "gsm8k", "--source", "bad.json"], "bad.json: not JSON"),
         (["prepare", "gsm8k", "--source", "bad.parquet"], "bad.parquet: not Parquet"),
-        (["prepare", "gsm8k", "--source", "bad.csv"], "bad.csv: a .jsonl, .json or .parquet file is needed"),
+        (["prepare", "gsm8k", "--source", "bad.csv"], "bad.csv: must be a .jsonl, .json or .parquet file"),
         (["prepare", "gsm8k", "--source", "good.jsonl", "--out", "there"], "there already exists"),
         (["prepare", "reasoning_gym:chain_sums"], "did you mean chain_sum?"),
         (["prepare", "reasoning_gym:chain_sum", "--source", "x"], "--source has no effect"),
-        (["show", "good.jsonl"], "holds nothing that `coterie data prepare` has written"),
-        (["stats", "nowhere"], "holds nothing that `coterie data prepare` has written"),
+        (["show", "good.jsonl"], "has no file written by `coterie data prepare`"),
+        (["stats", "nowhere"], "has no file written by `coterie data prepare`"),
     ],
 )
 def test_a_users_mistake_is_told_plainly(
@@ -364,7 +364,7 @@ def test_made_up_tasks_are_prepared_like_others(tmp_path: Path) -> None:
     tasks = [*env.tasks("train"), *env.tasks("test")]
     assert len({task.id for task in tasks}) == len(tasks) == 10
     assert all(eval(task.meta["expression"]) == int(task.answer) for task in tasks)
-    again = sort_out(procedural.source(name), procedural.generated(name, None, 5))
+    again = split_rows(procedural.source(name), procedural.generated(name, None, 5))
     assert again.splits["train"][0].question == tasks[0].prompt
 
 
@@ -407,8 +407,8 @@ def test_what_the_hub_keeps_in_part_or_not_at_all_is_told_in_a_line(tmp_path: Pa
     with hub({"openai/gsm8k/main/partial-test/0000.parquet": sums(2)}) as (address, _):
         part, none = (with_hub(address, tmp_path, *PREPARE, name) for name in ("gsm8k", "math500"))
     assert (part.returncode, none.returncode) == (2, 2)
-    assert "openai/gsm8k: one main/test/*.parquet is expected on the hub's branch" in part.stderr.splitlines()[-1]
-    assert "the Hugging Face hub did not give it" in none.stderr and "--source" in none.stderr.splitlines()[-1]
+    assert "openai/gsm8k: expected one main/test/*.parquet on the hub's branch" in part.stderr.splitlines()[-1]
+    assert "download from the Hugging Face hub failed" in none.stderr and "--source" in none.stderr.splitlines()[-1]
     assert "Traceback" not in part.stderr + none.stderr and not (tmp_path / "data").exists()
 
 
@@ -454,7 +454,7 @@ def test_rows_of_ones_own_projects_are_prepared_and_can_be_run_from_anywhere(tmp
     )
     asyncio.run(env.score(episode))
     assert task.id == "swe/train/1" and episode.reward == 1.0
-    assert "these rows are your own" in coterie("data", "prepare", "swe", "--out", tmp_path / "no").output
+    assert "not on the hub" in coterie("data", "prepare", "swe", "--out", tmp_path / "no").output
 
 
 def test_an_environment_asks_in_its_own_words_or_the_users(tmp_path: Path) -> None:
@@ -504,7 +504,7 @@ def test_real_data_is_prepared_and_read_back(
     place = Path(os.environ.get("COTERIE_DATA", "")) / folder
     if not os.environ.get("COTERIE_DATA") or not place.is_dir():
         pytest.skip(f"COTERIE_DATA names no folder with {folder}")
-    result = sort_out(SOURCES[name], found_in(SOURCES[name], place))
+    result = split_rows(SOURCES[name], read_source(SOURCES[name], place))
     write(name, result, tmp_path / "out")
     assert (len(result.splits["train"]), len(result.splits["test"]), len(result.rejected)) == (*sizes, rejected)
     for split, size in zip(("train", "test"), sizes, strict=True):

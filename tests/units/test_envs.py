@@ -189,7 +189,7 @@ def test_a_missing_or_foreign_file_is_told_by_name(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"nowhere.jsonl: no such file"):
         Rows(Path("nowhere.jsonl")).tasks("train")
     (tmp_path / "sums.csv").write_text("a,b")
-    with pytest.raises(ValueError, match=r"sums.csv: a .jsonl, .json or .parquet file is needed"):
+    with pytest.raises(ValueError, match=r"sums.csv: must be a .jsonl, .json or .parquet file"):
         Rows(tmp_path / "sums.csv").tasks("train")
     with pytest.raises(ValueError, match=r"^test: evaluation needs held-out tasks"):
         Rows(Path("nowhere.jsonl")).tasks("test")
@@ -215,7 +215,7 @@ def test_gsm8k_without_a_file_or_the_hub_says_what_to_do(monkeypatch: pytest.Mon
         raise ConnectionError("no route")
 
     monkeypatch.setattr("coterie.data.hub.snapshot_download", offline)
-    with pytest.raises(ValueError, match=r"gsm8k: the Hugging Face hub did not give it \(no route\); .*--source"):
+    with pytest.raises(ValueError, match=r"gsm8k: download from the Hugging Face hub failed \(no route\); .*--source"):
         Gsm8k().tasks("train")
 
 

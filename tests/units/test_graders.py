@@ -18,7 +18,7 @@ from coterie.data.sources import SOURCES
 from coterie.envs.base import TaskEnv, attach_reward
 from coterie.envs.reasoning_gym import ReasoningGym
 from coterie.rewards import GraderTimeout, make_grader
-from coterie.rewards.answer_extraction import final, last_number
+from coterie.rewards.answer_extraction import final_answer, last_number
 from coterie.rewards.choice import choice, letter
 from coterie.rewards.exact_match import number
 from coterie.rewards.format import format as form
@@ -48,7 +48,7 @@ def grade(name: str, answer: Any, truth: Any, deadline: float = HANG, **options:
     ],
 )
 def test_the_answer_is_what_a_text_sets_apart(text: str, answer: str) -> None:
-    assert final(text) == answer
+    assert final_answer(text) == answer
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_a_composed_reward_is_stored_as_it_was_read(tmp_path: Path) -> None:
         ({"name": "math", "weight": "much"}, r"reward.parts.0.weight: got the text 'much', expected a number"),
         ({"name": "length"}, r"reward.parts.0.most: missing"),
         ({"weight": 1.0}, r"reward.parts.0: got a mapping, expected a name"),
-        ({"name": "format", "pattern": "("}, r"parts.0: reward format: pattern '\(' is no regular expression"),
+        ({"name": "format", "pattern": "("}, r"parts.0: reward format: pattern '\(' is not a regular expression"),
         ({"name": "format"}, r"parts.0: reward format: give a pattern, sections, or both"),
         ({"name": "length", "most": 1, "least": 2}, r"parts.0: reward length: 0 ≤ least ≤ most"),
         ({"name": "native"}, r"parts.0: native, an environment's own score, cannot be a part"),

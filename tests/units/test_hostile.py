@@ -23,7 +23,15 @@ from coterie.envs.rows import Rows
 from coterie.envs.swe.checkout import Checkout
 from coterie.envs.swe.edits import EditError, edited
 from coterie.envs.swe.env import Swe
-from coterie.rewards.answer_extraction import boxed, final, last_number, marked, pointed_out, stated, tagged
+from coterie.rewards.answer_extraction import (
+    after_hashes,
+    boxed,
+    final_answer,
+    last_number,
+    marked_answer,
+    stated_answer,
+    tagged,
+)
 from coterie.rewards.choice import choice, letter
 from coterie.rewards.code.grader import code_in
 from coterie.rewards.exact_match import exact, number
@@ -70,7 +78,8 @@ def edits(text: str) -> dict[str, str] | str:
 
 
 WORK: list[Callable[[str], Any]] = [
-    last_number, boxed, tagged, marked, stated, pointed_out, final, label, letter, words, ballot, code_in, verdict,
+    last_number, boxed, tagged, after_hashes, stated_answer, marked_answer, final_answer,
+    label, letter, words, ballot, code_in, verdict,
     cited, edits, KNOWN.answered_in,
     lambda text: items(text, 3),
     lambda text: read_calls(text, TOOLS),

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from coterie.rewards import GraderFailed, GraderTimeout, grader_pool, make_grader
-from coterie.rewards.answer_extraction import boxed, last_number, marked
+from coterie.rewards.answer_extraction import after_hashes, boxed, last_number
 from coterie.rewards.exact_match import exact, number
 from coterie.rewards.math import math
 from tests.hangs import HANG, eventually
@@ -130,9 +130,9 @@ def test_the_last_closed_box_counts_with_its_own_braces() -> None:
 
 
 def test_four_hashes_mark_an_answer() -> None:
-    assert marked("2 + 2 = 4\n#### 4\n") == "4"
-    assert marked("nothing") is None
-    assert marked("####") is None
+    assert after_hashes("2 + 2 = 4\n#### 4\n") == "4"
+    assert after_hashes("nothing") is None
+    assert after_hashes("####") is None
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_math_compares_what_an_answer_means(answer: Any, truth: Any, worth: floa
 
 
 def test_math_refuses_an_empty_reference() -> None:
-    with pytest.raises(ValueError, match="nothing to compare with"):
+    with pytest.raises(ValueError, match="cannot be parsed"):
         math("5", "")
 
 

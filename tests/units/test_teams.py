@@ -319,7 +319,7 @@ def test_stopping_in_time_is_never_held_against_what_was_found_before(articles: 
     episodes = [two_rounds(name, articles, corpus) for name in TWO_ROUNDS]
     for number, episode in enumerate(episodes):
         episode.id, episode.repeat = f"t/{number}", number
-    assert config.algorithm.instance.for_role("query_optimizer").peers == ("task", "role", "turn")
+    assert config.algorithm.instance.for_role("query_optimizer").group_by == ("task", "role", "turn")
     config.credit.instance.assign(episodes, {}, team_chain=False)
     config.algorithm.instance.compute_advantages(episodes, {})
     last = [[turn for turn in episode.turns if turn.role == "query_optimizer"][-1] for episode in episodes]
@@ -812,10 +812,10 @@ OWN = {"issue": "add(2, 3) gives -1", "repository": "calc", "tests": "python -m 
     ("row", "message"),
     [
         (R2E, "rows of r2egym need the containers they came with; they can be read, not run"),
-        ({**OWN, "tests": [1]}, r"tests is \[1\]; it should list commands"),
-        ({**OWN, "tests": []}, r"tests is \[\]; it should list commands"),
-        ({"issue": "x", "repository": "y"}, "tests is null; it should list commands"),
-        ({**OWN, "test_files": ["a.py"]}, r'test_files is \["a.py"\]; it should be an object of paths and texts'),
+        ({**OWN, "tests": [1]}, r"tests is \[1\]; it must list commands"),
+        ({**OWN, "tests": []}, r"tests is \[\]; it must list commands"),
+        ({"issue": "x", "repository": "y"}, "tests is null; it must list commands"),
+        ({**OWN, "test_files": ["a.py"]}, r'test_files is \["a.py"\]; it must map paths to texts'),
         ({**OWN, "commit": 7}, "commit is 7, not text"),
         ({"issue": "x"}, "no field repository; it has issue"),
     ],
@@ -853,8 +853,7 @@ def test_rows_of_r2e_gym_parse() -> None:
         not isinstance(parsed, str) and parsed.id == "sympy/abc" and parsed.meta["expected"]["TestA.test_b"] == "PASSED"
     )
     assert (
-        parse(row | {"expected_output_json": "[]"}, "")
-        == "expected_output_json is no object of tests and their outcomes"
+        parse(row | {"expected_output_json": "[]"}, "") == "expected_output_json is not an object of tests and outcomes"
     )
     assert parse(row | {"expected_output_json": '{"a": "FAILED"}'}, "") == "no test is expected to pass"
 

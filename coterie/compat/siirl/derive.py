@@ -11,7 +11,7 @@ from coterie.compat.siirl.script import Script
 from coterie.compat.siirl.settings import TEAM, minibatches
 from coterie.compat.siirl.team import Cast
 from coterie.config.problems import Path
-from coterie.data.files import rows
+from coterie.data.files import parse_rows
 
 # siiRL's name of an estimator that compares groups → ours
 GROUPED = {"grpo": "grpo", "rloo": "rloo", "gspo": "gspo", "reinforce_plus_plus": "reinforce++"}
@@ -72,7 +72,10 @@ def sizes(script: Script, sheet: Sheet) -> Iterator[tuple[Path, Given]]:
         yield ("algorithm", "minibatches"), Given(minibatches(batch, mini.value), mini.place)
     epochs, train = script.get("trainer.total_epochs"), sheet.get("env", "train")
     if epochs is not None and train is not None and sheet.get("steps") is None:
-        yield ("steps",), Given(epochs.value * max(1, sum(1 for _ in rows(File(train.value))) // batch), epochs.place)
+        yield (
+            ("steps",),
+            Given(epochs.value * max(1, sum(1 for _ in parse_rows(File(train.value))) // batch), epochs.place),
+        )
     prompt, reply = script.get("data.max_prompt_length"), script.get("data.max_response_length")
     if prompt is not None and reply is not None and sheet.get("engine", "context") is None:
         whole = prompt.value + reply.value if _is_count(prompt.value) and _is_count(reply.value) else prompt.value

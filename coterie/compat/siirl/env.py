@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from coterie.compat.siirl.world import Worlds, world_class
-from coterie.data.row import Raw, others
+from coterie.data.row import Raw, other_fields
 from coterie.envs.rows import Rows
 from coterie.rewards import Grader
 from coterie.types import Episode, Task, is_correct
@@ -41,7 +41,7 @@ class GraphTasks(Rows):
         if "ground_truth" not in judged:
             raise ValueError(f"{path}, row {number}: reward_model has no ground_truth; it has {', '.join(judged)}")
         talk = _messages(raw[self.prompt_key], f"{path}, row {number}: {self.prompt_key}")
-        meta = others(raw, self.prompt_key, "reward_model") | {"messages": talk}
+        meta = other_fields(raw, self.prompt_key, "reward_model") | {"messages": talk}
         return Task(f"{path.stem}/{number}", talk[-1]["content"], judged["ground_truth"], meta)
 
 
