@@ -146,7 +146,7 @@ async def run_tests(program: str, tests: ProgramTests, *, test_seconds: float = 
     ran = await shared().run(HARNESS, stdin=stdin, limits=limits)
     lines = [line.removeprefix(token) for line in ran.stdout.split("\n")[:-1] if line.startswith(token)]
     records = [json.loads(line) for line in lines]
-    return (_verdict_on_asserts if tests.kind == "checks" else _verdict)(tests, records, ran)
+    return _verdict(tests, records, ran)
 
 
 @cache
@@ -157,37 +157,25 @@ def _modules() -> list[tuple[str, CodeType]]:
 
 
 def _verdict(tests: ProgramTests, records: list[dict[str, Any]], ran: RunResult) -> Verdict:
-    results = {record["test"]: record for record in records if "test" in record}
-    missing = {"passed": False, "got": _why_not_all(records, ran)}
-    failures = []
-    for number, (input, expected) in enumerate(zip(tests.inputs, tests.expected, strict=True)):
-        record = results.get(number, missing)
-        if not record["passed"]:
-            failures.append(_failure(number, input, expected, record["got"]))
-    every = frozenset(range(len(tests.inputs)))
-    return Verdict(len(every) - len(failures), len(every), tuple(failures), every)
-
-
-def _verdict_on_asserts(tests: ProgramTests, records: list[dict[str, Any]], ran: RunResult) -> Verdict:
-    """An assert in a loop passes if it passed every time. Asserts that were not reached count as failures only if the
-    tests did not run to their end, which is the program's fault."""
-    done = any("done" in record for record in records)
+    """An assert in a loop passes if it passed every time. Tests without a result count as failures, except asserts that
+    were not reached although the test code ran to its end: that is not the program's fault."""
     results: dict[int, dict[str, Any]] = {}
     for record in records:
         if "test" in record and results.get(record["test"], {"passed": True})["passed"]:
             results[record["test"]] = record
-    failures = []
-    for number, source in enumerate(tests.inputs):
-        if number in results and not results[number]["passed"]:
-            record = results[number]
-            failures.append(_failure(number, source, record.get("expected", ""), record["got"]))
+    count, failed = len(tests.inputs), {n: record for n, record in results.items() if not record["passed"]}
+    done = any("done" in record for record in records) if tests.kind == "checks" else len(results) == count
     if not done:
-        missing = [number for number in range(len(tests.inputs)) if number not in results] or [len(tests.inputs)]
-        why = _why_not_all(records, ran)
-        failures += [_failure(n, [*tests.inputs, "the end of the tests"][n], "", why) for n in missing]
-    total = len(results) if done else max(len(tests.inputs), len(results) + (len(results) == len(tests.inputs)))
-    reached = frozenset([*results, *(failure.test for failure in failures)])
-    return Verdict(total - len(failures), max(total, 1), tuple(failures), reached)
+        missing = [number for number in range(count) if number not in results] or [count]
+        failed |= {number: {"got": _why_not_all(records, ran)} for number in missing}
+    inputs = [*tests.inputs, "the end of the tests"]
+    expected = dict(enumerate(tests.expected))
+    failures = tuple(
+        _failure(number, inputs[number], expected.get(number, record.get("expected", "")), record["got"])
+        for number, record in sorted(failed.items(), key=lambda item: (item[0] not in results, item[0]))
+    )
+    total = len(results) if done else max(count, len(results) + (len(results) == count))
+    return Verdict(total - len(failures), max(total, 1), failures, frozenset([*results, *failed]))
 
 
 def _why_not_all(records: list[dict[str, Any]], ran: RunResult) -> str:

@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Any
 
+FORWARDED: dict[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(("setattr", "getitem", "setitem"), lambda value: value),
+    **{"len": int, "bool": bool, "repr": str, "str": str, "hash": int},
+}
 BINARY_OPERATORS = ("add", "sub", "mul", "matmul", "lt", "le", "gt", "ge")
 
 
@@ -26,35 +30,11 @@ class RemoteObject:
     def __getattr__(self, name: str) -> Any:
         return self._ask("getattr", self, name)
 
-    def __setattr__(self, name: str, value: object) -> None:
-        self._ask("setattr", self, name, value)
-
     def __call__(self, *arguments: object, **keywords: object) -> Any:
         value, changed = self._ask("call", self, arguments, keywords)
         for index, content in changed:
             refill(arguments[index], content)
         return value
-
-    def __getitem__(self, key: object) -> Any:
-        return self._ask("getitem", self, key)
-
-    def __setitem__(self, key: object, value: object) -> None:
-        self._ask("setitem", self, key, value)
-
-    def __len__(self) -> int:
-        return int(self._ask("len", self))
-
-    def __bool__(self) -> bool:
-        return bool(self._ask("bool", self))
-
-    def __repr__(self) -> str:
-        return str(self._ask("repr", self))
-
-    def __str__(self) -> str:
-        return str(self._ask("str", self))
-
-    def __hash__(self) -> int:
-        return int(self._ask("hash", self))
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, RemoteObject):
@@ -74,6 +54,10 @@ class RemoteObject:
         return item[0]
 
 
+def _forward(verb: str, convert: Callable[[Any], Any]) -> Callable[..., Any]:
+    return lambda self, *parts: convert(self._ask(verb, self, *parts))
+
+
 def _binary(name: str) -> Callable[[RemoteObject, object], Any]:
     def operate(one: RemoteObject, other: object) -> Any:
         return one._ask("operate", name, one, other) if isinstance(other, RemoteObject) else NotImplemented
@@ -81,6 +65,8 @@ def _binary(name: str) -> Callable[[RemoteObject, object], Any]:
     return operate
 
 
+for _verb, _convert in FORWARDED.items():
+    setattr(RemoteObject, f"__{_verb}__", _forward(_verb, _convert))
 for _name in BINARY_OPERATORS:
     setattr(RemoteObject, f"__{_name}__", _binary(_name))
 
