@@ -81,7 +81,7 @@ BAD: list[tuple[str, Raw, str]] = [
     ("gsm8k", {"question": "Pay?", "answer": "#### none"}, "the answer does not end in `#### number`"),
     ("gsm8k", {"question": " ", "answer": "#### 1"}, "question is empty"),
     ("deepscaler", {"problem": "p", "answer": None}, "answer is null, not text"),
-    ("anli", {"premise": "P", "hypothesis": "H", "label": -1}, "label is '-1', which is none of"),
+    ("anli", {"premise": "P", "hypothesis": "H", "label": -1}, "label is '-1', not one of"),
     (
         "hotpotqa",
         {"question": "q", "answer": "a", "context": [1]},
