@@ -1,4 +1,4 @@
-"""Teams with one thing wrong on purpose, and an engine that recites."""
+"""Workflows with one planted mistake each, and an engine that returns scripted replies."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from coterie.types import Outcome, Sample, Sampling, Task, Team
 from tests.episodes import episode, turn
 from tests.runs import started
 
-Says = Callable[[str, str, int], str]  # (policy, what it read, noise) → what it says
+Says = Callable[[str, str, int], str]  # (policy, prompt, seed) → reply
 
 
 class Recites:
-    """Speaks in a policy's place, with the log-probs that its learner would give to such words."""
+    """An engine that returns `says(…)` as the reply, with the log-probs of the policy's learner."""
 
     def __init__(self, run: Run, says: Says) -> None:
         self.run, self.says = run, says
@@ -38,13 +38,13 @@ class Recites:
 
 
 def right(read: str) -> str:
-    """The sum that was asked for last."""
+    """The answer to the last sum in a prompt."""
     left, other = re.findall(r"What is (\d+) \+ (\d+)", read)[-1]
     return str(int(left) + int(other))
 
 
 def honest(policy: str, read: str, seed: int) -> str:
-    """A team that is right now and then, and says so now and then."""
+    """Answers and verdicts that are right for some seeds."""
     if policy == "evaluator":
         return "Verdict: correct" if seed // 8 % 2 else "Verdict: incorrect"
     return right(read) if seed % 2 else "77"
@@ -52,7 +52,7 @@ def honest(policy: str, read: str, seed: int) -> str:
 
 @dataclass(frozen=True)
 class Alone:
-    """One answers, and that is that."""
+    """One role answers once."""
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -64,17 +64,17 @@ class Alone:
 
 @dataclass(frozen=True)
 class Pays(Alone):
-    """Everyone gets the same, whatever it says."""
+    """Mistake: every turn gets the same reward."""
 
     async def run(self, task: Task, team: Team, world: Any) -> Outcome:
-        said = await team.optimizer.say(task.prompt)
-        said.reward = 0.5
-        return Outcome(said.text)
+        turn = await team.optimizer.say(task.prompt)
+        turn.reward = 0.5
+        return Outcome(turn.text)
 
 
 @dataclass(frozen=True)
 class Strips(Alone):
-    """Its parser keeps no digits, and the grader looks for a number."""
+    """Mistake: the parser strips digits, and the grader needs a number."""
 
     async def run(self, task: Task, team: Team, world: Any) -> str:
         return re.sub(r"\d", "", (await team.optimizer.say(task.prompt)).text)
@@ -82,14 +82,14 @@ class Strips(Alone):
 
 @dataclass(frozen=True)
 class Stumbles(Alone):
-    """Its parser cannot bear an empty answer."""
+    """Mistake: the parser raises on an empty answer."""
 
     async def run(self, task: Task, team: Team, world: Any) -> str:
         return (await team.optimizer.say(task.prompt)).text.split()[-1]
 
 
 def planted(folder: Path, model: Path, workflow: str, says: Says, **changes: Any) -> Run:
-    """A run of a workflow on sums, with a team that recites."""
+    """A run of a workflow on sums, with scripted replies."""
     rows = [{"question": f"What is {n} + {n + 1}?", "answer": 2 * n + 1} for n in range(3, 9)]
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -39,13 +39,13 @@ def parts(name: str, data: Path) -> dict[str, Any]:
     sums = {"env": {"name": "rows", **split(data, "sums.jsonl")}, "reward": "number", "credit": "team"}
     code = {"env": {"name": "mbpp", **split(data, "code.jsonl")}, "reward": "code", "credit": "own"}
     qa = {"env": {"name": "hotpotqa", **split(data, "qa.jsonl")}, "reward": "qa", "credit": "own"}
-    library = {"corpus": str(data / "corpus.jsonl")}
+    retrieval = {"corpus": str(data / "corpus.jsonl")}
     known: dict[str, dict[str, Any]] = {
         "deepcoder": code | {"workflow": {"name": name, "max_refinement_iterations": 1}},
         "swe": {"env": {"name": "swe", **split(data, "issues.jsonl")}, "reward": "native", "credit": "own"},
         "math_tool": sums | {"credit": "own"},
-        "search": qa | {"workflow": {"name": name, **library}},
-        "deep_research": qa | {"workflow": {"name": name, **library}},
+        "search": qa | {"workflow": {"name": name, **retrieval}},
+        "deep_research": qa | {"workflow": {"name": name, **retrieval}},
         "multi_turn": {
             "env": "hunt",
             "reward": "native",

@@ -1,0 +1,1 @@
+"""SWE-bench style environment: a project, an issue, edits, and tests that cannot be forged."""

@@ -1,0 +1,1 @@
+"""Multi-turn worlds and games: Nim, a treasure hunt, PettingZoo."""
