@@ -142,7 +142,7 @@ def test_a_sandbox_that_does_not_start_fails_the_episode_and_blames_no_program(
     code: Env, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def broken(self: Sandbox, *_: Any, **__: Any) -> Any:
-        raise SandboxBroken("a sandbox did not start: it said nothing")
+        raise SandboxBroken("a sandbox did not start: no output on stderr")
 
     monkeypatch.setattr(Sandbox, "run", broken)
     with pytest.raises(SandboxBroken):
@@ -519,8 +519,8 @@ def test_a_corpus_that_is_not_there_stops_a_run_before_a_model_is_looked_for(nam
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "corpus: either a corpus or a server"),
-        ({"corpus": Path("a.jsonl"), "server": "http://x"}, "corpus: either a corpus or a server"),
+        ({}, "corpus: give either a corpus or a server"),
+        ({"corpus": Path("a.jsonl"), "server": "http://x"}, "corpus: give either a corpus or a server"),
         ({"server": "localhost"}, "server: must begin with http"),
         ({"server": "http://x", "documents": 0}, "documents: at least 1"),
     ],
