@@ -26,7 +26,7 @@ class Debate:
     # prompt of later rounds; {others} are the others' last answers
     revise: str = "{others}\n\nCompare this with your answer, then give your final answer to the question."
     system: str | None = None  # everyone's system message; null: none
-    # stop once this fraction of the roles agrees; correctness cannot be used, because it is known only after the episode
+    # stop once this fraction of the roles agrees; null: play all rounds
     consensus: PositiveShare | None = None
     # grade the majority's answer, or every answer as its turn's own reward
     grade: Literal["majority", "each"] = "majority"
