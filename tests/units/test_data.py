@@ -421,7 +421,7 @@ def test_a_data_set_with_one_config_need_not_name_it(tmp_path: Path, monkeypatch
     place("default")
     assert [raw for _, raw in from_hub(SOURCES["math500"], "test")] == problems(2)
     place("another")
-    with pytest.raises(ValueError, match=r"one \*/test/\*.parquet is expected .*, not another, default; download"):
+    with pytest.raises(ValueError, match=r"expected one \*/test/\*.parquet on .*, found another, default; download"):
         list(from_hub(SOURCES["math500"], "test"))
 
 

@@ -173,7 +173,7 @@ def test_a_users_rows_become_tasks(tmp_path: Path, write: Callable[[Path, list[A
     [
         ('{"question": "q", "answer": 1}\n\n{"question": "r"}', r"sums.jsonl, row 3: no field answer; it has question"),
         ('{"question": "q", "answer": 1}\n{"question": ', r"sums.jsonl, row 2: not JSON"),
-        ("[1]", r"sums.jsonl, row 1: an object is needed, not \[1\]"),
+        ("[1]", r"sums.jsonl, row 1: not an object: \[1\]"),
         ('{"question": null, "answer": 1}', r"sums.jsonl, row 1: question is empty; fill it in, or leave the row out"),
         ('{"question": "q", "answer": ""}', r"sums.jsonl, row 1: answer is empty"),
     ],
