@@ -51,8 +51,8 @@ def half_written(state: Any, file: BinaryIO) -> None:
 def arm(moment: str) -> None:
     """Lay the trap: it springs in the second step, or in the checkpoint after it."""
     if moment == MOMENTS[0]:  # eight optimiser steps a step: in the second one both policies have taken some
-        descend = on_call(14, TorchLearner.descend, die)
-        TorchLearner.descend = lambda *args: descend(*args)  # type: ignore[method-assign]
+        descend = on_call(14, TorchLearner.optimizer_step, die)
+        TorchLearner.optimizer_step = lambda *args: descend(*args)  # type: ignore[method-assign]
     elif moment == MOMENTS[1]:
         torch.save = on_call(3, torch.save, half_written)
     elif moment == MOMENTS[2]:

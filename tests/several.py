@@ -65,8 +65,8 @@ def gone_on(folder: Path, rank: int) -> int:
 def left_alone(folder: Path, rank: int) -> int:
     """The second process dies in the middle of the second step's update."""
     if rank == 1:
-        descend = on_call(14, TorchLearner.descend, die)
-        TorchLearner.descend = lambda *args: descend(*args)  # type: ignore[method-assign]
+        descend = on_call(14, TorchLearner.optimizer_step, die)
+        TorchLearner.optimizer_step = lambda *args: descend(*args)  # type: ignore[method-assign]
     try:
         train(run_of(folder))
     except LostProcess as error:

@@ -121,7 +121,7 @@ def learner_logprobs(base: Base, adapter: str | None, prompts: list[list[int]], 
     out = torch.zeros(len(batch))
     with torch.no_grad():
         for micro in learner.microbatches(batch):
-            with learner.precision():
+            with learner.autocast():
                 hidden = base.hidden(micro.tokens, micro.positions, micro.layout, [(0, len(micro.tokens), adapter)])
                 tokens, temperature = (c.to(base.device)[micro.index] for c in (batch.tokens, batch.temperature))
                 logprobs, _ = ChosenLogprobs(base)(hidden[micro.source], tokens, temperature)

@@ -139,7 +139,7 @@ def batch_of(lengths: list[int]) -> Batch:
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
 def test_every_row_is_one_process_s(lengths: list[int], size: int) -> None:
     batch = batch_of(lengths)
-    shares = [batch.row[Processes(rank, size).rows(batch)].tolist() for rank in range(size)]
+    shares = [batch.row[Processes(rank, size).shard_rows(batch)].tolist() for rank in range(size)]
     assert [row for share in shares for row in share] == batch.row.tolist()
     assert all(not set(a) & set(b) for a, b in pairwise(shares))
     fair = len(batch) / size
@@ -150,7 +150,7 @@ def test_every_row_is_one_process_s(lengths: list[int], size: int) -> None:
 @pytest.mark.parametrize("count", [0, 1, 5, 24])
 def test_every_episode_is_played_by_one_process(count: int, size: int) -> None:
     things = list(range(count))
-    shares = [things[Processes(rank, size).share(count)] for rank in range(size)]
+    shares = [things[Processes(rank, size).shard(count)] for rank in range(size)]
     assert [thing for share in shares for thing in share] == things
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
