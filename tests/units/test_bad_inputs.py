@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from coterie.cli.app import app
 from coterie.config import dump, load
 from coterie.config.conflicts import check_conflicts
+from tests.commands import coterie
 from tests.games import GAME, game
 
 BRACKETS = "[" * 2000
@@ -103,7 +102,7 @@ REFUSED = {
 
 def refused(*words: Any) -> str:
     """The one line of a user's mistake: on stderr, with exit code 2 and without a traceback."""
-    result = CliRunner().invoke(app, [str(word) for word in words])
+    result = coterie(*words)
     assert result.exit_code == 2 and isinstance(result.exception, SystemExit), (result.output, result.exception)
     lines = result.stderr.splitlines()
     assert len(lines) == 1 and len(lines[0]) < 600, result.stderr

@@ -16,6 +16,7 @@ from coterie.analysis.compare import ArmFailed, Runner, compare, markdown
 from coterie.analysis.comparison import Result, load
 from coterie.cli.app import app
 from coterie.config import ConfigError
+from tests.commands import coterie
 
 
 def rows(path: Path, first: int, count: int) -> Path:
@@ -89,7 +90,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def command(self: Runner, name: str, words: Sequence[object]) -> None:
         ran.append(f"{name} {words[0]}")
-        result = CliRunner().invoke(app, [str(word) for word in words])
+        result = coterie(*words)
         if result.exit_code:
             raise ArmFailed(result.output)
 
