@@ -153,7 +153,7 @@ def numbered_paths(folder: Path, suffix: str = "") -> list[Path]:
 
 @contextmanager
 def exclusive_lock(folder: Path) -> Iterator[None]:
-    """Lock a folder against other processes. On a filesystem without locks nobody is refused."""
+    """Lock a folder against other processes. Without effect on filesystems without locks."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

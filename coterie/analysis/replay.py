@@ -104,7 +104,7 @@ def _require_stored(algorithm: Algorithm, step: int, turns: Sequence[Turn]) -> N
         "utility": algorithm.needs_utility(step),
     }
     for turn in (turn for turn in turns if turn.response_ids and turn.trainable):
-        for name in (name for name, asked in needed.items() if asked and getattr(turn, name) is None):
+        for name in (name for name, is_needed in needed.items() if is_needed and getattr(turn, name) is None):
             raise ConfigError(
                 f"algorithm: {type(algorithm).__name__} needs the {name} of {turn.role}'s turns, which this run did "
                 "not store; group-based algorithms need none"

@@ -35,10 +35,10 @@ def hidden_references(dry: DryRun) -> Found:
 
 def _level(dry: DryRun, everywhere: bool) -> tuple[Level, str]:
     """An error if it holds for all of several tasks; with a single task, which may be unusual, a warning."""
-    alone = everywhere and len(dry.references) == 1
+    single = everywhere and len(dry.references) == 1
     return (
-        "error" if everywhere and not alone else "warning",
-        "; 1 task is too few to be sure, see --tasks" if alone else "",
+        "error" if everywhere and not single else "warning",
+        "; 1 task is too few to be sure, see --tasks" if single else "",
     )
 
 

@@ -34,16 +34,16 @@ def verdicts(played: Sequence[Episode], read: Read) -> dict[str, list[bool | Non
     """The verdicts of judging roles: their prompt asks for a verdict, or most of their replies have one and are not the
     team's answer."""
     verdicts_of: dict[str, list[bool | None]] = {}
-    asked: set[str] = set()
+    judges: set[str] = set()
     answers = {turn.role for episode in played for turn in episode.turns if turn.text == episode.answer}
     for turn in _turns(played):
         verdicts_of.setdefault(turn.role, []).append(verdict(turn.text))
         if turn.round == 0 and "verdict" in read(turn).lower():
-            asked.add(turn.role)
+            judges.add(turn.role)
     return {
-        role: given
-        for role, given in verdicts_of.items()
-        if role in asked or (role not in answers and sum(one is not None for one in given) > len(given) / 2)
+        role: found
+        for role, found in verdicts_of.items()
+        if role in judges or (role not in answers and sum(one is not None for one in found) > len(found) / 2)
     }
 
 

@@ -13,11 +13,11 @@ from coterie.rewards import TIMEOUTS
 from coterie.statistics import mean
 from coterie.types import Turn
 
-NO_CREDIT = 1e-6  # an advantage below this moves nothing
-WIDE_GAP = 1e-2  # nats; bfloat16 stays below it, another prompt or adapter does not
-ECHO = 0.7  # of a role's words; a quotation is less
-ENOUGH = 16  # episodes, before it says something that no two of a task earned differently
-SAME = 4  # verdicts, at least, before it says something that all agree
+NO_CREDIT = 1e-6  # an advantage below this counts as zero
+WIDE_GAP = 1e-2  # nats; bf16 rounding is below it, a wrong prompt or adapter above
+ECHO = 0.7  # share of a reply; quotations are below it
+ENOUGH = 16  # episodes that must have equal rewards before it is an error
+SAME = 4  # equal verdicts that make a warning
 
 Found = Iterator[Finding]
 
@@ -54,7 +54,9 @@ def _silence(dry: DryRun) -> Found:
 
 def _rewards(dry: DryRun) -> Found:
     """Constant rewards, from which nothing can be learned."""
-    constant = {who: rewards[0] for who, rewards in dry.rewards.items() if len(rewards) > 1 and len(set(rewards)) == 1}
+    constant = {
+        name: rewards[0] for name, rewards in dry.rewards.items() if len(rewards) > 1 and len(set(rewards)) == 1
+    }
     if len(constant) == len(dry.rewards):
         reward = constant["team"]
         hint = _reachable(dry) or "compare the answers above with `reward`"
@@ -62,8 +64,8 @@ def _rewards(dry: DryRun) -> Found:
         return
     if dry.own:
         constant.pop("team", None)  # it is not used
-    for who, reward in constant.items():
-        yield Finding("warning", f"the reward of {who.removeprefix('· ')} is constant: always {reward:g}")
+    for name, reward in constant.items():
+        yield Finding("warning", f"the reward of {name.removeprefix('· ')} is constant: always {reward:g}")
 
 
 def _reachable(dry: DryRun) -> str:
@@ -126,11 +128,11 @@ def _empties(dry: DryRun) -> Found:
 
 
 def _groups(dry: DryRun) -> Found:
-    count, alone = len(dry.group_sizes), sum(size == 1 for size in dry.group_sizes)
-    if alone:
-        lone = "have one member, which gets no advantage; see algorithm.group_by"
-        yield Finding("warning", f"{alone} of {count} groups {lone}")
-    constant = int(dry.credit["groups/constant"]) - alone if count else 0
+    count, singletons = len(dry.group_sizes), sum(size == 1 for size in dry.group_sizes)
+    if singletons:
+        why = "have one member, which gets no advantage; see algorithm.group_by"
+        yield Finding("warning", f"{singletons} of {count} groups {why}")
+    constant = int(dry.credit["groups/constant"]) - singletons if count else 0
     if count / 2 < constant < count:  # where all are, `_credit` reports it
         more = "more episodes_per_task, or tasks that the team sometimes solves, give more to learn from"
         yield Finding("warning", f"in {constant} of {count} groups all rewards are equal; {more}")
@@ -160,11 +162,11 @@ def _echoes(dry: DryRun) -> Found:
 
 def _verdicts(dry: DryRun) -> Found:
     for role, verdicts in dry.verdicts.items():
-        given = [one for one in verdicts if one is not None]
-        if len(given) <= len(verdicts) / 2:
+        readable = [one for one in verdicts if one is not None]
+        if len(readable) <= len(verdicts) / 2:
             form = 'let it end with "Verdict: correct" or "Verdict: incorrect" within max_tokens'
-            yield Finding("warning", f"{role} gives a verdict in {len(given)} of {len(verdicts)} turns; {form}")
-        elif len(given) >= SAME and len(set(given)) == 1:
-            word = "yes" if given[0] else "no"
+            yield Finding("warning", f"{role} gives a verdict in {len(readable)} of {len(verdicts)} turns; {form}")
+        elif len(readable) >= SAME and len(set(readable)) == 1:
+            word = "yes" if readable[0] else "no"
             hint = "it carries no information; ask what could be wrong first, or mix in wrong answers"
-            yield Finding("warning", f"{role} says {word} in all {len(given)} verdicts: {hint}")
+            yield Finding("warning", f"{role} says {word} in all {len(readable)} verdicts: {hint}")

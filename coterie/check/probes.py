@@ -83,8 +83,8 @@ def single_role_probes(run: Run, references: Sequence[ReferenceProbe]) -> list[P
     for role in run.players() if some else ():
         for text in (EMPTY, *VERDICTS):
             kind = f"{role} replies {text or 'nothing'}, the others the reference"
-            given = [all_roles(run, probe.text) | one(role, text) for probe in some]
-            episodes = played(run, [probe.episode.task for probe in some], given, kind)
+            fixed = [all_roles(run, probe.text) | one(role, text) for probe in some]
+            episodes = played(run, [probe.episode.task for probe in some], fixed, kind)
             found += [Probe(kind, episode, whole=False) for episode in episodes]
     return found
 
@@ -95,8 +95,8 @@ def another(probe: ReferenceProbe, references: Sequence[ReferenceProbe]) -> str 
 
 
 def probed(run: Run, kind: str, tasks: Sequence[Task], texts: Sequence[str]) -> list[Probe]:
-    given = [all_roles(run, text) for text in texts]
-    return [Probe(kind, episode, whole=True) for episode in played(run, tasks, given, kind)]
+    fixed = [all_roles(run, text) for text in texts]
+    return [Probe(kind, episode, whole=True) for episode in played(run, tasks, fixed, kind)]
 
 
 FixedReplies = dict[tuple[str, int], str]

@@ -30,7 +30,7 @@ class ReferenceProbe:
 class Probe:
     """A task played with a deliberately broken answer."""
 
-    kind: str  # which reply, and of whom
+    kind: str  # which reply, and of which role
     episode: Episode
     whole: bool  # True: the reply of all roles; False: of one, the others gave the reference
 
@@ -45,7 +45,7 @@ class DryRun:
     credit: Metrics = field(default_factory=dict)
     group_sizes: Sequence[int] = ()  # empty if the algorithm has no groups
     gaps: Mapping[str, Gap] = field(default_factory=dict)  # by policy
-    dialogue: Mapping[str, tuple[str, str, str]] = field(default_factory=dict)  # by role: read, said, stop
+    dialogue: Mapping[str, tuple[str, str, str]] = field(default_factory=dict)  # by role: prompt, reply, stop
     tokens_per_step: float = 0.0
     seconds_per_step: float = 0.0
     references: Sequence[ReferenceProbe] = ()  # for tasks with a reference answer

@@ -161,8 +161,8 @@ def evaluate(
       coterie eval runs/demo --checkpoint best --tasks 200 --json demo.json
       coterie eval recipes/demo.yaml --episodes 4 --temperature 1
     """
-    given = {"eval.tasks": tasks, "eval.episodes_per_task": episodes, "eval.temperature": temperature}
-    options = [f"{key}={value}" for key, value in given.items() if value is not None]
+    settings = {"eval.tasks": tasks, "eval.episodes_per_task": episodes, "eval.temperature": temperature}
+    options = [f"{key}={value}" for key, value in settings.items() if value is not None]
     with _user_errors() as commands:
         commands.evaluate(what, [*(changes or []), *options], checkpoint, baselines, json)
 

@@ -27,7 +27,7 @@ def dry_run(dry: DryRun) -> Iterator[RenderableType]:
         yield Text(visible(reply))
     if dry.played:
         yield Rule()
-        yield table(f"rewards of {len(dry.played)} episodes", [_spread(who, r) for who, r in dry.rewards.items()])
+        yield table(f"rewards of {len(dry.played)} episodes", [_spread(name, r) for name, r in dry.rewards.items()])
         yield table("turns", [_turns(dry, role, turns) for role, turns in dry.turns.items()])
         yield from _answers(dry)
         yield from _groups(dry)
@@ -45,10 +45,10 @@ def problems(found: Sequence[Finding]) -> Text:
     return Text("\n".join([count, *[f"  {finding.level}: {visible(finding.text)}" for finding in ordered]]))
 
 
-def _spread(who: str, rewards: Sequence[float]) -> Row:
+def _spread(name: str, rewards: Sequence[float]) -> Row:
     zero = sum(reward == 0 for reward in rewards) / len(rewards)
     return {
-        "reward of": who,
+        "reward of": name,
         **_range(rewards),
         "distinct": f"{len(set(rewards))} of {len(rewards)}",
         "zero": f"{zero:.0%}",

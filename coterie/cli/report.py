@@ -113,9 +113,9 @@ def single_agents(config: Config, agents: Mapping[str, SingleAgent]) -> Iterator
     """The model and the prompt of each single agent: without the adapter, or the policy itself if trained whole."""
     for name, agent in agents.items():
         policy = config.policies[agent.policy]
-        who = f"{policy.model} without an adapter" if policy.lora else f"the policy {agent.policy}"
+        model = f"{policy.model} without an adapter" if policy.lora else f"the policy {agent.policy}"
         prompt = "the prompt of the first role" if agent.workflow.prompts else "the bare question"
-        yield Text(f"  {name}: {who}, with {prompt}, at most {agent.player.sampling.max_tokens} tokens")
+        yield Text(f"  {name}: {model}, with {prompt}, at most {agent.player.sampling.max_tokens} tokens")
     votes = "with as many votes as the team's tokens allow; if fewer than three, three with a third of the tokens each"
     yield Text(f"  majority: of the better one's answers, {votes}\n")
 
@@ -130,7 +130,7 @@ def unequal(reports: Mapping[str, Report], within: float = 0.1) -> Iterator[Text
 
 
 def by_role(metrics: Metrics) -> Table:
-    """What each role earned, how much it said, and how often it was cut off."""
+    """Reward, response length and truncation per role."""
     columns = {name: under(f"{name}/", metrics) for name in ("reward", "tokens", "truncated")}
     return table(
         "", [{"role": role} | {name: column[role] for name, column in columns.items()} for role in columns["tokens"]]

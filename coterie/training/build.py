@@ -53,17 +53,19 @@ def build(config: Config, folder: Path, console: bool = True, training: bool = T
     check_devices(config, processes)
     log = build_log(config, folder, console, processes)
 
-    everyone = with_saved_adapters(opponents.with_slots(config), saved)
-    check_max_tokens(everyone)
-    pool = ModelPool(everyone)
+    with_opponents = with_saved_adapters(opponents.with_slots(config), saved)
+    check_max_tokens(with_opponents)
+    pool = ModelPool(with_opponents)
     bases = {
-        name: pool.load(("policies", name), policy.model, policy.lora is None, name, device_of(everyone, name))
-        for name, policy in everyone.policies.items()
+        name: pool.load(("policies", name), policy.model, policy.lora is None, name, device_of(with_opponents, name))
+        for name, policy in with_opponents.policies.items()
     }
     if processes.is_main:
         print_template_notes(bases)
-    engine = build_engine(everyone, bases)
-    learners = {name: build_learner(everyone, name, bases[name], algorithm, processes) for name in everyone.policies}
+    engine = build_engine(with_opponents, bases)
+    learners = {
+        name: build_learner(with_opponents, name, bases[name], algorithm, processes) for name in with_opponents.policies
+    }
     collector = build_collector(config, env, engine, bases, processes)
     factory = CriticFactory(config, algorithm, pool, bases, processes)
     return Run(

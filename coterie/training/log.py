@@ -56,8 +56,8 @@ class StepLog:
             self.metrics[name] = float(value)
 
     def episodes(self, episodes: Sequence[Episode], counterfactuals: Sequence[Episode] = ()) -> None:
-        """Store the episodes and their counterfactuals. They are written when the step ends, so that
-        credit given later is in it too."""
+        """Store the episodes and their counterfactuals. They are written when the step ends, with
+        the credit assigned until then."""
         if self.played is not None:
             raise ValueError(f"episodes: those of step {self.step} were already logged")
         self.played, self.counterfactuals = episodes, counterfactuals
