@@ -109,8 +109,8 @@ class Grpo(Algorithm):
         if role not in self.roles:
             return self
         own = vars(self.roles[role])
-        made = replace(self, roles={}, **{name: value for name, value in own.items() if value is not None})
-        return made if "role" in made.group_by else replace(made, group_by=(*made.group_by, "role"))
+        merged = replace(self, roles={}, **{name: value for name, value in own.items() if value is not None})
+        return merged if "role" in merged.group_by else replace(merged, group_by=(*merged.group_by, "role"))
 
     def loss_weights(self, batch: Batch) -> Tensor:
         """A role with its own `reduce` gets the weights its tokens would have if all were reduced that way."""

@@ -62,14 +62,14 @@ class Magrpo(Algorithm):
 
     def forks(self, episodes: list[Episode], learning: Collection[str]) -> list[Fork]:
         """Siblings that joint actions still lack; called again, as the new rounds lack siblings too."""
-        made = {(episode.origin, episode.fork) for episode in episodes}
+        played_forks = {(episode.origin, episode.fork) for episode in episodes}
         later = [(e, *joint) for e in episodes if e.error is None for joint in list(sampled_rounds(e).items())[1:]]
         trained = [(e, level) for e, level, turns in later if any(t.policy in learning and t.trainable for t in turns)]
         lacking = [*((e, level, self.branches - 1) for e, level in trained), *self._first_rounds(episodes)]
         return [
             Fork(episode, _purpose(level), _before(episode, level), draw)
             for episode, level, count in lacking
-            if (episode.id, _purpose(level)) not in made
+            if (episode.id, _purpose(level)) not in played_forks
             for draw in range(1, count + 1)
         ]
 

@@ -140,9 +140,9 @@ class Judge:
             raise RemoteError(error)
         return str(stdout)
 
-    def compare(self, number: int, same: Callable[[Any, Any], bool], run: Callable[[Any], Any], given: Any) -> None:
+    def compare(self, number: int, same: Callable[[Any, Any], bool], run: Callable[[Any], Any], argument: Any) -> None:
         try:
-            value = run(given)
+            value = run(argument)
             got = value if isinstance(value, str) else to_json(value)
             self.report(test=number, passed=same(value, self.request["expected"][number]), got=got[: SHOWN + 1])
         except BaseException as error:
@@ -169,9 +169,9 @@ class Judge:
         self.rpc.deadline = time.monotonic() + self.request["seconds"]
         try:
             value = got()
-            wanted = expected[0]() if expected else True
-            passed = bool(value == wanted if expected else value)
-            shown = {} if passed else {"got": safe_repr(value), "expected": safe_repr(wanted)}
+            reference = expected[0]() if expected else True
+            passed = bool(value == reference if expected else value)
+            shown = {} if passed else {"got": safe_repr(value), "expected": safe_repr(reference)}
             self.report(test=number, passed=passed, **shown)
         except BaseException as error:
             self.report(test=number, passed=False, got=describe_error(error))
