@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from coterie.algorithms.grpo import Grpo
 from coterie.limits import CountFromTwo
-from coterie.rl.groups import GroupBy, Sample
+from coterie.rl.groups import GroupBy, GroupSample
 from coterie.types import Episode, Fork, Turn
 
 
@@ -38,7 +38,7 @@ class AtGrpo(Grpo):
             for draw in range(1, self.siblings):
                 yield Fork(episode, f"sibling of {turn.role} {turn.round}", before, draw)
 
-    def samples(self, episodes: Sequence[Episode]) -> list[Sample]:
+    def samples(self, episodes: Sequence[Episode]) -> list[GroupSample]:
         """The turns of the original episodes, and of each fork the sibling that it was made for."""
         origins = {episode.id: episode for episode in episodes}
         return [

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from coterie.algorithms.option_conflicts import shared_option_problems
 from coterie.limits import AboveOne, Count, NotNegative, Positive
-from coterie.rl.groups import Sample
+from coterie.rl.groups import GroupSample
 from coterie.rl.losses import (
     KlEstimator,
     Level,
@@ -152,7 +152,7 @@ class Algorithm:
         until it returns none. `learning`: the policies that train at this step."""
         return []
 
-    def samples(self, episodes: Sequence[Episode]) -> list[Sample]:
+    def samples(self, episodes: Sequence[Episode]) -> list[GroupSample]:
         """What is compared in groups, each with its group key; empty for algorithms without groups."""
         return []
 

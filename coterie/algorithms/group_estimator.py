@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from coterie.rl.advantages import centered, group_mean, is_constant, leave_one_out, scaled
-from coterie.rl.groups import Sample, group_index
+from coterie.rl.groups import GroupSample, group_index
 from coterie.types import Metrics
 
 Baseline = Literal["mean", "others", "ema", "none"]
@@ -32,12 +32,12 @@ AVERAGES = "averages"  # key in `memory`: the moving average of each group, by g
 class Groups:
     """N samples, the group of each, and the rewards that are compared."""
 
-    samples: Sequence[Sample]
+    samples: Sequence[GroupSample]
     index: Tensor  # [N]
     rewards: Tensor  # [N], float64
 
     @staticmethod
-    def of(samples: Sequence[Sample]) -> Groups:
+    def of(samples: Sequence[GroupSample]) -> Groups:
         index = torch.tensor(group_index([sample.key for sample in samples]), dtype=torch.long)
         return Groups(samples, index, torch.tensor([sample.reward for sample in samples], dtype=torch.float64))
 

@@ -17,7 +17,7 @@ from coterie.algorithms.group_estimator import Baseline, Groups, Scale, group_ad
 from coterie.limits import Count, Positive, Share
 from coterie.rl.confidence import ConfidenceWeight, confidence_weights
 from coterie.rl.credit import returns_to_go
-from coterie.rl.groups import GroupBy, Sample, group_key
+from coterie.rl.groups import GroupBy, GroupSample, group_key
 from coterie.rl.losses import Reduce
 from coterie.types import Batch, Episode, Metrics, Turn
 
@@ -67,10 +67,10 @@ class Grpo(Algorithm):
             parts.append(self.for_role(role).compare([s for s in samples if s.turns[0].role == role], memory))
         return {name: sum(part[name] for part in parts) for name in parts[0]}
 
-    def samples(self, episodes: Sequence[Episode]) -> list[Sample]:
+    def samples(self, episodes: Sequence[Episode]) -> list[GroupSample]:
         """Every turn to train on, with its group key and its return."""
         return [
-            Sample(group_key(episode, turn, self.for_role(turn.role).group_by), episode, (turn,), reward)
+            GroupSample(group_key(episode, turn, self.for_role(turn.role).group_by), episode, (turn,), reward)
             for episode in episodes
             for turn, reward in zip(episode.turns, self.turn_returns(episode), strict=True)
             if turn.trainable and turn.dropped is None
@@ -90,7 +90,7 @@ class Grpo(Algorithm):
     def turn_kl_penalty(self, turn: Turn) -> float:
         return float(self.token_kl_penalty(turn).double().sum())
 
-    def compare(self, samples: list[Sample], memory: dict[str, Any]) -> Metrics:
+    def compare(self, samples: list[GroupSample], memory: dict[str, Any]) -> Metrics:
         """Write the advantages of these samples by this algorithm's options."""
         groups = Groups.of(samples)
         advantages = self.sample_advantages(groups, memory)

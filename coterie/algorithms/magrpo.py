@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from coterie.algorithms.base import Algorithm, Chain
 from coterie.algorithms.group_estimator import Baseline, Groups, Scale, group_advantages, write_advantages
 from coterie.limits import CountFromTwo, Share
-from coterie.rl.groups import Sample
+from coterie.rl.groups import GroupSample
 from coterie.rl.trees import joint_actions, sampled_rounds, team_rounds, tree_returns
 from coterie.types import Episode, Fork, Metrics, Turn
 
@@ -43,14 +43,14 @@ class Magrpo(Algorithm):
         advantages = group_advantages(groups, self.baseline, self.scale, self.decay, memory)
         return write_advantages(groups, advantages[:, None].unbind(), self.drop_constant, self.drop_truncated)
 
-    def samples(self, episodes: Sequence[Episode]) -> list[Sample]:
+    def samples(self, episodes: Sequence[Episode]) -> list[GroupSample]:
         """Every joint action: the group is its parent's children, the reward its return in the tree."""
         nodes = joint_actions(episodes)
         rewards = {node.name: sum(self._reward(turn) for turn in node.turns) for node in nodes}
         node_returns = tree_returns(rewards, {node.name: node.parent for node in nodes}, self.gamma_turn)
         trained = [(n, tuple(turn for turn in n.turns if turn.dropped is None)) for n in nodes]
         return [
-            Sample((n.episode.task.id, n.parent), n.episode, turns, node_returns[n.name])
+            GroupSample((n.episode.task.id, n.parent), n.episode, turns, node_returns[n.name])
             for n, turns in trained
             if turns
         ]

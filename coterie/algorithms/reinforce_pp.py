@@ -12,7 +12,7 @@ from torch import Tensor
 from coterie.algorithms.group_estimator import Groups, group_advantages
 from coterie.algorithms.grpo import Grpo
 from coterie.limits import NotNegative
-from coterie.rl.groups import GroupBy, Sample
+from coterie.rl.groups import GroupBy, GroupSample
 from coterie.types import Episode
 
 
@@ -42,7 +42,7 @@ class ReinforcePp(Grpo):
         assert all(turn.credit is not None for turn in turns), "credit.assign comes before compute_advantages"
         return self.returns_to_go(turns, [(turn.credit or 0.0) - self.turn_kl_penalty(turn) for turn in turns])
 
-    def token_returns(self, sample: Sample) -> Tensor:
+    def token_returns(self, sample: GroupSample) -> Tensor:
         """r − β·Σ_{i≥t} KL_i: [L]. The sample's reward is less the whole turn's KL, so earlier tokens' KL is added."""
         penalty = self.token_kl_penalty(sample.turns[0]).double()
         return sample.reward + penalty.cumsum(0) - penalty

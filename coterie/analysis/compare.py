@@ -13,13 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-import rich
-from rich.console import RenderableType
+from rich.table import Table
 from rich.text import Text
 
 from coterie.analysis.comparison import Comparison, Result, load, read_result
 from coterie.config.load import load as load_config
-from coterie.console import table
+from coterie.console import show, table
 from coterie.errors import UserError
 from coterie.files import write_atomic
 from coterie.statistics import Paired, bootstrap_interval, paired
@@ -70,7 +69,7 @@ class Runner:
     def _command(self, name: str, words: Sequence[object]) -> None:
         """Run a `coterie` command; its output goes to the arm's log."""
         line = [sys.executable, "-m", "coterie", *map(str, words)]
-        rich.get_console().print(Text(f"  {name}: coterie {' '.join(map(str, words))}"), soft_wrap=True)
+        show([Text(f"  {name}: coterie {' '.join(map(str, words))}")])
         log = self.out / f"{name}.log"
         with log.open("ab") as file:
             code = subprocess.run(line, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL).returncode
@@ -90,9 +89,7 @@ def compare(file: Path, changes: tuple[str, ...], out: Path, jobs: int) -> None:
     results |= run_all(runner, [name for name in comparison.arms if name not in results], jobs)
     ordered = {name: results[name] for name in comparison.arms}
     write_atomic(out / "table.md", markdown(ordered, comparison.against))
-    for part in shown(ordered, comparison.against):
-        rich.get_console().print(part)
-    rich.get_console().print(Text(f"  written to {out / 'table.md'}"), soft_wrap=True)
+    show([summary_table(ordered, comparison.against), Text(f"  written to {out / 'table.md'}")])
 
 
 def run_all(runner: Runner, names: Sequence[str], jobs: int) -> dict[str, Result]:
@@ -130,8 +127,8 @@ def _difference(against: str, found: Paired) -> dict[str, str | float | int]:
     }
 
 
-def shown(results: Mapping[str, Result], against: str) -> Iterator[RenderableType]:
-    yield table(f"{len(results[against].scores)} held-out tasks", list(rows_of(results, against)))
+def summary_table(results: Mapping[str, Result], against: str) -> Table:
+    return table(f"{len(results[against].scores)} held-out tasks", list(rows_of(results, against)))
 
 
 def markdown(results: Mapping[str, Result], against: str) -> str:

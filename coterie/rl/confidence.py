@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from coterie.rl.advantages import FLAT, centered, group_mean
-from coterie.rl.groups import Sample
+from coterie.rl.groups import GroupSample
 from coterie.types import Episode, Turn
 
 ConfidenceWeight = Literal["none", "confidence", "relative", "nll"]
@@ -54,7 +54,7 @@ def entropy_of_others(episode: Episode, turn: Turn) -> float | None:
 
 
 def confidence_weights(
-    sign: Tensor, samples: Sequence[Sample], group: Tensor, kind: ConfidenceWeight, alpha: float
+    sign: Tensor, samples: Sequence[GroupSample], group: Tensor, kind: ConfidenceWeight, alpha: float
 ) -> Tensor:
     """The factor of each message's advantages; `sign` is that of their mean. A turn without entropy (or log-probs) gets
     factor 1 and is left out of its group's statistics."""

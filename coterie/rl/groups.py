@@ -14,7 +14,7 @@ Key = tuple[tuple[GroupBy, Part], ...]
 
 
 @dataclass(frozen=True)
-class Sample:
+class GroupSample:
     """What is compared: one turn, or all turns of a round (a joint action), with its return."""
 
     key: Hashable  # equal for samples of one group
