@@ -53,10 +53,10 @@ def test_the_observer_reads_the_question_and_the_pioneer_s_answer_and_both_answe
     team = Scripted({"pioneer": ["It is {question}"], "observer": ["4"]})
     answer = asyncio.run(CoryWorkflow(system="Be brief.").run(TASK, team, None))
     assert answer == {"pioneer": "It is {question}", "observer": "4"}
-    ((system, asked),) = team.observer.heard
+    ((system, asked),) = team.observer.prompts
     assert system["content"] == "Be brief."
     assert asked["content"].startswith("What is 2 + 2?") and "It is {question}" in asked["content"]
-    assert [m["content"] for m in team.pioneer.heard[0]] == ["Be brief.", "What is 2 + 2?"]
+    assert [m["content"] for m in team.pioneer.prompts[0]] == ["Be brief.", "What is 2 + 2?"]
 
 
 def test_an_answer_for_each_role_is_graded_for_each_role() -> None:

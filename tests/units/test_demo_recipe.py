@@ -12,13 +12,13 @@ import pytest
 from coterie.config import load
 from coterie.config.conflicts import check_conflicts
 from coterie.types import Task, Turn
-from tests.scripted import Line, Scripted
+from tests.scripted import Scripted, ScriptedAgent
 
 RECIPE = load(Path(__file__).parents[2] / "recipes" / "demo.yaml")
 TASK = Task("t", "3 + 5 + 9", "17")
 
 
-def answered(first: str, second: str, agent: type[Line] = Line) -> tuple[str, Scripted]:
+def answered(first: str, second: str, agent: type[ScriptedAgent] = ScriptedAgent) -> tuple[str, Scripted]:
     team = Scripted({"first": [first], "second": [second]}, agent)
     return asyncio.run(RECIPE.workflow.instance.run(TASK, team, None)), team
 
@@ -39,19 +39,19 @@ def test_the_demo_adds_three_numbers_from_0_to_10_and_holds_some_sums_out() -> N
 def test_the_second_role_sees_what_the_first_found_and_not_the_first_two_numbers() -> None:
     answer, team = answered("3 + 5 = 8", "8 + 9 = 17")
     assert answer == "8 + 9 = 17"
-    assert team.first.heard[0][-1]["content"] == "3 + 5 = ?"
-    assert team.second.heard[0][-1]["content"] == "8 + 9 = ?"
-    assert team.first.heard[0][:-1] == team.second.heard[0][:-1]  # the example
+    assert team.first.prompts[0][-1]["content"] == "3 + 5 = ?"
+    assert team.second.prompts[0][-1]["content"] == "8 + 9 = ?"
+    assert team.first.prompts[0][:-1] == team.second.prompts[0][:-1]  # the example
 
 
-class CutOff(Line):
+class CutOff(ScriptedAgent):
     """Talks on until the limit."""
 
     async def say(self, messages: Any, **sampling: Any) -> Turn:
         return replace(await super().say(messages, **sampling), stop="length")
 
 
-@pytest.mark.parametrize(("first", "agent"), [("I do not know.", Line), ("3 + 5 = 8, and", CutOff)])
-def test_where_the_first_finds_no_number_or_is_cut_off_nobody_goes_on(first: str, agent: type[Line]) -> None:
+@pytest.mark.parametrize(("first", "agent"), [("I do not know.", ScriptedAgent), ("3 + 5 = 8, and", CutOff)])
+def test_where_the_first_finds_no_number_or_is_cut_off_nobody_goes_on(first: str, agent: type[ScriptedAgent]) -> None:
     answer, team = answered(first, "8 + 9 = 17", agent)
-    assert answer == "" and team.second.heard == []
+    assert answer == "" and team.second.prompts == []

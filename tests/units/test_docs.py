@@ -57,8 +57,8 @@ def test_the_workflow_of_the_page_plays(tmp_path: Path) -> None:
     assert isinstance(relay, Workflow)
     team = Scripted({"writer": ["40", "42"], "strict": ["too low"], "kind": ["x" * 300]})
     assert asyncio.run(relay.run(env.tasks("train")[0], team, None)) == "42"
-    assert team.writer.heard[1][: len(team.writer.heard[0])] == team.writer.heard[0]
-    assert "too low" in team.writer.heard[1][-1]["content"]
+    assert team.writer.prompts[1][: len(team.writer.prompts[0])] == team.writer.prompts[0]
+    assert "too low" in team.writer.prompts[1][-1]["content"]
 
 
 def test_the_environment_of_the_page_is_played_and_scored(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_the_environment_of_the_page_is_played_and_scored(tmp_path: Path) -> Non
         asyncio.run(collector.score(episode, outcome))
         assert episode.reward == outcome.metrics["finished"] == worth
         assert episode.metrics["turns"] == 2
-        assert team.player.heard[1][-1]["content"] == ("Higher." if worth else "Lower.")
+        assert team.player.prompts[1][-1]["content"] == ("Higher." if worth else "Lower.")
 
 
 def test_the_python_of_the_page_of_workflows_plays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +94,7 @@ def test_the_python_of_the_page_of_workflows_plays(tmp_path: Path, monkeypatch: 
     call = '<tool_call>{"name": "area", "arguments": {"width": 9, "height": 3}}</tool_call>'
     team = Scripted({"worker": [call, "It is 27."], "speaker": ["27"]})
     answer = asyncio.run(config.workflow.instance.run(task, team, None))
-    assert "27.0" in team.worker.heard[1][-1]["content"] and "It is 27." in team.speaker.heard[0][0]["content"]
+    assert "27.0" in team.worker.prompts[1][-1]["content"] and "It is 27." in team.speaker.prompts[0][0]["content"]
     assert config.reward.instance(answer, task.answer) == 1.0 and config.reward.instance("26", task.answer) == 0.0
 
 
@@ -180,9 +180,9 @@ def test_the_tool_of_the_page_is_called_and_its_mistakes_are_told(tmp_path: Path
     ]
     team = Scripted({"buyer": [*calls, "2 euros"]})
     assert asyncio.run(shopping.run(Task("t", "What is milk?", "2"), team, None)) == "2 euros"
-    assert "what to look up" in team.buyer.heard[0][0]["content"]
-    assert team.buyer.heard[1][-1]["content"] == "Error: no such item; there are bread, milk"
-    assert team.buyer.heard[2][-1]["content"] == "2"
+    assert "what to look up" in team.buyer.prompts[0][0]["content"]
+    assert team.buyer.prompts[1][-1]["content"] == "Error: no such item; there are bread, milk"
+    assert team.buyer.prompts[2][-1]["content"] == "2"
 
 
 def test_the_data_set_of_the_page_holds_tasks_out(tmp_path: Path) -> None:

@@ -28,19 +28,19 @@ from coterie.workflows.deepcoder import DeepCoder
 from coterie.workflows.math_tool import MathTool
 from coterie.workflows.search import Search
 from coterie.workflows.swe import Swe
-from tests.scripted import Line, Scripted
+from tests.scripted import Scripted, ScriptedAgent
 
 Reply = Callable[[str], str]  # all that a role reads → what it says
 MALFORMED = "<answer>\\boxed{```python\n(((<tool_call>{<<<<<<< SEARCH"
 
 
-class Reacts(Line):
+class Reacts(ScriptedAgent):
     """Says what its one line, a function, makes of what it reads."""
 
     async def say(self, messages: str | Sequence[Message], **sampling: Any) -> Turn:
         read = messages if isinstance(messages, str) else "\n".join(message["content"] for message in messages)
-        (reply,) = self.lines
-        self.lines = [reply(read), reply]  # type: ignore[list-item,operator]
+        (reply,) = self.replies
+        self.replies = [reply(read), reply]  # type: ignore[list-item,operator]
         return await super().say(messages, **sampling)
 
 

@@ -48,14 +48,14 @@ def test_held_out_pairs_occur_in_training_in_neither_order() -> None:
 def test_both_workers_read_the_same_words_and_neither_the_other() -> None:
     team, task = Scripted({"left": ["apple"], "right": ["river"]}), ENV.tasks("test")[0]
     assert asyncio.run(AT_ONCE.run(task, team, None)) == ["apple", "river"]
-    assert team.left.heard == team.right.heard == [[{"role": "user", "content": task.prompt}]]
+    assert team.left.prompts == team.right.prompts == [[{"role": "user", "content": task.prompt}]]
 
 
 def test_one_worker_with_two_calls_goes_on_in_its_conversation() -> None:
     workflow: Any = load(RESULTS / "split_work" / "single.yaml", ["workflow.calls=2"]).workflow.instance
     team, task = Scripted({"worker": ["apple", "river"]}), ENV.tasks("test")[0]
     assert asyncio.run(workflow.run(task, team, None)) == ["apple", "river"]
-    assert [message["role"] for message in team.worker.heard[1]] == ["user", "assistant", "user"]
+    assert [message["role"] for message in team.worker.prompts[1]] == ["user", "assistant", "user"]
 
 
 @pytest.mark.parametrize("file", sorted(RESULTS.glob("*/compare.yaml")), ids=lambda file: file.parent.name)

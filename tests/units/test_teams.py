@@ -55,7 +55,7 @@ def play(workflow: Workflow, env: Env, lines: Lines, task: Task | None = None) -
         return episode
 
     episode = asyncio.run(go())
-    assert all(not agent.lines for agent in team._agents.values()), "a role was not asked for all that it had to say"
+    assert all(not agent.replies for agent in team._agents.values()), "a role was not asked for all that it had to say"
     return episode, team
 
 
@@ -97,9 +97,9 @@ def test_the_test_runner_sees_the_failing_test_and_earns_what_the_refiner_gains(
     lines = {"generator": [HALF], "test_runner": ["Use +."], "refiner": [RIGHT]}
     episode, team = play(DeepCoder(), code, lines)
     assert rewards(episode) == {"generator": [0.5], "test_runner": [0.5], "refiner": [1.0]}
-    asked = team.test_runner.heard[0][0]["content"]
+    asked = team.test_runner.prompts[0][0]["content"]
     assert "assert add(1, 2) == 3" in asked.partition("tests passed")[2]
-    assert "Use +." in team.refiner.heard[0][0]["content"]
+    assert "Use +." in team.refiner.prompts[0][0]["content"]
     told = {"refiner_success_rate": 1.0, "test_runner_success_rate": 1.0, "total_iterations": 1.0, "final_success": 1.0}
     assert told.items() <= episode.metrics.items() and episode.metrics["generator_success"] == 0
 
@@ -109,7 +109,7 @@ def test_half_of_the_tests_is_for_the_grader_alone(tmp_path: Path) -> None:
     env = Mbpp(train=rows(tmp_path / "code.jsonl", {"text": "Add.", "code": RIGHT, "test_list": tests}))
     lines = {"generator": [WRONG], "test_runner": ["Use *."], "refiner": [HALF]}
     episode, team = play(DeepCoder(), attach_reward(env, "code", {}, 10), lines)
-    asked = team.test_runner.heard[0][0]["content"].partition("0 of 2 tests passed")[2]
+    asked = team.test_runner.prompts[0][0]["content"].partition("0 of 2 tests passed")[2]
     assert [test in asked for test in tests] == [True, True, False, False]
     # The refinement passes all that was shown, so nobody goes on; it is worth what it is by all tests.
     assert rewards(episode) == {"generator": [0.0], "test_runner": [0.5], "refiner": [0.5]}
@@ -128,13 +128,13 @@ def test_an_answer_without_a_program_passes_no_test_and_the_team_is_told(code: E
     lines = {"generator": ["I will not."], "test_runner": ["Write it."], "refiner": [RIGHT]}
     episode, team = play(DeepCoder(), code, lines)
     assert rewards(episode) == {"generator": [0.0], "test_runner": [1.0], "refiner": [1.0]}
-    assert "there is no program" in team.test_runner.heard[0][0]["content"]
+    assert "there is no program" in team.test_runner.prompts[0][0]["content"]
 
 
 def test_a_program_that_never_ends_is_reported_as_such(code: Env) -> None:
     lines = {"generator": [SLOW], "test_runner": ["It loops."], "refiner": [RIGHT]}
     episode, team = play(DeepCoder(), code, lines)
-    assert "timeout" in team.test_runner.heard[0][0]["content"].lower()
+    assert "timeout" in team.test_runner.prompts[0][0]["content"].lower()
     assert episode.reward == 1.0
 
 
@@ -154,7 +154,7 @@ def test_a_program_that_takes_the_memory_is_told_of_it(code: Env) -> None:
     lines = {"generator": [greedy], "test_runner": ["Less."], "refiner": [RIGHT]}
     episode, team = play(DeepCoder(), code, lines)
     assert rewards(episode) == {"generator": [0.0], "test_runner": [1.0], "refiner": [1.0]}
-    assert "memory" in team.test_runner.heard[0][0]["content"].lower()
+    assert "memory" in team.test_runner.prompts[0][0]["content"].lower()
 
 
 def test_deepcoder_says_which_environments_have_tests(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_a_program_that_is_right_at_once_is_accepted_at_once(sums: Env) -> None:
     episode, team = play(MathTool(max_iterations=3), sums, lines)
     assert rewards(episode) == {"analyzer": [1.0], "executor": [1.0], "verifier": [1.0]}
     assert episode.reward == 1.0 and episode.metrics["total_iterations"] == 1
-    assert "It printed:\n42" in team.verifier.heard[0][0]["content"]
+    assert "It printed:\n42" in team.verifier.prompts[0][0]["content"]
 
 
 def test_a_right_answer_that_the_verifier_rejects_is_tried_again(sums: Env) -> None:
@@ -200,7 +200,7 @@ def test_a_right_answer_that_the_verifier_rejects_is_tried_again(sums: Env) -> N
     episode, team = play(MathTool(max_iterations=2), sums, lines)
     assert rewards(episode) == {"analyzer": [1.0, 0.0], "executor": [1.0, 0.0], "verifier": [0.0, 1.0]}
     assert episode.answer == r"\boxed{-2}" and episode.reward == 0.0
-    assert "print(20 + 22)" in team.analyzer.heard[1][0]["content"]
+    assert "print(20 + 22)" in team.analyzer.prompts[1][0]["content"]
     assert episode.metrics["executor_success"] == 1 and episode.metrics["verifier_accuracy"] == 0.5
     assert episode.metrics["analyzer_success_rate"] == 0.5
 
@@ -213,7 +213,7 @@ def test_a_second_program_can_be_right(sums: Env) -> None:
     }
     episode, team = play(MathTool(), sums, lines)
     assert episode.reward == 1.0 and episode.answer == r"\boxed{42}"
-    assert "TypeError" in team.verifier.heard[0][0]["content"]
+    assert "TypeError" in team.verifier.prompts[0][0]["content"]
     assert rewards(episode)["verifier"] == [1.0, 1.0]
     assert episode.metrics["executor_ran"] == 0.5
 
@@ -226,8 +226,8 @@ def test_a_verdict_that_is_none_earns_nothing_and_ends_nothing(sums: Env) -> Non
     }
     episode, team = play(MathTool(seconds=0.5), sums, lines)
     assert rewards(episode) == {"analyzer": [0.0, 0.0], "executor": [0.0, 0.0], "verifier": [0.0, 1.0]}
-    assert "no program" in team.verifier.heard[0][0]["content"]
-    assert "Timeout" in team.verifier.heard[1][0]["content"]
+    assert "no program" in team.verifier.prompts[0][0]["content"]
+    assert "Timeout" in team.verifier.prompts[1][0]["content"]
     assert episode.answer == "" and episode.metrics["total_iterations"] == 2
 
 
@@ -266,8 +266,8 @@ def test_queries_are_refined_from_what_was_found_and_earn_the_share_of_what_was_
     }
     episode, team = play(Search(corpus=corpus, documents=1), articles, lines)
     assert rewards(episode) == {"query_optimizer": [0.5, 1.0], "retriever": [1.0, 1.0], "extractor": [1.0]}
-    assert "Machu Picchu is in Peru." in team.query_optimizer.heard[1][0]["content"]
-    assert "Lima is the capital of Peru" in team.retriever.heard[1][0]["content"]
+    assert "Machu Picchu is in Peru." in team.query_optimizer.prompts[1][0]["content"]
+    assert "Lima is the capital of Peru" in team.retriever.prompts[1][0]["content"]
     assert episode.reward == episode.metrics["final_success"] == episode.metrics["query_optimizer_recall"] == 1
     assert episode.metrics["extractor_grade"] == 1.0
 
@@ -335,9 +335,9 @@ def test_an_optimizer_without_queries_finds_nothing(articles: Env, corpus: Path)
 
 
 def test_retrievers_of_one_round_read_at_the_same_time(articles: Env, corpus: Path) -> None:
-    from tests.scripted import Line
+    from tests.scripted import ScriptedAgent
 
-    class Meets(Line):
+    class Meets(ScriptedAgent):
         async def say(self, messages: Any, **sampling: Any) -> Any:
             if self.role == "retriever":
                 await barrier.wait()
@@ -364,7 +364,7 @@ def test_a_server_that_fails_is_counted_and_the_team_goes_on(articles: Env) -> N
     server.shutdown()
     server.server_close()
     assert episode.metrics["search_failures"] == 1 and episode.reward == 1.0
-    assert "(none)" in team.retriever.heard[0][0]["content"]
+    assert "(none)" in team.retriever.prompts[0][0]["content"]
 
 
 @pytest.fixture
@@ -392,7 +392,7 @@ def test_tools_that_never_end_are_given_up_and_the_gatherer_is_told(
     lines = {"planner": ["Where?"], "gatherer": [endless, "I cannot say."], "synthesizer": ["<answer>Lima</answer>"]}
     episode, team = play(DeepResearch(server=silent, seconds=0.3), articles, lines)
     assert rewards(episode) == {"planner": [0.0], "gatherer": [0.0, 0.0], "synthesizer": [0.8]}
-    heard = team.gatherer.heard[1][-1]["content"]
+    heard = team.gatherer.prompts[1][-1]["content"]
     assert "Timeout: search took more than 0.3 s" in heard and heard.count("Timeout") == 2
     assert episode.metrics["tool_calls"] == 2 and episode.metrics["tool_failures"] >= 1
 
@@ -414,7 +414,7 @@ def test_gatherers_use_their_tools_and_the_synthesizer_cites_what_they_saw(artic
     }
     episode, team = play(DeepResearch(corpus=corpus, documents=1), articles, lines)
     assert rewards(episode) == {"planner": [1.0], "gatherer": [1.0] * 4, "synthesizer": [1.0]}
-    assert "[2] Lima" in team.synthesizer.heard[0][0]["content"]
+    assert "[2] Lima" in team.synthesizer.prompts[0][0]["content"]
     told = {
         "synthesizer_grade": 1.0,
         "citations": 2,
@@ -424,8 +424,10 @@ def test_gatherers_use_their_tools_and_the_synthesizer_cites_what_they_saw(artic
         "sources": 2,
     }
     assert told.items() <= episode.metrics.items()
-    assert [message["role"] for message in team.gatherer.heard[2]] == ["system", "user", "assistant", "tool"]
-    assert "Machu Picchu" in team.gatherer.heard[2][1]["content"], "the first goes on first, however slow its tools are"
+    assert [message["role"] for message in team.gatherer.prompts[2]] == ["system", "user", "assistant", "tool"]
+    assert "Machu Picchu" in team.gatherer.prompts[2][1]["content"], (
+        "the first goes on first, however slow its tools are"
+    )
 
 
 def test_a_gatherer_that_fails_does_not_keep_the_others_waiting() -> None:
@@ -454,7 +456,7 @@ def test_a_citation_of_nothing_costs_and_a_tool_that_fails_is_counted(articles: 
     episode, team = play(DeepResearch(corpus=corpus), articles, lines)
     assert rewards(episode) == {"planner": [0.0], "gatherer": [0.0, 0.0], "synthesizer": [0.8]}
     assert episode.metrics["tool_failures"] == 1 and episode.metrics["citations_valid"] == 0
-    assert "ZeroDivisionError" in team.gatherer.heard[1][-1]["content"]
+    assert "ZeroDivisionError" in team.gatherer.prompts[1][-1]["content"]
 
 
 def test_a_gatherer_that_still_wants_a_tool_at_the_end_has_found_nothing_out(articles: Env, corpus: Path) -> None:
@@ -555,8 +557,8 @@ def test_a_fix_makes_the_projects_own_tests_pass_and_the_answer_is_a_diff(projec
     episode, team = play(Swe(), project, lines)
     assert rewards(episode) == {"analyzer": [1.0], "writer": [1.0], "validator": [1.0]}
     assert episode.reward == 1.0 and "+    return a + b" in episode.answer
-    assert BUGGY in team.writer.heard[0][0]["content"]
-    assert "+    return a + b" in team.validator.heard[0][0]["content"]
+    assert BUGGY in team.writer.prompts[0][0]["content"]
+    assert "+    return a + b" in team.validator.prompts[0][0]["content"]
     assert episode.metrics["validator_accuracy"] == episode.metrics["final_success"] == 1
 
 
@@ -568,7 +570,7 @@ def test_a_validator_that_doubts_is_right_and_the_writer_tries_again(project: En
     }
     episode, team = play(Swe(), project, lines)
     assert rewards(episode) == {"analyzer": [1.0], "writer": [0.1, 1.0], "validator": [1.0, 1.0]}
-    assert "The sign is wrong." in team.writer.heard[1][0]["content"]
+    assert "The sign is wrong." in team.writer.prompts[1][0]["content"]
     assert episode.metrics["writer_success_rate"] == 0.5 and episode.metrics["total_iterations"] == 2
 
 
@@ -576,7 +578,7 @@ def test_a_validator_that_is_too_sure_earns_nothing(project: Env) -> None:
     lines = {"analyzer": ["Everything."], "writer": [BAD_FIX], "validator": ["Verdict: pass"]}
     episode, team = play(Swe(), project, lines)
     assert rewards(episode) == {"analyzer": [0.0], "writer": [0.1], "validator": [0.0]}
-    assert "(no file was named)" in team.writer.heard[0][0]["content"]
+    assert "(no file was named)" in team.writer.prompts[0][0]["content"]
     assert episode.reward == 0.0
 
 
@@ -584,7 +586,7 @@ def test_a_change_that_cannot_be_made_is_explained_to_the_writer(project: Env) -
     lines = {"analyzer": ["calc/ops.py"], "writer": ["Just fix it.", FIX], "validator": ["Verdict: pass"]}
     episode, team = play(Swe(), project, lines)
     assert rewards(episode)["writer"] == [0.0, 1.0]
-    assert "neither a search/replace block nor a diff" in team.writer.heard[1][0]["content"]
+    assert "neither a search/replace block nor a diff" in team.writer.prompts[1][0]["content"]
     assert episode.metrics["writer_applied"] == 0.5
 
 

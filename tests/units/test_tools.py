@@ -268,7 +268,7 @@ def test_a_conversation_goes_on_until_nothing_is_called() -> None:
     result, team = talk([two, "Rome is warmer."])
     assert result.text == "Rome is warmer." and result.answered
     assert len(result.turns) == 2 and result.results == ("Rome: 20 C", "Oslo: 0 C")
-    assert team.solver.heard[1][1:] == [
+    assert team.solver.prompts[1][1:] == [
         {"role": "assistant", "content": two},
         {"role": "tool", "content": "Rome: 20 C\n\nOslo: 0 C"},
     ]
@@ -282,7 +282,7 @@ def test_an_answer_at_once_needs_no_tool() -> None:
 
 def test_an_error_is_read_by_the_model_and_may_be_mended() -> None:
     result, team = talk([call("weather", town="Rome"), call("weather", city="Rome"), "Yes."])
-    assert "BadArguments" in team.solver.heard[1][-1]["content"]
+    assert "BadArguments" in team.solver.prompts[1][-1]["content"]
     assert result.text == "Yes." and len(result.turns) == 3
 
 

@@ -62,12 +62,12 @@ def test_the_true_probability_earns_most() -> None:
 
 def test_the_verifier_reads_one_solution_or_goes_on_in_its_conversation() -> None:
     _, _, apart = play(["so 4"], ["9"])
-    (message,) = apart.verifier.heard[0]
+    (message,) = apart.verifier.prompts[0]
     assert TASK.prompt in message["content"] and "so 4" in message["content"]
     _, _, together = play(["so 4"], ["9"], conversation=True)
-    roles = [message["role"] for message in together.verifier.heard[0]]
+    roles = [message["role"] for message in together.verifier.prompts[0]]
     assert roles == ["user", "assistant", "user"]
-    assert together.verifier.heard[0][1]["content"] == "so 4"
+    assert together.verifier.prompts[0][1]["content"] == "so 4"
 
 
 @pytest.mark.parametrize(

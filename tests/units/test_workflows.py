@@ -19,7 +19,7 @@ from coterie.workflows.single import Single
 from coterie.workflows.summarize import Summarize
 from coterie.workflows.vote import Vote, majority
 from tests.hangs import HANG
-from tests.scripted import Line, Scripted
+from tests.scripted import Scripted, ScriptedAgent
 
 TASK = Task("t", "What is 2 + {2}?", "4")
 
@@ -36,13 +36,13 @@ ALL = [Single(), Vote(), Chain(), Debate(), Summarize(), Mixture(), Refine(), Or
 def test_a_workflow_asks_every_role_it_names_and_no_other(workflow: Workflow) -> None:
     assert isinstance(workflow, Workflow)
     _, team = play(workflow, {role: ["4"] * 9 for role in workflow.roles})
-    assert all(team[role].heard for role in workflow.roles)
+    assert all(team[role].prompts for role in workflow.roles)
 
 
 def test_a_lone_solver_hears_the_question_and_its_text_is_the_answer() -> None:
     answer, team = play(Single(prompt="Q: {question}", system="Be brief."), {"solver": [" It is\n4 "]})
     assert answer == " It is\n4 "
-    assert team.solver.heard == [
+    assert team.solver.prompts == [
         [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Q: What is 2 + {2}?"}]
     ]
 
@@ -55,16 +55,16 @@ def test_a_later_role_reads_what_earlier_ones_said() -> None:
     )
     answer, team = play(chain, {"reasoner": ["{critic} adds"], "critic": ["yes"], "actor": ["4"]})
     assert answer == "4"
-    assert team.critic.heard == [[{"role": "user", "content": "{critic} adds Right?"}]]
-    assert team.actor.heard[0][0] == {"role": "system", "content": "Answer."}
+    assert team.critic.prompts == [[{"role": "user", "content": "{critic} adds Right?"}]]
+    assert team.actor.prompts[0][0] == {"role": "system", "content": "Answer."}
     # What a role said is never read as a template.
-    assert team.actor.heard[0][1]["content"] == "What is 2 + {2}? {critic} adds yes So?"
+    assert team.actor.prompts[0][1]["content"] == "What is 2 + {2}? {critic} adds yes So?"
 
 
 def test_a_chain_of_any_names_has_prompts_of_its_own() -> None:
     chain = Chain(roles=("1st thinker", "über-prüfer", "actor"))
     _, team = play(chain, {"1st thinker": ["two and two"], "über-prüfer": ["fine"], "actor": ["4"]})
-    asked = team.actor.heard[0][0]["content"]
+    asked = team.actor.prompts[0][0]["content"]
     assert "two and two" in asked and "fine" in asked and TASK.prompt in asked
     assert "{1st thinker}" not in asked
 
@@ -110,7 +110,7 @@ def test_a_debater_goes_on_in_one_conversation_and_reads_only_the_others() -> No
     debate = Debate(roles=("ann", "bob"), rounds=3, revise="{others} Now?")
     answer, team = play(debate, {"ann": ["4", "5", "6"], "bob": ["7", "8", "9"]})
     assert answer == "6"
-    first, second, third = team.ann.heard
+    first, second, third = team.ann.prompts
     assert [m["content"] for m in third] == [TASK.prompt, "4", "bob said:\n7 Now?", "5", "bob said:\n8 Now?"]
     assert [m["role"] for m in third] == ["user", "assistant", "user", "assistant", "user"]
     assert third[: len(second)] == second and second[: len(first)] == first
@@ -119,7 +119,7 @@ def test_a_debater_goes_on_in_one_conversation_and_reads_only_the_others() -> No
 def test_debaters_of_one_round_speak_at_the_same_time() -> None:
     """Each waits until all are there: one after the other would wait for ever."""
 
-    class Meets(Line):
+    class Meets(ScriptedAgent):
         async def say(self, messages: str | Sequence[Message], **sampling: Any) -> Turn:
             await barrier.wait()
             return await super().say(messages, **sampling)
@@ -132,7 +132,7 @@ def test_debaters_of_one_round_speak_at_the_same_time() -> None:
 def test_the_majority_answer_keeps_its_whole_text() -> None:
     answer, team = play(Vote(voters=3), {"solver": ["9", r"So \boxed{4}.", "It is 4.0"]})
     assert answer == r"So \boxed{4}."
-    assert len(team.solver.heard) == 3
+    assert len(team.solver.prompts) == 3
 
 
 @pytest.mark.parametrize(
@@ -155,16 +155,16 @@ def test_a_summarizer_reads_every_answer_and_gives_the_teams() -> None:
     workflow = Summarize(solvers=("ann", "bob"), summary="{answers} So?", systems={"bob": "Be brief."})
     answer, team = play(workflow, {"ann": ["four"], "bob": ["4"], "summarizer": [r"\boxed{4}"]})
     assert answer == r"\boxed{4}"
-    assert team.summarizer.heard[0][0]["content"] == "Answer 1:\nfour\n\nAnswer 2:\n4 So?"
-    assert team.bob.heard[0][0] == {"role": "system", "content": "Be brief."}
+    assert team.summarizer.prompts[0][0]["content"] == "Answer 1:\nfour\n\nAnswer 2:\n4 So?"
+    assert team.bob.prompts[0][0] == {"role": "system", "content": "Be brief."}
 
 
 def test_every_layer_of_a_mixture_reads_the_layer_before() -> None:
     workflow = Mixture(proposers=("ann", "bob"), layers=2, improve="{answers}")
     answer, team = play(workflow, {"ann": ["1", "3"], "bob": ["2", "4"], "aggregator": ["5"]})
     assert answer == "5"
-    assert team.bob.heard[1][0]["content"] == "Answer 1:\n1\n\nAnswer 2:\n2"
-    assert team.aggregator.heard[0][0]["content"] == "Answer 1:\n3\n\nAnswer 2:\n4"
+    assert team.bob.prompts[1][0]["content"] == "Answer 1:\n1\n\nAnswer 2:\n2"
+    assert team.aggregator.prompts[0][0]["content"] == "Answer 1:\n3\n\nAnswer 2:\n4"
 
 
 def graded(outcome: Outcome) -> dict[str, float]:
@@ -202,31 +202,31 @@ def test_an_evaluator_ends_the_loop_and_earns_for_being_right(
 
 def test_an_optimizer_goes_on_in_one_conversation_with_the_remarks() -> None:
     _, team = play(Refine(), {"optimizer": ["5", "4"], "evaluator": ["Too high. Verdict: wrong", "Correct"]})
-    assert team.optimizer.heard[1][:2] == [*team.optimizer.heard[0], {"role": "assistant", "content": "5"}]
-    assert "Too high." in team.optimizer.heard[1][2]["content"]
+    assert team.optimizer.prompts[1][:2] == [*team.optimizer.prompts[0], {"role": "assistant", "content": "5"}]
+    assert "Too high." in team.optimizer.prompts[1][2]["content"]
 
 
 def test_workers_share_the_steps_of_a_plan_and_the_orchestrator_answers() -> None:
     lines = {"orchestrator": ["1. two\n2. and two\n3. more", "4"], "ann": ["2", "0"], "bob": ["2"]}
     outcome, team = play(Orchestrate(workers=("ann", "bob")), lines)
     assert outcome.answer == "4" and outcome.metrics == {"steps": 3}
-    assert "and two\n→ 2" in team.orchestrator.heard[1][-1]["content"]
-    assert "Done so far" not in team.ann.heard[1][0]["content"]
+    assert "and two\n→ 2" in team.orchestrator.prompts[1][-1]["content"]
+    assert "Done so far" not in team.ann.prompts[1][0]["content"]
 
 
 def test_steps_in_sequence_know_what_came_before() -> None:
     lines = {"orchestrator": ["two\nand two", "4"], "worker": ["TWO", "4"]}
     _, team = play(Orchestrate(sequence=True), lines)
-    assert "Done so far:\ntwo\n→ TWO" in team.worker.heard[1][0]["content"]
+    assert "Done so far:\ntwo\n→ TWO" in team.worker.prompts[1][0]["content"]
 
 
 def test_a_plan_of_nothing_is_the_whole_task() -> None:
     outcome, team = play(Orchestrate(), {"orchestrator": [" ", "4"], "worker": ["4"]})
-    assert TASK.prompt in team.worker.heard[0][0]["content"] and outcome.metrics == {"steps": 1}
+    assert TASK.prompt in team.worker.prompts[0][0]["content"] and outcome.metrics == {"steps": 1}
 
 
 def test_workers_of_a_plan_work_at_the_same_time() -> None:
-    class Meets(Line):
+    class Meets(ScriptedAgent):
         async def say(self, messages: str | Sequence[Message], **sampling: Any) -> Turn:
             if self.role == "worker":
                 await barrier.wait()

@@ -43,18 +43,18 @@ class Counter:
     """Ends when told to stop; every word is worth one to the team."""
 
     def __init__(self) -> None:
-        self.heard: list[str] = []
+        self.prompts: list[str] = []
 
     def observe(self) -> str:
-        return f"{len(self.heard)} so far"
+        return f"{len(self.prompts)} so far"
 
     def act(self, text: str) -> float:
-        self.heard.append(text)
+        self.prompts.append(text)
         return 1.0
 
     @property
     def done(self) -> bool:
-        return self.heard[-1] == "stop"
+        return self.prompts[-1] == "stop"
 
 
 class AsyncStage:
@@ -78,7 +78,7 @@ def test_a_plain_world_is_acted_on_until_it_is_done() -> None:
     outcome, team = play(MultiTurn(max_steps=9), Counter(), {"player": ["a", "b", "stop"]})
     assert outcome.answer == "stop" and outcome.reward == 3.0
     assert outcome.metrics == {"steps": 3, "finished": 1.0}
-    talk = [message["content"] for message in team.player.heard[-1]]
+    talk = [message["content"] for message in team.player.prompts[-1]]
     assert talk == ["Play.\n\n0 so far", "a", "1 so far", "b", "2 so far"]
 
 
@@ -94,21 +94,21 @@ def test_a_world_may_be_async_and_reward_the_team_or_each_role(by_role: bool) ->
     assert outcome.reward == (0.0 if by_role else 1.0)
     assert rewards(team, "ann") == ([1.0, 2.0] if by_role else [None, None])
     assert rewards(team, "bob") == ([3.0, 1.0] if by_role else [None, None])
-    assert team.ann.heard[0][0]["content"] == "for ann" and team.bob.heard[0][0]["content"] == "ann said x"
+    assert team.ann.prompts[0][0]["content"] == "for ann" and team.bob.prompts[0][0]["content"] == "ann said x"
 
 
 def test_roles_that_speak_together_do_not_see_each_other() -> None:
     together = MultiTurn(roles=("ann", "bob"), max_steps=1, together=True, prompt="{observation}")
     _, team = play(together, AsyncStage(True), {"ann": ["x"], "bob": ["y"]})
-    assert team.bob.heard[0][0]["content"] == "for bob"
+    assert team.bob.prompts[0][0]["content"] == "for bob"
 
 
 @pytest.mark.parametrize("said", ["", " \n", "\x00", "{" * 500, "<tool_call>"])
 def test_whatever_is_said_reaches_the_world_as_it_is(said: str) -> None:
     world = Counter()
     outcome, team = play(MultiTurn(max_steps=9), world, {"player": [said, "stop"]})
-    assert world.heard == [said, "stop"] and outcome.metrics["finished"] == 1
-    assert team.player.heard[1][1] == {"role": "assistant", "content": said}
+    assert world.prompts == [said, "stop"] and outcome.metrics["finished"] == 1
+    assert team.player.prompts[1][1] == {"role": "assistant", "content": said}
 
 
 def test_a_world_that_rewards_a_stranger_is_told() -> None:
@@ -191,7 +191,7 @@ def test_in_nim_the_last_stone_wins_and_only_the_other_loses() -> None:
     two = MultiTurn(roles=("first", "second"))
     _, team = play(two, env.open(task), {"first": ["I take 1", "1"], "second": ["1 stone"]}, task)
     assert rewards(team, "first") == [0.0, 1.0] and rewards(team, "second") == [-1.0]
-    assert "first took 1. 2 stones are left" in team.second.heard[0][0]["content"]
+    assert "first took 1. 2 stones are left" in team.second.prompts[0][0]["content"]
 
 
 @pytest.mark.parametrize("move", ["four", "4", "0", "-1", "1.5", ""])
@@ -211,9 +211,9 @@ def test_in_the_hunt_the_walker_hears_only_the_guide_and_the_team_earns_the_way(
     lines = {"guide": ["east", "on", "down"], "walker": ["East!", "east", "south"]}
     outcome, team = play(two, env.open(task), lines, task)
     assert outcome.reward == pytest.approx(1.0) and outcome.metrics == {"steps": 3, "finished": 1.0}
-    walker = "".join(message["content"] for message in team.walker.heard[-1])
+    walker = "".join(message["content"] for message in team.walker.prompts[-1])
     assert "The guide says: east" in walker and "W" not in walker.replace("Where", "")
-    assert "W . .\n. . T" in team.guide.heard[0][0]["content"]
+    assert "W . .\n. . T" in team.guide.prompts[0][0]["content"]
 
 
 def test_in_the_hunt_going_astray_costs_and_a_word_that_is_no_way_stays() -> None:
@@ -282,7 +282,7 @@ def test_agents_of_pettingzoo_take_turns_and_earn_what_the_game_says() -> None:
     two = MultiTurn(roles=("ann", "bob"), prompt="{observation}")
     outcome, team = play(two, AecWorld(Turns(), 0, -1.0), {"ann": ["1", "I say 0"], "bob": ["1"]})
     assert rewards(team, "ann") == [1.0, 0.0] and rewards(team, "bob") == [0.0]
-    assert team.bob.heard[0][0]["content"] == "bob sees [1]"
+    assert team.bob.prompts[0][0]["content"] == "bob sees [1]"
     assert outcome.metrics == {"steps": 3, "finished": 1.0}
 
 
