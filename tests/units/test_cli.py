@@ -205,9 +205,9 @@ NO_MODEL = "policies.doer.model=/there/is/none"
 MISTAKES = {
     "no config": (["train"], "pass a config, as in `coterie train recipes/demo.yaml`"),
     "no such file": (["train", "nowhere.yaml"], "nowhere.yaml: there is no such file"),
-    "wrong type": (["train", "CONFIG", "steps=many"], "steps: the text 'many' is given"),
+    "wrong type": (["train", "CONFIG", "steps=many"], "steps: got the text 'many'"),
     "contradiction": (["train", "CONFIG", "episodes_per_task=1"], "episodes_per_task: is 1"),
-    "no model": (["train", "CONFIG", "name=new", NO_MODEL], "policies.doer.model: model /there/is/none: there is no"),
+    "no model": (["train", "CONFIG", "name=new", NO_MODEL], "policies.doer.model: model /there/is/none: no such file"),
     "nothing to share": (["train", "CONFIG", "name=new", "credit=aggregate"], "no turn was given a reward of its own"),
     "folder for config": (["train", "RUN"], "is a run's folder; `coterie train --resume"),
     "out of a resumed run": (["train", "--resume", "RUN", "--out", "OUT"], "--out has no effect with --resume"),
