@@ -113,13 +113,13 @@ def train(
     words = [word for word in [config, *(changes or [])] if word is not None]
     if resume is None and not words:
         raise typer.BadParameter("pass a config, as in `coterie train recipes/demo.yaml`, or --resume RUN")
-    if resume is not None and out is not None:
+    if resume is not None and out is not None and not (resume / "portable.json").is_file():
         raise typer.BadParameter(f"--out has no effect with --resume: the run stays in {resume}")
     if resume is None and checkpoint is not None:
         raise typer.BadParameter(f"--checkpoint {checkpoint} has no effect without --resume: a new run has none")
     with _user_errors() as commands:
         if resume is not None:
-            code = commands.resume(resume, words, examples, checkpoint)
+            code = commands.resume(commands.unpacked(resume, out), words, examples, checkpoint)
         else:
             code = commands.train(Path(words[0]), words[1:], out or Path("runs"), examples)
         raise typer.Exit(code)
@@ -238,6 +238,29 @@ def compare(
     """
     with _user_errors() as commands:
         commands.compare(file, changes or [], out or Path("runs") / file.resolve().parent.name, jobs)
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
+    portable: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="Pack the run's latest state into this new folder, in small files.")
+    ],
+    part_mb: Annotated[float, typer.Option(min=0.01, metavar="MB", help="The largest file, in megabytes.")] = 16.0,
+) -> None:
+    """Pack a run, to resume it on another machine.
+
+    The folder holds the config, the metrics, your own files and the latest checkpoint with its optimizer, as files of a
+    limited size with checksums. Resumed from there, training continues bit by bit. Weights of the base model and data
+    are not included.
+
+    \b
+    Examples:
+      coterie export runs/demo --portable packed
+      coterie train --resume packed steps=40      unpack it into runs/demo and go on
+    """
+    with _user_errors() as commands:
+        commands.export(run, portable, int(part_mb * 1e6))
 
 
 @app.command()

@@ -98,6 +98,25 @@ def compare(file: Path, changes: Sequence[str], out: Path, jobs: int) -> None:
     run_arms(file, tuple(changes), out, jobs)
 
 
+def export(folder: Path, out: Path, part_bytes: int) -> None:
+    """Pack a run's latest state into a new folder of small files."""
+    _config_of(folder)
+    from coterie.training.portable import pack
+
+    parts = pack(folder, out, part_bytes)
+    size = sum(part.stat().st_size for part in parts) / 1e6
+    print(f"{out}: {size:.1f} MB in {len(parts)} parts; `coterie train --resume {out}` unpacks it and goes on")
+
+
+def unpacked(folder: Path, out: Path | None) -> Path:
+    """The run's folder; a packed run is extracted into `out` first."""
+    if not (folder / "portable.json").is_file():
+        return folder
+    from coterie.training.portable import unpack
+
+    return unpack(folder, out or Path("runs"))
+
+
 def print_schema() -> None:
     print(json.dumps(schema(), indent=2))
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from coterie.errors import UserError
 from coterie.files import atomic_folder, reporting_write_errors
 from coterie.training import checkpoint
-from coterie.user_code import FILES
+from coterie.user_code import CODE_FOLDER
 
 MANIFEST = "portable.json"
 PART_BYTES = 16_000_000
@@ -29,7 +29,7 @@ class BadParts(UserError, ValueError):
 def pack(run: Path, out: Path, part_bytes: int = PART_BYTES) -> list[Path]:
     """Write a run's latest state into the new folder `out`; the parts, in order."""
     saved = checkpoint.find(run)
-    names = ["config.yaml", "metrics.jsonl", FILES, f"checkpoints/{saved.name}"]
+    names = ["config.yaml", "metrics.jsonl", CODE_FOLDER, f"checkpoints/{saved.name}"]
     with reporting_write_errors(out), atomic_folder(out) as folder:
         parts = _Parts(folder, part_bytes)
         with tarfile.open(fileobj=parts, mode="w|", bufsize=min(part_bytes, 1 << 20)) as archive:
@@ -79,7 +79,7 @@ class _Parts(io.RawIOBase):
     def writable(self) -> bool:
         return True
 
-    def write(self, data) -> int:  # type: ignore[no-untyped-def,override]  # anything with a buffer
+    def write(self, data) -> int:  # type: ignore[no-untyped-def]  # anything with a buffer
         self.pending += data
         while len(self.pending) >= self.size:
             self._flush(self.size)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from coterie.training.portable import BadParts, pack, unpack
+from tests.commands import coterie
 from tests.laws.test_resume import assert_same_run
 from tests.runs import naming_config, resumed, trained
 
@@ -57,3 +58,19 @@ def test_a_run_that_is_there_is_not_replaced(packed: Path, tmp_path: Path) -> No
         unpack(packed, tmp_path / "there")
     assert before == {path: os.stat(path).st_mtime_ns for path in run.rglob("*")}
     shutil.rmtree(run)
+
+
+def test_the_command_packs_a_run_and_resumes_it_in_another_folder(
+    model_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, packed = tmp_path / "here" / "run", tmp_path / "packed"
+    trained(naming_config(model_folder("llama"), steps=1), run)
+    monkeypatch.chdir(tmp_path)
+    done = coterie("export", str(run), "--portable", str(packed), "--part-mb", "0.02")
+    assert done.exit_code == 0 and "`coterie train --resume" in done.stdout
+    again = coterie("export", str(run), "--portable", str(packed))
+    assert again.exit_code == 2 and "already exists" in again.stderr
+    assert coterie("train", "--resume", str(packed), "--out", "there", "steps=2").exit_code == 0
+    assert (tmp_path / "there" / "run" / "checkpoints" / "000002").is_dir()
+    nothing = coterie("export", str(tmp_path / "there"), "--portable", "x")
+    assert nothing.exit_code == 2 and "holds no run" in nothing.stderr
