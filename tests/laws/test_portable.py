@@ -73,4 +73,4 @@ def test_the_command_packs_a_run_and_resumes_it_in_another_folder(
     assert coterie("train", "--resume", str(packed), "--out", "there", "steps=2").exit_code == 0
     assert (tmp_path / "there" / "run" / "checkpoints" / "000002").is_dir()
     nothing = coterie("export", str(tmp_path / "there"), "--portable", "x")
-    assert nothing.exit_code == 2 and "holds no run" in nothing.stderr
+    assert nothing.exit_code == 2 and "is not a run" in nothing.stderr
