@@ -166,7 +166,7 @@ def test_the_code_of_a_run_is_that_of_its_beginning(model: Path, tmp_path: Path)
     train(run)
     (tmp_path / "vowels.py").write_text("raise RuntimeError('half written')\n")
     again = load(tmp_path / "run" / "config.yaml")
-    assert again.env.name == f"{tmp_path / 'run' / 'files' / '0' / 'vowels.py'}:Vowels"
+    assert again.env.name == f"{tmp_path / 'run' / 'code' / '0' / 'vowels.py'}:Vowels"
     assert type(again.env.instance).__name__ == "Vowels"
 
 
