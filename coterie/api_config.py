@@ -10,7 +10,7 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from coterie.compat.siirl.read import is_graph
+from coterie.compat.siirl.nodes import is_graph
 from coterie.compat.siirl.translate import translate
 from coterie.config import ConfigError, yamltree
 from coterie.config.load import read_text, to_plain

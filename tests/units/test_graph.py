@@ -18,10 +18,9 @@ import yaml
 
 from coterie.cli import commands
 from coterie.compat.siirl.credit import GraphCredit
-from coterie.compat.siirl.env import GraphEnv, GraphTasks
+from coterie.compat.siirl.env import GraphEnv, GraphTasks, WorldError
 from coterie.compat.siirl.hooks import HookError
-from coterie.compat.siirl.workflow import Graph, GraphAgent, Table
-from coterie.compat.siirl.world import WorldError
+from coterie.compat.siirl.workflow import Graph, GraphAgent, RoundState
 from coterie.config import Config, ConfigError, dump, load
 from coterie.config.conflicts import check_conflicts
 from coterie.config.registry import user_module
@@ -200,7 +199,7 @@ def test_what_a_graph_says_is_what_the_config_says(tmp_path: Path, capsys: pytes
     assert config.env.instance.worlds == {"actor": f"{tmp_path.resolve()}/math_env.py:MathEnv"}
     assert config.reward.name == "math" and config.credit.instance == GraphCredit(share_reward_in_agent=True)
     assert config.workflow.instance.rewarded == ("actor",)
-    assert "without effect here: rollout.tensor_model_parallel_size" in capsys.readouterr().err
+    assert "no effect here: rollout.tensor_model_parallel_size" in capsys.readouterr().err
 
 
 def test_a_config_made_of_a_graph_is_kept_as_one_of_ours(tmp_path: Path) -> None:
@@ -290,7 +289,7 @@ def test_what_is_said_for_all_and_concerns_nobody_is_told_and_left_out(
     check_conflicts(config)
     assert config.policies["actor"].lr == 1e-6 and config.sampling_of("actor").max_tokens == 32
     said = capsys.readouterr().err
-    assert "data.max_response_length, for every" in said and "the learning rate of reasoner, which no node" in said
+    assert "data.max_response_length: every" in said and "the learning rate of reasoner, which no node" in said
 
 
 def test_agents_that_share_an_instance_are_one_policy(tmp_path: Path) -> None:
@@ -347,7 +346,7 @@ BROKEN: dict[str, tuple[str, str, str]] = {
     "unknown node_type": (
         "    node_type: model_inference",
         "    node_type: MODEL_INFERENC",
-        r"nodes.actor.node_type: the text 'MODEL_INFERENC' .*did you mean MODEL_INFERENCE\?.*line 22",
+        r"nodes.actor.node_type: got the text 'MODEL_INFERENC', .*did you mean MODEL_INFERENCE\?.*line 22",
     ),
     "unknown node_role": (
         "    node_role: rollout",
@@ -464,7 +463,7 @@ def test_parameters_that_mean_nothing_here_are_refused(tmp_path: Path) -> None:
         loaded(tmp_path, MARFT, "custom_reward_function.path=x.py")
     with pytest.raises(ConfigError, match=r"algorithm: adv_estimator 'x' has no counterpart here; gae.*override"):
         loaded(tmp_path, MARFT, "algorithm.adv_estimator=x")
-    with pytest.raises(ConfigError, match=r"episodes_per_task is the same for all here.*line 5.*line 9"):
+    with pytest.raises(ConfigError, match=r"episodes_per_task has one value for all nodes.*line 5.*line 9"):
         loaded(tmp_path, MARFT.replace("  rollout.temperature: 0.9", "  rollout.temperature: 0.9\n  rollout.n: 3"))
 
 
@@ -611,7 +610,7 @@ def test_ids_of_another_tokenizer_are_written_anew() -> None:
             return turn("x", ids, (5,))
 
     first, second = RecordingAgent(0), RecordingAgent(1)
-    table = Table(first, Task("t", "one and one", None), 2)  # type: ignore[arg-type]
+    table = RoundState(first, Task("t", "one and one", None), 2)  # type: ignore[arg-type]
     asyncio.run(table.speak(GraphAgent("x"), second, 1))  # type: ignore[arg-type]
     assert second.read == second.chat.tokenizer.encode(
         "<|im_start|>user\none and one<|im_end|>\n<|im_start|>assistant\n", add_special_tokens=False

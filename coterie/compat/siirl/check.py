@@ -1,17 +1,17 @@
-"""Whether the nodes of a graph make sense together."""
+"""Check the nodes of a graph against each other: dependencies, groups, roles, options."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields
 
-from coterie.compat.siirl.node import AgentOptions, Node, Nodes
+from coterie.compat.siirl.nodes import AgentOptions, Node, Nodes
 from coterie.config.problems import Path, Problems, did_you_mean
 
 Found = Iterator[tuple[Path, str]]
 WITH_A_ROLE = ("COMPUTE", "MODEL_INFERENCE", "MODEL_TRAIN")
-SAMPLING = "dynamic_sampling"  # siiRL's function that leaves out groups without variance
-# Which options mean something on nodes of a role; on others nothing reads them.
+SAMPLING = "dynamic_sampling"  # siiRL's function that drops groups without variance
+# The options of each node_role; on other roles they have no effect.
 OF_A_ROLE = {
     "ROLLOUT": {
         "obs_with_env", "process_path", "pre_process_kwargs", "post_process_kwargs", "env_path", "share_instance",
@@ -23,7 +23,7 @@ OF_A_ROLE = {
 
 
 def check_nodes(graph: Nodes, problems: Problems) -> None:
-    """Raise a ConfigError that names every node that does not fit, with its line; or pass."""
+    """Raise a ConfigError that lists every problem with its node and line."""
     for check in (_dependencies, _cycle, _groups, _roles, _options, _shared, _cycles_of_training, _executables):
         for path, message in check(graph):
             problems.add(path, message)
@@ -31,7 +31,7 @@ def check_nodes(graph: Nodes, problems: Problems) -> None:
 
 
 def in_order(graph: Nodes) -> list[Node]:
-    """Every node after those it depends on, else in the order of the file. Nodes of a cycle are left out."""
+    """Topological order, ties in the order of the file; nodes of a cycle are left out."""
     placed: dict[str, Node] = {}
     waiting = list(graph.nodes)
     while ready := [node for node in waiting if all(name in placed for name in node.dependencies)]:
@@ -41,7 +41,7 @@ def in_order(graph: Nodes) -> list[Node]:
 
 
 def before(graph: Nodes, node: Node) -> set[str]:
-    """The ids of all that a node depends on, directly or not."""
+    """The ids of all ancestors of a node."""
     by_id = {one.node_id: one for one in graph.nodes}
     found: set[str] = set()
     todo = list(node.dependencies)
@@ -68,10 +68,10 @@ def _cycle(graph: Nodes) -> Found:
     if not stuck:
         return
     walk = [next(node.node_id for node in graph.nodes if node.node_id in stuck)]
-    while walk[-1] not in walk[:-1]:  # a stuck node waits for another one that is
+    while walk[-1] not in walk[:-1]:  # every node of a cycle depends on another one of it
         walk.append(next(name for name in by_id[walk[-1]].dependencies if name in stuck))
     loop = walk[walk.index(walk[-1]) :]
-    yield by_id[loop[0]].at("dependencies"), f"cycle: {' → '.join(loop)}; a node cannot wait for itself"
+    yield by_id[loop[0]].at("dependencies"), f"cycle: {' → '.join(loop)}; a node cannot depend on itself"
 
 
 def _groups(graph: Nodes) -> Found:
@@ -84,7 +84,7 @@ def _groups(graph: Nodes) -> Found:
             beyond.at("agent_group"),
             f"gap in groups: they are {listed}, and {gaps[0]} is missing; they count from 0 without gaps",
         )
-    speaking = {node.agent_group for node in graph.playing("ROLLOUT")}
+    speaking = {node.agent_group for node in graph.with_role("ROLLOUT")}
     if not speaking:
         yield ("nodes",), "no node has the role ROLLOUT, so nobody speaks"
     for node in graph.nodes:
@@ -103,8 +103,8 @@ def _roles(graph: Nodes) -> Found:
                 node.at("node_type"),
                 f"MODEL_INFERENCE and ROLLOUT go together, not {node.node_type} and {node.node_role}",
             )
-    if graph.playing("ACTOR") and not graph.playing("ADVANTAGE"):
-        yield graph.playing("ACTOR")[0].at(), "no node has the role ADVANTAGE, so there is nothing to train on"
+    if graph.with_role("ACTOR") and not graph.with_role("ADVANTAGE"):
+        yield graph.with_role("ACTOR")[0].at(), "no node has the role ADVANTAGE, so there is nothing to train on"
 
 
 def _options(graph: Nodes) -> Found:
@@ -117,12 +117,12 @@ def _options(graph: Nodes) -> Found:
 
 
 def _shared(graph: Nodes) -> Found:
-    """An instance is shared with a group that has one of its own."""
+    """`share_instance` names a group with a model of its own."""
     for node in (node for node in graph.nodes if node.node_role in OF_A_ROLE):
         target = node.agent_options.share_instance
         if target is None:
             continue
-        peers = [one for one in graph.playing(node.node_role) if one.agent_group != node.agent_group]
+        peers = [one for one in graph.with_role(node.node_role) if one.agent_group != node.agent_group]
         owners = {one.agent_group for one in peers if one.agent_options.share_instance is None}
         if target not in owners:
             there = ", ".join(map(str, sorted(owners))) or "none"
@@ -133,9 +133,9 @@ def _shared(graph: Nodes) -> Found:
 
 
 def _cycles_of_training(graph: Nodes) -> Found:
-    """One agent trains at a time, or all do: a number for some alone would mean neither."""
-    training = [node for node in graph.playing("ACTOR") if node.trains]
-    for node in graph.playing("ACTOR"):
+    """Either every training agent has the same `train_cycle`, or none has one."""
+    training = [node for node in graph.with_role("ACTOR") if node.trains]
+    for node in graph.with_role("ACTOR"):
         if node.agent_options.train_cycle is not None and not node.trains:
             yield node.option("train_cycle"), "has no effect on a node that does not train"
     cycles = {node.agent_options.train_cycle for node in training}
@@ -146,11 +146,11 @@ def _cycles_of_training(graph: Nodes) -> Found:
 
 
 def _executables(graph: Nodes) -> Found:
-    """siiRL's own code does what the node's role says, and is not needed; other code cannot run here."""
+    """siiRL's own functions are implied by the node's role; other code cannot run here."""
     for node in graph.nodes:
         name = node.executable_ref or ""
         known = name.startswith("siirl.") and (node.node_role != "DEFAULT" or name.endswith(SAMPLING))
         if name and not known:
-            yield node.at("executable_ref"), f"{name} cannot run here: a graph says what its roles say, and no more"
+            yield node.at("executable_ref"), f"{name} cannot run here: only node roles are translated, not code"
         if node.node_type == "CUSTOM":
-            yield node.at("node_type"), "CUSTOM runs code of siiRL's, which cannot run here"
+            yield node.at("node_type"), "CUSTOM nodes run siiRL code, which cannot run here"

@@ -1,4 +1,4 @@
-"""One graph on its way to a config."""
+"""The config under construction: every key with its value and the place it comes from."""
 
 from __future__ import annotations
 
@@ -6,47 +6,71 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path as File
-from typing import Any
+from typing import Any, NamedTuple
 
-from coterie.compat.siirl.config_sheet import Given, Sheet
-from coterie.compat.siirl.node import Nodes
-from coterie.compat.siirl.script import Script
-from coterie.compat.siirl.team import Cast
-from coterie.config.problems import Path, Problems
+from coterie.compat.siirl.nodes import Nodes
+from coterie.compat.siirl.team import GraphTeam
+from coterie.config.problems import Path, Problems, dotted
+
+
+class Sourced(NamedTuple):
+    """A value, and where it was written."""
+
+    value: Any
+    place: str
+
+
+Parameters = dict[str, Sourced]  # by siiRL's full names
 
 
 @dataclass
-class Draft:
-    """The graph, what its script says, and the config so far."""
+class ConfigDraft:
+    """A graph, its parameters, and the keys of the config so far."""
 
     graph: Nodes
-    script: Script  # what holds for all nodes
+    parameters: Parameters  # for all nodes; a node's own override them
     folder: File
     problems: Problems
-    unused: set[str] = field(default_factory=set)  # what was said without effect
+    unused: set[str] = field(default_factory=set)  # parameters without effect
+    tree: dict[str, Any] = field(default_factory=dict)
+    values: dict[Path, tuple[bool, Sourced]] = field(default_factory=dict)  # whether a node set it, and the value
 
     @cached_property
-    def cast(self) -> Cast:
-        return Cast(self.graph)
+    def team(self) -> GraphTeam:
+        return GraphTeam(self.graph)
 
-    @cached_property
-    def sheet(self) -> Sheet:
-        return Sheet(self.problems)
+    def put(self, path: Path, value: Any, source: Path | str, by_node: bool = False) -> None:
+        """Set a key; `source` is its place, or the key of the graph it comes from. Nodes override parameters."""
+        place = source if isinstance(source, str) else self.place(source)
+        if path in self.values:
+            before, old = self.values[path]
+            if before and not by_node:
+                return
+            if before == by_node and old.value != value:
+                conflict = f"has one value for all nodes, but is {old.value!r} ({old.place}) and {value!r} ({place})"
+                self.problems.found.append(f"{dotted(path)} {conflict}")
+                return
+        self.values[path] = (by_node, Sourced(value, place))
+        self.problems.sources.places[path] = place
+        inside = self.tree
+        for name in path[:-1]:
+            inside = inside.setdefault(name, {})
+        inside[path[-1]] = value
 
-    def put(self, path: Path, value: Any, written: Path | str) -> None:
-        """Set a key; `written` is the place that it comes from, or the key of the graph that it does."""
-        self.sheet.put(path, value, written if isinstance(written, str) else self.place(written))
+    def put_sourced(self, path: Path, value: Sourced | None) -> None:
+        """Set a key, unless the value is None."""
+        if value is not None:
+            self.put(path, value.value, value.place)
 
-    def given(self, path: Path, told: Given | None) -> None:
-        """Set a key to what was told of it, if anything was."""
-        if told is not None:
-            self.sheet.put(path, told.value, told.place)
+    def get(self, *path: str) -> Sourced | None:
+        """The value of a key, if it is set."""
+        return self.values[path][1] if path in self.values else None
 
     def place(self, path: Path) -> str:
         return self.problems.sources.place(path)
 
     def attempt(self, action: Callable[[], Any], at: Path, place: str | None = None) -> Any:
-        """What comes of an action; a ValueError becomes a problem at this key."""
+        """The result of an action; a ValueError becomes a problem at this key."""
         try:
             return action()
         except ValueError as error:
@@ -56,8 +80,8 @@ class Draft:
             return None
 
     def file(self, path: str) -> File:
-        """A file that the graph names: beside it or above it, as in siiRL's own tree, or from where the command was
-        given; its name alone where there is none."""
+        """A file that the graph names, looked up in its folder and those above (as in siiRL's tree), then in the
+        current one; the bare name if there is none."""
         named, beside = File(path).expanduser(), self.folder.resolve()
         around = [folder / named for folder in (beside, *beside.parents)]
         return next((file.resolve() for file in (*around, named) if file.is_file()), named)

@@ -1,4 +1,4 @@
-"""Every agent of a graph is rewarded at its own last token."""
+"""siiRL's credit: every agent is rewarded at its own last token."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from coterie.types import Episode, Metrics, Turn
 
 @dataclass(frozen=True, kw_only=True)
 class GraphCredit(Credit):
-    """What turns were given themselves. A turn that was given nothing earns what the next one that was given something
-    did, or, with `share_reward_in_agent: false`, nothing (siiRL). It stands at every role's own turn, also where
-    rewards flow back along the whole team."""
+    """The turns' own rewards. A turn without one gets that of the next turn that has one, or with
+    `share_reward_in_agent: false` zero, as in siiRL; at every role's own turn."""
 
     share_reward_in_agent: bool = True  # a turn without a reward gets that of the next turn that has one, not 0
 

@@ -1,24 +1,136 @@
-"""Tasks in siiRL's Parquet layout, with the environments of a graph beside them."""
+"""Tasks in siiRL's Parquet layout, and environment classes in siiRL's form (`reset`, `step`) as an episode's world."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from coterie.compat.siirl.world import Worlds, world_class
+from coterie.config.problems import ConfigError, did_you_mean
+from coterie.config.registry import user_module
 from coterie.data.row import Raw, other_fields
 from coterie.envs.rows import Rows
 from coterie.rewards import Grader
 from coterie.types import Episode, Task, is_correct
+from coterie.watchdog import run_in_daemon_thread
+
+# Text or token ids, the same for all agents or a list with one each; None: nothing to observe.
+Observation = str | list[int] | None
+
+
+class WorldError(ValueError):
+    """An environment returned something other than (obs, reward, done)."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """The result of the agents' actions."""
+
+    seen: list[Observation]  # by agent, in their order
+    reward: float
+    done: bool
+
+
+def world_class(name: str) -> Callable[[], Any]:
+    """The environment class that `file.py:Class` names; a ValueError if it cannot be used."""
+    path, colon, attribute = name.rpartition(":")
+    if not colon or not path.endswith(".py"):
+        raise ValueError(f"bad env_path: {name!r} is not of the form file.py:Class")
+    if not Path(path).is_file():
+        raise ValueError(f"bad env_path: there is no file {path}")
+    try:
+        own = vars(user_module(Path(path).resolve()))
+    except ConfigError as error:
+        raise ValueError(f"bad env_path: {error}") from error
+    if attribute not in own:
+        raise ValueError(f"bad env_path: {path} has no {attribute}{did_you_mean(attribute, own)}")
+    found: Callable[[], Any] = own[attribute]
+    if not inspect.isclass(found) or not callable(getattr(found, "step", None)):
+        raise ValueError(f"bad env_path: {name} is no class with a method step(actions, ground_truth)")
+    return found
+
+
+class Worlds:
+    """The environments of one episode: one instance per agent that has an env_path."""
+
+    def __init__(self, classes: Mapping[str, str], truth: Any) -> None:
+        self.names = classes
+        self.truth = truth
+        self.instances = {role: world_class(name)() for role, name in classes.items()}
+
+    def __contains__(self, role: object) -> bool:
+        return role in self.instances
+
+    async def reset(self, agents: int) -> list[Observation]:
+        """The first observations; of several environments the last one that returns any."""
+        seen: list[Observation] = [None] * agents
+        for role, world in self.instances.items():
+            if callable(getattr(world, "reset", None)):
+                observation = await _called(world.reset)
+                seen = seen if observation is None else self._by_agent(role, observation, agents, agents)
+        return seen
+
+    async def step(self, role: str, actions: Sequence[str], agents: int) -> Step:
+        """Step this agent's environment with all actions of the round so far."""
+        observation, reward, done = await self._answer(role, actions)
+        return Step(self._by_agent(role, observation, len(actions), agents), reward, done)
+
+    async def reward_of(self, answer: str) -> float:
+        """The reward of a single answer."""
+        role = list(self.instances)[-1]
+        if callable(getattr(self.instances[role], "reset", None)):
+            await _called(self.instances[role].reset)
+        return (await self._answer(role, [answer]))[1]
+
+    async def _answer(self, role: str, actions: Sequence[str]) -> tuple[Any, float, bool]:
+        result = await _called(self.instances[role].step, actions=list(actions), ground_truth=self.truth)
+        if not isinstance(result, tuple | list) or len(result) != 3:
+            raise WorldError(f"{self._who(role)} returned {result!r:.80}, not (obs, reward, done)")
+        observation, reward, done = result
+        if not isinstance(reward, Real) or not isfinite(reward):
+            raise WorldError(f"{self._who(role)} gave the reward {reward!r:.80}; a reward is a finite number")
+        return observation, float(reward), bool(done)
+
+    async def close(self) -> None:
+        for world in self.instances.values():
+            if callable(getattr(world, "close", None)):
+                await _called(world.close)
+
+    def _by_agent(self, role: str, observation: Any, acted: int, agents: int) -> list[Observation]:
+        if observation is None or isinstance(observation, str) or _are_ids(observation):
+            return [observation] * agents
+        each = observation if isinstance(observation, list | tuple) else [object()]
+        if any(one is not None and not isinstance(one, str) and not _are_ids(one) for one in each):
+            raise WorldError(f"{self._who(role)} showed {observation!r:.80}; an observation is text or token ids")
+        if len(each) not in (acted, agents):
+            raise WorldError(f"{self._who(role)} showed {len(each)} observations to {agents} agents")
+        return [*each, *[None] * (agents - len(each))]
+
+    def _who(self, role: str) -> str:
+        return f"{role}: the environment {self.names[role]}"
+
+
+def _are_ids(value: Any) -> bool:
+    return isinstance(value, list) and all(type(id) is int for id in value)
+
+
+async def _called(function: Callable[..., Any], **arguments: Any) -> Any:
+    """Call a coroutine, or a plain function in a thread, so that it does not block the event loop."""
+    if inspect.iscoroutinefunction(function):
+        return await function(**arguments)
+    value = await run_in_daemon_thread(function, **arguments)
+    return await value if inspect.isawaitable(value) else value
 
 
 @dataclass(frozen=True)
 class GraphTasks(Rows):
     """Rows as verl and siiRL have them: `prompt` is a list of messages, `reward_model.ground_truth` the answer.
 
-    Other rows are read as `rows` reads them. What an answer is worth, the config's reward says.
+    Other rows are read as by `rows`. The config's reward grades answers.
     """
 
     prompt_key: str = "prompt"  # the name of the field with the messages
@@ -47,10 +159,10 @@ class GraphTasks(Rows):
 
 @dataclass(frozen=True)
 class GraphEnv(GraphTasks):
-    """As `graph`; what is earned, the environments say while they are acted on: `reward: native`."""
+    """Like `graph`, but rewards come from the environments' `step`: use `reward: native`."""
 
     async def score(self, episode: Episode) -> None:
-        """What the last environment to answer gave; an answer that none has seen is put before a fresh one."""
+        """The last reward of an environment; an answer that no environment saw is graded by a fresh one."""
         given = [turn.reward for turn in episode.turns if turn.reward is not None]
         if not given:
             await super().score(episode)
@@ -60,18 +172,18 @@ class GraphEnv(GraphTasks):
 
     def native(self, deadline: float) -> Grader:
         if not self.worlds:
-            raise ValueError("reward native: no agent has an environment that could say what an answer is worth")
+            raise ValueError("reward native: no agent has an environment")
         return WorldGrader("native", {"name": list(self.worlds.values())[-1]}, deadline)
 
 
 @dataclass(frozen=True)
 class WorldGrader(Grader):
-    """Grades a lone answer, such as that of one agent without the graph, by a fresh environment."""
+    """Grades a single answer with a fresh environment."""
 
     async def __call__(self, answer: Any, truth: Any, task: Task | None = None) -> float:
         worlds = Worlds({"answer": self.options["name"]}, truth)
         try:
-            return await worlds.worth(str(answer))
+            return await worlds.reward_of(str(answer))
         finally:
             await worlds.close()
 

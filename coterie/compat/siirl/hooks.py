@@ -1,4 +1,4 @@
-"""What an agent's own file makes of prompts and replies, in token ids."""
+"""Hooks of an agent's own file: `pre_process` and `post_process` change prompts and replies, as token ids."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ Ids = list[int]
 
 
 class HookError(ValueError):
-    """A hook that gives something else than token ids."""
+    """A hook returned something other than token ids."""
 
 
 @dataclass(frozen=True)
 class Hooks:
-    """`pre_process` and `post_process` of one agent; a function that its file does not have changes nothing."""
+    """`pre_process` and `post_process` of one agent; a missing function changes nothing."""
 
     role: str
     process_path: Path | None = None
     pre_process_kwargs: Mapping[str, Any] = field(default_factory=dict)
     post_process_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    written: str = ""  # where, for complaints
+    written: str = ""  # its place, for error messages
 
     @cached_property
     def functions(self) -> dict[str, Callable[..., Any]]:
         return functions(self.process_path) if self.process_path else {}
 
     def check(self) -> None:
-        """Complain of a file that cannot be used in this way, before anyone speaks."""
+        """Raise a ValueError if a function has the wrong signature, before any episode is played."""
         for name, before, kwargs in (
             (PRE, ("tokenizer", "prompt_ids", "obs"), self.pre_process_kwargs),
             (POST, ("tokenizer", "prompt_ids", "response_ids"), self.post_process_kwargs),
@@ -46,21 +46,21 @@ class Hooks:
                 raise ValueError(f"{name}_kwargs have no effect: {where}")
 
     def pre(self, tokenizer: Any, prompt: Ids, seen: Ids | None) -> Ids:
-        """What the agent reads: by default the prompt, and then what the environment shows."""
+        """The agent's prompt: by default the prompt so far and the observation."""
         if PRE not in self.functions:
             return [*prompt, *(seen or [])]
         made = self.functions[PRE](tokenizer, list(prompt), list(seen or []), **self.pre_process_kwargs)
         return self._ids(made, PRE)
 
     def post(self, tokenizer: Any, prompt: Ids, response: Sequence[int]) -> Ids:
-        """What the next agent goes on from: by default the prompt and the reply."""
+        """What the next agent continues from: by default the prompt and the reply."""
         if POST not in self.functions:
             return [*prompt, *response]
         made = self.functions[POST](tokenizer, list(prompt), list(response), **self.post_process_kwargs)
         return self._ids(made, POST)
 
     def _ids(self, made: Any, name: str) -> Ids:
-        ids = made.tolist() if hasattr(made, "tolist") else made  # a tensor or an array is as good as a list
+        ids = made.tolist() if hasattr(made, "tolist") else made  # tensors and arrays are fine
         if isinstance(ids, list | tuple) and all(type(id) is int for id in ids):
             return list(ids)
         kind = "text" if isinstance(made, str) else f"{made!r:.60}"
@@ -69,7 +69,7 @@ class Hooks:
 
 
 def functions(path: Path) -> dict[str, Callable[..., Any]]:
-    """The hooks that a file has, by name; a ValueError where it has none or cannot be run."""
+    """The hooks of a file by name; a ValueError if it has none."""
     if not path.is_file():
         raise ValueError(f"there is no file {path}")
     own = vars(user_module(path.resolve()))

@@ -1,73 +1,132 @@
-"""Parameters of the script and of single nodes, put where they belong in a config."""
+"""siiRL's parameters, from its command line, `global_config` or a node, put at their keys of the config."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from coterie.compat.siirl.config_draft import Draft
-from coterie.compat.siirl.config_sheet import Given
-from coterie.compat.siirl.node import Node
-from coterie.compat.siirl.script import Script, leaves, unknown
-from coterie.compat.siirl.settings import SETTINGS, TEAM, Setting, full_name, is_without_effect
-from coterie.config.problems import Path, undotted
+from coterie.compat.siirl.config_draft import ConfigDraft, Parameters, Sourced
+from coterie.compat.siirl.nodes import GLOBALS, Node
+from coterie.compat.siirl.parameter_table import COMPOUND, GROUPS, SETTINGS, TEAM, Setting, full_name, is_without_effect
+from coterie.config import yamltree
+from coterie.config.hints import hint_for
+from coterie.config.problems import Path, Problems, did_you_mean, undotted
 
-FILES = (("env", "train"), ("env", "test"))
+FILES = (("env", "train"), ("env", "test"))  # keys that are paths
 
 
-def settle(draft: Draft) -> dict[str, Script]:
-    """Put every parameter that has a key of its own here. The nodes' own parameters come back, by node."""
-    cast = draft.cast
+def split(overrides: Sequence[str], problems: Problems) -> tuple[Parameters, list[str]]:
+    """siiRL's parameters among the overrides, by their full names; and the rest, which are Coterie's keys."""
+    parameters: Parameters = {}
+    rest: list[str] = []
+    for override in overrides:
+        key = override.partition("=")[0].strip()
+        name = full_name(key, (TEAM,))
+        if name is None and undotted(key)[:1] not in {(group,) for group in GROUPS}:
+            rest.append(override)
+        elif name is None:
+            problems.found.append(f"{key}: {unknown(key)} (override {override})")
+        else:
+            parameters |= _parsed(name, key, override, problems)
+    return parameters, rest
+
+
+def in_globals(globals: Mapping[str, Any], problems: Problems) -> Parameters:
+    """The parameters in `global_config` under siiRL's groups; its other keys are only for `!Ref`."""
+    parameters: Parameters = {}
+    for path, value in leaves(globals, ()):
+        key = ".".join(path)
+        if full_name(key, ()) is not None:
+            parameters[key] = Sourced(value, problems.sources.place((GLOBALS, *path)))
+        elif undotted(key)[0] in GROUPS:
+            problems.add((GLOBALS, *path), unknown(key))
+    return parameters
+
+
+def unknown(key: str) -> str:
+    """The message for a parameter that Coterie does not have."""
+    hint = hint_for(undotted(key))
+    near = did_you_mean(key, [*SETTINGS, *COMPOUND]) or did_you_mean(f"{TEAM}{key}", [*SETTINGS, *COMPOUND])
+    return (
+        f"unknown key; {hint}"
+        if hint
+        else f"unknown key: siiRL has no such parameter, or Coterie has no counterpart{near}"
+    )
+
+
+def leaves(data: Mapping[str, Any], path: Path) -> Iterator[tuple[Path, Any]]:
+    """Every value of nested mappings, with its path."""
+    for key, item in data.items():
+        if isinstance(item, dict) and item:
+            yield from leaves(item, (*path, key))
+        else:
+            yield (*path, key), item
+
+
+def _parsed(name: str, key: str, override: str, problems: Problems) -> Parameters:
+    tree: dict[str, Any] = {}
+    yamltree.override(tree, override, problems)
+    value: Any = tree
+    for part in undotted(key):
+        value = value[part] if isinstance(value, dict) and part in value else None
+    return {name: Sourced(value, f"override {override}")}
+
+
+def put_parameters(draft: ConfigDraft) -> dict[str, Parameters]:
+    """Set the key of every parameter that has one; return the nodes' own parameters, by node."""
+    team = draft.team
     by_node = {node.node_id: settings_of(node, draft) for node in draft.graph.nodes}
-    everyone = [node.node_id for node in cast.rollouts]
-    _put(draft, draft.script, {"{policy}": cast.policies, "{role}": everyone, "{critic}": list(cast.critics)}, False)
+    everyone = [node.node_id for node in team.rollouts]
+    _put(
+        draft, draft.parameters, {"{policy}": team.policies, "{role}": everyone, "{critic}": list(team.critics)}, False
+    )
     for node in draft.graph.nodes:
-        _put(draft, by_node[node.node_id], _concerned(draft, node), True)
+        _put(draft, by_node[node.node_id], _targets_of(draft, node), True)
     return by_node
 
 
-def settings_of(node: Node, draft: Draft) -> Script:
-    """A node's own parameters, by their whole names."""
+def settings_of(node: Node, draft: ConfigDraft) -> Parameters:
+    """A node's own parameters, by their full names."""
     lead = "critic." if node.node_role == "CRITIC" else "algorithm." if node.node_type == "COMPUTE" else TEAM
-    own: Script = {}
+    own: Parameters = {}
     for path, value in leaves(node.config, ()):
         key, at = ".".join(path), node.at("config", *path)
         name = full_name(key, (lead,))
         if name is None:
             draft.problems.add(at, unknown(key))
         else:
-            own[name] = Given(value, draft.place(at))
+            own[name] = Sourced(value, draft.place(at))
     return own
 
 
-def _concerned(draft: Draft, node: Node) -> dict[str, list[str]]:
-    """Whom a node's parameters are for."""
-    cast = draft.cast
-    speaks = any(other.agent_group == node.agent_group for other in cast.rollouts)
-    critic = cast.critic(node.agent_group) if node.node_role == "CRITIC" else None
+def _targets_of(draft: ConfigDraft, node: Node) -> dict[str, list[str]]:
+    """The policies, roles and critics that a node's parameters apply to."""
+    team = draft.team
+    speaks = any(other.agent_group == node.agent_group for other in team.rollouts)
+    critic = team.critic(node.agent_group) if node.node_role == "CRITIC" else None
     return {
-        "{policy}": [cast.policy(node.agent_group)] if speaks else [],
+        "{policy}": [team.policy(node.agent_group)] if speaks else [],
         "{role}": [node.node_id] if node.node_role == "ROLLOUT" else [],
-        "{critic}": [critic] if critic in cast.critics else [],
+        "{critic}": [critic] if critic in team.critics else [],
     }
 
 
-def _put(draft: Draft, script: Script, names: dict[str, list[str]], by_node: bool) -> None:
-    for name, given in script.items():
+def _put(draft: ConfigDraft, parameters: Parameters, names: dict[str, list[str]], by_node: bool) -> None:
+    for name, sourced in parameters.items():
         if is_without_effect(name):
             draft.unused.add(name.removeprefix(TEAM))
-        elif name in SETTINGS and given.value is not None:  # null is siiRL's word for the default
-            value = _read(draft, name, given)
+        elif name in SETTINGS and sourced.value is not None:  # null is siiRL's default
+            value = _read(draft, name, sourced)
             for path in _targets(SETTINGS[name], names) if value is not None else ():
-                lasting = str(draft.file(value)) if path in FILES and isinstance(value, str) else value
-                draft.sheet.put(path, lasting, given.place, by_node)
+                absolute = str(draft.file(value)) if path in FILES and isinstance(value, str) else value
+                draft.put(path, absolute, sourced.place, by_node)
 
 
-def _read(draft: Draft, name: str, given: Given) -> Any:
+def _read(draft: ConfigDraft, name: str, sourced: Sourced) -> Any:
     try:
-        return SETTINGS[name].read(given.value)
+        return SETTINGS[name].read(sourced.value)
     except ValueError as error:
-        draft.problems.found.append(f"{name}: {error} ({given.place})")
+        draft.problems.found.append(f"{name}: {error} ({sourced.place})")
         return None
 
 

@@ -1,4 +1,4 @@
-"""Who is in a graph: roles, the policies that play them, and the critics that judge them."""
+"""The team of a graph: roles, the policies that play them, and their critics."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from coterie.compat.siirl.check import SAMPLING, before, in_order
-from coterie.compat.siirl.node import Node, Nodes
+from coterie.compat.siirl.nodes import Node, Nodes
 
 
 @dataclass(frozen=True)
-class Cast:
-    """A graph as a team."""
+class GraphTeam:
+    """Roles, policies and critics of a graph."""
 
     graph: Nodes
 
@@ -23,24 +23,24 @@ class Cast:
 
     @property
     def policies(self) -> list[str]:
-        """Each is called by the first role that it plays; agents train in this order."""
+        """Named after the first role each plays; agents train in this order."""
         groups = sorted({node.agent_group for node in self.rollouts})
         return list(dict.fromkeys(self.policy(group) for group in groups))
 
     def policy(self, group: int) -> str:
-        """Who plays the roles of a group: its own model, or that of the group whose instance it shares."""
+        """The policy of a group's roles: its own, or that of the group whose instance it shares."""
         owner = self._owner(group, ("ROLLOUT", "ACTOR"))
         return next(node.node_id for node in self.rollouts if node.agent_group == owner)
 
     def critic(self, group: int) -> str | None:
-        """The critic of a group's roles, called by its first node."""
+        """The critic of a group's roles, named after its first node."""
         owner = self._owner(group, ("CRITIC",))
-        nodes = [node.node_id for node in self.graph.playing("CRITIC") if node.agent_group == owner]
+        nodes = [node.node_id for node in self.graph.with_role("CRITIC") if node.agent_group == owner]
         return nodes[0] if nodes else None
 
     @property
     def critics(self) -> dict[str, list[str]]:
-        """The roles that each critic judges."""
+        """The roles of each critic."""
         found: dict[str, list[str]] = {}
         for node in self.rollouts:
             critic = self.critic(node.agent_group)
@@ -51,7 +51,7 @@ class Cast:
     @property
     def training(self) -> list[str]:
         """The policies that some node trains."""
-        groups = {node.agent_group for node in self.graph.playing("ACTOR") if node.trains}
+        groups = {node.agent_group for node in self.graph.with_role("ACTOR") if node.trains}
         learning = {self.policy(group) for group in groups}
         return [policy for policy in self.policies if policy in learning]
 
@@ -59,23 +59,23 @@ class Cast:
     def rewarded(self) -> list[str]:
         """The last role of each group that has a REWARD node."""
         last = {node.agent_group: node.node_id for node in self.rollouts}
-        groups = [node.agent_group for node in self.graph.playing("REWARD")]
+        groups = [node.agent_group for node in self.graph.with_role("REWARD")]
         return [role for group, role in last.items() if group in groups]
 
     @property
-    def judges_by_value(self) -> bool:
-        """Whether advantages wait for what critics say."""
-        critics = {node.node_id for node in self.graph.playing("CRITIC")}
-        return any(critics & before(self.graph, node) for node in self.graph.playing("ADVANTAGE"))
+    def needs_values(self) -> bool:
+        """True if an ADVANTAGE node depends on a CRITIC node."""
+        critics = {node.node_id for node in self.graph.with_role("CRITIC")}
+        return any(critics & before(self.graph, node) for node in self.graph.with_role("ADVANTAGE"))
 
     @property
-    def judges_each(self) -> bool:
-        """Whether several agents have an ADVANTAGE node of their own; else one node is for the whole team."""
-        return len({node.agent_group for node in self.graph.playing("ADVANTAGE")}) > 1
+    def advantages_per_agent(self) -> bool:
+        """True if several agents have their own ADVANTAGE node; else one is for the whole team."""
+        return len({node.agent_group for node in self.graph.with_role("ADVANTAGE")}) > 1
 
     @property
     def filter(self) -> Node | None:
-        """The node, if any, that leaves out groups that all earned the same."""
+        """The node, if any, that drops groups with equal rewards (dynamic sampling)."""
         roles = ("DYNAMIC_SAMPLING", "POSTPROCESS_SAMPLING")
         filters = (n for n in self.graph.nodes if n.node_role in roles or (n.executable_ref or "").endswith(SAMPLING))
         return next(filters, None)

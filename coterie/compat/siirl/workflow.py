@@ -1,4 +1,4 @@
-"""A graph's agents speak one after the other, in token ids, with an environment between them."""
+"""The workflow of a graph: agents speak in turn, on token ids, and act on environments in between."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from coterie.compat.siirl.env import Observation, Worlds
 from coterie.compat.siirl.hooks import PRE, Hooks, Ids
-from coterie.compat.siirl.world import Observation, Worlds
 from coterie.limits import Count
 from coterie.types import Agent, Task, Team, Turn
 
 
 @dataclass(frozen=True)
 class GraphAgent:
-    """One agent: its role, what its own file makes of prompts and replies, and whether it sees the environment."""
+    """One agent: its role, its hooks, and whether it observes the environment."""
 
     role: str
     obs_with_env: bool = False
     process_path: Path | None = None
     pre_process_kwargs: dict[str, Any] = field(default_factory=dict)
     post_process_kwargs: dict[str, Any] = field(default_factory=dict)
-    written: str = ""  # where, for complaints
+    written: str = ""  # its place, for error messages
 
     def __post_init__(self) -> None:
         self.hooks.check()
@@ -37,8 +37,8 @@ class GraphAgent:
 
 @dataclass(frozen=True)
 class Graph:
-    """Each agent goes on from what the one before it left, round after round, until an environment says that it is
-    done or `max_assistant_turns` are over. Without `use_all_traj` only each agent's last turn is learned from.
+    """Each agent continues the token ids of the agent before it, round after round, until an environment is done or
+    `max_assistant_turns` are over. Without `use_all_traj` only each agent's last turn is trained on.
     """
 
     # the agents in the order they speak; translated from the graph's nodes
@@ -53,23 +53,23 @@ class Graph:
         return [agent.role for agent in self.agents]
 
     async def run(self, task: Task, team: Team, world: Worlds | None) -> dict[str, Any]:
-        table = Table(team[self.roles[0]], task, len(self.agents))
+        state = RoundState(team[self.roles[0]], task, len(self.agents))
         if world is not None:
-            table.seen = await world.reset(len(self.agents))
+            state.seen = await world.reset(len(self.agents))
         for _ in range(self.max_assistant_turns):
-            if await self._round(table, team, world):
+            if await self._round(state, team, world):
                 break
-        return self._answers(table.turns)
+        return self._answers(state.turns)
 
-    async def _round(self, table: Table, team: Team, world: Worlds | None) -> bool:
-        """Everyone speaks once; whether that was the end."""
+    async def _round(self, state: RoundState, team: Team, world: Worlds | None) -> bool:
+        """One turn per agent; True if an environment is done."""
         actions: list[str] = []
         for place, agent in enumerate(self.agents):
-            turn = await table.speak(agent, team[agent.role], place)
-            actions.append(table.text)
+            turn = await state.speak(agent, team[agent.role], place)
+            actions.append(state.text)
             if world is not None and agent.role in world:
                 step = await world.step(agent.role, actions, len(self.agents))
-                table.seen = step.seen
+                state.seen = step.seen
                 if self.rewards_with_env:
                     turn.reward = step.reward
                 if step.done:
@@ -77,7 +77,7 @@ class Graph:
         return False
 
     def _answers(self, turns: Sequence[Turn]) -> dict[str, Any]:
-        """What is graded: the last reply of those who are, or all of theirs."""
+        """The replies to grade: the last one of each rewarded role, or all of them."""
         last = {turn.role: turn for turn in turns}
         for turn in turns:
             if not self.use_all_traj and turn is not last[turn.role]:
@@ -87,8 +87,8 @@ class Graph:
         return {role: last[role].text for role in self.rewarded if role in last}
 
 
-class Table:
-    """What lies before the agents: the prompt so far, in the ids of whoever had it last, and what there is to see."""
+class RoundState:
+    """The shared state of a round: the prompt so far, in the last speaker's token ids, and the observations."""
 
     def __init__(self, first: Agent, task: Task, agents: int) -> None:
         self.tokenizer = first.chat.tokenizer
@@ -99,21 +99,21 @@ class Table:
 
     @property
     def text(self) -> str:
-        """All of it as it stands, control tokens too: what an environment is told."""
+        """The prompt decoded, with control tokens: the action that environments get."""
         return str(self.tokenizer.decode(self.prompt))
 
     async def speak(self, agent: GraphAgent, speaker: Agent, place: int) -> Turn:
         tokenizer, hooks = speaker.chat.tokenizer, agent.hooks
-        if not same_words(self.tokenizer, tokenizer):
+        if not same_vocabulary(self.tokenizer, tokenizer):
             self.prompt = encoded(tokenizer, self.text)
         self.tokenizer = tokenizer
         seen, self.seen[place] = self.seen[place] if agent.obs_with_env else None, None
         shown = encoded(tokenizer, seen) if isinstance(seen, str) else seen
         read = hooks.pre(tokenizer, self.prompt, shown)
         if PRE not in hooks.functions:
-            self.prompt = read  # with a hook, what it put around the prompt is this agent's alone
+            self.prompt = read  # a hook's additions are only for this agent
         turn = await speaker.say_ids(read)
-        # A reply that was put into the agent's mouth, by `coterie check` or a counterfactual, is text without ids.
+        # A replayed reply, of `coterie check` or a counterfactual, is text without ids.
         self.prompt = hooks.post(tokenizer, self.prompt, turn.response_ids or encoded(tokenizer, turn.text))
         self.turns.append(turn)
         return turn
@@ -124,6 +124,6 @@ def encoded(tokenizer: Any, text: str) -> Ids:
 
 
 @lru_cache(maxsize=64)
-def same_words(one: Any, other: Any) -> bool:
-    """Whether ids mean the same to both tokenizers, so that they can be kept as they are."""
+def same_vocabulary(one: Any, other: Any) -> bool:
+    """True if both tokenizers have the same vocabulary, so that ids need not be re-encoded."""
     return one is other or one.get_vocab() == other.get_vocab()

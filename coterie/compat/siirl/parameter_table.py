@@ -1,4 +1,4 @@
-"""siiRL's parameters, as its scripts and its nodes give them, and what they are called here."""
+"""The table of siiRL's parameters and the config keys they become."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _one_file(value: Any) -> Any:
     if not isinstance(value, list):
         return value
     if len(value) != 1:
-        raise ValueError(f"one file is wanted, not {len(value)}; join them into one")
+        raise ValueError(f"expected one file, got {len(value)}; join them")
     return value[0]
 
 
@@ -43,7 +43,7 @@ def _or_never(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Setting:
-    """Where a parameter goes. {policy}, {role} and {critic} stand for each one it is given for."""
+    """The keys of a parameter; {policy}, {role} and {critic} stand for each one it applies to."""
 
     to: tuple[str, ...]
     read: Callable[[Any], Any] = _same
@@ -106,7 +106,7 @@ SETTINGS: dict[str, Setting] = {
 ADAPTERS = tuple(
     f"{lead}model.{key}" for lead in (TEAM, "critic.") for key in ("lora_rank", "lora_alpha", "target_modules")
 )
-# These mean something only together with others: `choose` reads them.
+# Parameters that only have a meaning together with others; learning.py reads them.
 COMPOUND = (
     *ADAPTERS,
     "data.max_prompt_length",
@@ -122,7 +122,7 @@ COMPOUND = (
     "trainer.total_epochs",
 )
 
-# Of machines, of siiRL's own parts, or the only way it is done here.
+# Parameters of machines or of siiRL's own parts, or that Coterie always does this way.
 WITHOUT_EFFECT = (
     "*micro_batch_size*", "*parallel_size", "*gpu_memory_utilization", "*fsdp_config.*", "*megatron.*", "*offload*",
     "*use_remove_padding", "*use_dynamic_bsz", "*use_fused_kernels", "*use_torch_compile", "*use_shm", "*.strategy",
@@ -149,10 +149,10 @@ def is_without_effect(key: str) -> bool:
 
 
 def full_name(key: str, before: tuple[str, ...]) -> str | None:
-    """A parameter's whole name, where `before` are what may have been left out in front of it; None: there is none."""
+    """A parameter's full name; `before` are prefixes that may be left out. None if it is unknown."""
     return next((name for name in (key, *(f"{lead}{key}" for lead in before)) if is_known(name)), None)
 
 
 def minibatches(tasks: int, size: int) -> int:
-    """siiRL says how many tasks are in one optimiser step; here it is said how many steps there are."""
+    """Optimizer steps per pass, from siiRL's number of tasks per optimizer step."""
     return max(1, ceil(tasks / size))
