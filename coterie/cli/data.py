@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from coterie import console
-from coterie.cli import procedural
 from coterie.data import preview
-from coterie.data.prepare import Prepared, read_source, split_rows, write
+from coterie.data.prepare import SPLITS, Prepared, SourceRow, read_source, split_rows, write
+from coterie.data.row import Raw, Row, Source
 from coterie.data.sources import SOURCES
 
+GYM_PREFIX = "reasoning_gym:"
 app = typer.Typer(
     help="Prepare and inspect datasets.",
     no_args_is_help=True,
@@ -105,8 +106,30 @@ def stats(path: Place) -> None:
 
 
 def _prepare(name: str, place: Path | None, limit: int | None) -> Prepared:
-    if name.startswith(procedural.PREFIX):
-        return split_rows(procedural.source(name), procedural.generated(name, place, limit), limit)
+    if name.startswith(GYM_PREFIX):
+        return split_rows(gym_source(name), gym_rows(name, place, limit), limit)
     if name not in SOURCES:
-        raise ValueError(preview.unknown(name, [*SOURCES, f"{procedural.PREFIX}NAME"]))
+        raise ValueError(preview.unknown(name, [*SOURCES, f"{GYM_PREFIX}NAME"]))
     return split_rows(SOURCES[name], read_source(SOURCES[name], place), limit)
+
+
+def gym_source(name: str) -> Source:
+    """`reasoning_gym:chain_sum` as a source."""
+    return Source(name, "generated tasks of reasoning-gym", "native", gym_row)
+
+
+def gym_row(raw: Raw, name: str) -> Row | str:
+    return Row(raw["id"], raw["question"], raw["answer"], raw["meta"])
+
+
+def gym_rows(name: str, place: Path | None, limit: int | None) -> Iterator[SourceRow]:
+    """1,000 training and 200 test tasks, or fewer with a limit; the same on every machine."""
+    from coterie.envs.reasoning_gym import ReasoningGym  # imports torch, which the other sources do not need
+
+    if place is not None:
+        raise ValueError(f"{name}: is generated; --source has no effect")
+    env = ReasoningGym(name.removeprefix(GYM_PREFIX), size=limit or 1000, test_size=limit or 200)
+    for split in SPLITS:
+        for number, task in enumerate(env.tasks(split), 1):
+            raw: dict[str, Any] = {"id": task.id, "question": task.prompt, "answer": task.answer, "meta": task.meta}
+            yield SourceRow(split, number, raw, split)

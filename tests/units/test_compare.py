@@ -12,8 +12,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from coterie.analysis.compare import ArmFailed, Runner, compare, markdown
-from coterie.analysis.comparison import Result, load
+from coterie.analysis.compare import ArmFailed, Result, Runner, compare, load, markdown
 from coterie.cli.app import app
 from coterie.config import ConfigError
 from tests.commands import coterie

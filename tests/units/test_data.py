@@ -17,7 +17,7 @@ import pyarrow.parquet
 import pytest
 from rich.table import Table
 
-from coterie.cli import procedural
+from coterie.cli.data import gym_rows, gym_source
 from coterie.data.files import as_parquet, is_prepared, read, read_prepared, storage_problem
 from coterie.data.hub import from_hub
 from coterie.data.prepare import SPLITS, SourceRow, read_source, split_by_hash, split_from_name, split_rows, write
@@ -364,7 +364,7 @@ def test_made_up_tasks_are_prepared_like_others(tmp_path: Path) -> None:
     tasks = [*env.tasks("train"), *env.tasks("test")]
     assert len({task.id for task in tasks}) == len(tasks) == 10
     assert all(eval(task.meta["expression"]) == int(task.answer) for task in tasks)
-    again = split_rows(procedural.source(name), procedural.generated(name, None, 5))
+    again = split_rows(gym_source(name), gym_rows(name, None, 5))
     assert again.splits["train"][0].question == tasks[0].prompt
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from coterie.check import DryRun, Finding, dry_run, findings
-from coterie.check.answers import constant_roles
 from coterie.check.echo_check import echoes
+from coterie.check.findings import constant_roles
 from coterie.cli.check_tables import dry_run as shown
 from tests.episodes import episode, turn
 from tests.planted import Says, honest, planted, right

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from coterie.analysis.comparison import load as load_comparison
+from coterie.analysis.compare import load as load_comparison
 from coterie.config import load
 from coterie.config.conflicts import check_conflicts
 from coterie.types import Episode, Task
