@@ -115,7 +115,7 @@ FOREIGN_FORMATS = ("coterie.compat.siirl.translate",)
 
 @dataclass(frozen=True)
 class Option:
-    """One thing that can be set: its type, and its default unless it must be given."""
+    """An option: its type, and its default unless it is required."""
 
     hint: Any
     default: Any = MISSING

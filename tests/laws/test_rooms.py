@@ -51,15 +51,15 @@ def forbidden(path: Path, root: Path) -> set[str]:
     return {part for part in parts_imported(path, package) if part in ORDER and ORDER.index(part) > own}
 
 
-# What `config` and `check` may know of environments and workflows: their base and a parser, no class of a kind.
-BASES = {"envs.base", "workflows.verdict_parsing"}
+# What `config` and `check` may know of environments, workflows and credits: bases and a parser, no class of a kind.
+BASES = {"envs.base", "credit.base", "workflows.verdict_parsing"}
 
 
 def kinds_known(path: Path) -> set[str]:
-    """The modules of environments and workflows that a file imports, bases aside."""
+    """The modules of environments, workflows and credits that a file imports, bases aside."""
     sources = {node.module for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)}
     inside = {source.removeprefix("coterie.") for source in sources if source}
-    return {module for module in inside if module.startswith(("envs", "workflows"))} - BASES
+    return {module for module in inside if module.startswith(("envs", "workflows", "credit"))} - BASES
 
 
 @pytest.mark.parametrize("room", ["config", "check"])

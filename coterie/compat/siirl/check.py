@@ -111,8 +111,8 @@ def _options(graph: Nodes) -> Found:
     for node in graph.nodes:
         allowed = OF_A_ROLE.get(node.node_role, set())
         for option in fields(AgentOptions):
-            given = getattr(node.agent_options, option.name)
-            if given not in (None, False, (), {}) and option.name not in allowed:
+            value = getattr(node.agent_options, option.name)
+            if value not in (None, False, (), {}) and option.name not in allowed:
                 yield node.option(option.name), f"has no effect on a node with the role {node.node_role}"
 
 
@@ -140,9 +140,9 @@ def _cycles_of_training(graph: Nodes) -> Found:
             yield node.option("train_cycle"), "has no effect on a node that does not train"
     cycles = {node.agent_options.train_cycle for node in training}
     if len(cycles) > 1:
-        told = ", ".join(f"{node.node_id} {node.agent_options.train_cycle}" for node in training)
+        cycles_of = ", ".join(f"{node.node_id} {node.agent_options.train_cycle}" for node in training)
         odd = next(n for n in training if n.agent_options.train_cycle != training[0].agent_options.train_cycle)
-        yield odd.option("train_cycle"), f"must be the same for all agents that train: {told}"
+        yield odd.option("train_cycle"), f"must be the same for all agents that train: {cycles_of}"
 
 
 def _executables(graph: Nodes) -> Found:

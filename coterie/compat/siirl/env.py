@@ -163,11 +163,11 @@ class GraphEnv(GraphTasks):
 
     async def score(self, episode: Episode) -> None:
         """The last reward of an environment; an answer that no environment saw is graded by a fresh one."""
-        given = [turn.reward for turn in episode.turns if turn.reward is not None]
-        if not given:
+        rewards = [turn.reward for turn in episode.turns if turn.reward is not None]
+        if not rewards:
             await super().score(episode)
             return
-        episode.reward = given[-1]
+        episode.reward = rewards[-1]
         episode.metrics["accuracy"] = float(is_correct(episode.reward))
 
     def native(self, deadline: float) -> Grader:

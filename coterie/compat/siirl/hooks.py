@@ -49,21 +49,21 @@ class Hooks:
         """The agent's prompt: by default the prompt so far and the observation."""
         if PRE not in self.functions:
             return [*prompt, *(seen or [])]
-        made = self.functions[PRE](tokenizer, list(prompt), list(seen or []), **self.pre_process_kwargs)
-        return self._ids(made, PRE)
+        returned = self.functions[PRE](tokenizer, list(prompt), list(seen or []), **self.pre_process_kwargs)
+        return self._ids(returned, PRE)
 
     def post(self, tokenizer: Any, prompt: Ids, response: Sequence[int]) -> Ids:
         """What the next agent continues from: by default the prompt and the reply."""
         if POST not in self.functions:
             return [*prompt, *response]
-        made = self.functions[POST](tokenizer, list(prompt), list(response), **self.post_process_kwargs)
-        return self._ids(made, POST)
+        returned = self.functions[POST](tokenizer, list(prompt), list(response), **self.post_process_kwargs)
+        return self._ids(returned, POST)
 
-    def _ids(self, made: Any, name: str) -> Ids:
-        ids = made.tolist() if hasattr(made, "tolist") else made  # tensors and arrays are fine
+    def _ids(self, returned: Any, name: str) -> Ids:
+        ids = returned.tolist() if hasattr(returned, "tolist") else returned  # tensors and arrays are fine
         if isinstance(ids, list | tuple) and all(type(id) is int for id in ids):
             return list(ids)
-        kind = "text" if isinstance(made, str) else f"{made!r:.60}"
+        kind = "text" if isinstance(returned, str) else f"{returned!r:.60}"
         where = f" ({self.written})" if self.written else ""
         raise HookError(f"{self.role}: {name} of {self.process_path} returned {kind}, not a list of token ids{where}")
 
@@ -83,5 +83,5 @@ def _must_take(function: Callable[..., Any], before: Sequence[str], kwargs: Mapp
     try:
         inspect.signature(function).bind(*before, **kwargs)
     except TypeError as error:
-        wanted = ", ".join([*before, *kwargs])
-        raise ValueError(f"{function.__name__} cannot be called with ({wanted}): {error}") from None
+        arguments = ", ".join([*before, *kwargs])
+        raise ValueError(f"{function.__name__} cannot be called with ({arguments}): {error}") from None

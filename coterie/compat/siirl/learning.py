@@ -170,7 +170,7 @@ def _critics(draft: ConfigDraft, parameters: Parameters, by_node: Mapping[str, P
         if draft.get("critics", critic, "model") is None:
             draft.put_sourced(("critics", critic, "model"), draft.get("policies", policy, "model"))
         nodes = [node for node in draft.graph.with_role("CRITIC") if draft.team.critic(node.agent_group) == critic]
-        own = {key: given for node in nodes for key, given in by_node[node.node_id].items()}
+        own = {key: value for node in nodes for key, value in by_node[node.node_id].items()}
         lora = lora_settings(draft.parameters | own, "critic.") or draft.get("policies", policy, "lora")
         draft.put_sourced(("critics", critic, "lora"), lora)
         if not any(node.trains for node in nodes):

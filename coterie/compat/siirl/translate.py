@@ -55,8 +55,8 @@ def _agent(draft: ConfigDraft, node: Node, place: int) -> dict[str, Any]:
 
 
 def _world(draft: ConfigDraft, node: Node) -> None:
-    given, at = node.agent_options.env_path, node.option("env_path")
-    names = [given] if isinstance(given, str) else list(given)
+    paths, at = node.agent_options.env_path, node.option("env_path")
+    names = [paths] if isinstance(paths, str) else list(paths)
     if len(names) > 1:
         draft.problems.add(at, f"bad env_path: expected one environment, got {len(names)}")
     elif names and not node.agent_options.obs_with_env:
@@ -70,8 +70,8 @@ def _world(draft: ConfigDraft, node: Node) -> None:
 
 def _rewards(draft: ConfigDraft) -> None:
     """Rewards come from the environments, or from grading."""
-    told = draft.get("workflow", "rewards_with_env")
-    by_env = told is not None and told.value is True
+    setting = draft.get("workflow", "rewards_with_env")
+    by_env = setting is not None and setting.value is True
     if by_env and not any(node.agent_options.env_path for node in draft.team.rollouts):
         draft.problems.add(("nodes",), "rewards_with_env asks the environments, but no node has an env_path")
     if not by_env and not draft.team.rewarded:
