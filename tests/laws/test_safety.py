@@ -61,8 +61,8 @@ class Drifts:
     frozen: bool = False
     version: int = 0
 
-    def fit_together(self, lessons: Sequence[tuple[Any, Batch, Tensor, Loss, Measure]]) -> list[Metrics]:
-        return [learner.fit(*lesson) for learner, *lesson in lessons]
+    def fit_together(self, jobs: Sequence[tuple[Any, Batch, Tensor, Loss, Measure]]) -> list[Metrics]:
+        return [learner.fit(*job) for learner, *job in jobs]
 
     def fit(self, batch: Batch, weights: Tensor, loss: Loss, measure: Measure) -> Metrics:
         self.fits += 1
