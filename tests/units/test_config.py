@@ -92,6 +92,11 @@ class Torn:
 
     async def run(self, task, team, world): return "?"
 
+class Picky(Quiz):
+    def problems(self, config):
+        if config.steps > 10:
+            yield "steps", "Picky has tasks for 10 steps only"
+
 class Guess:
     pass
 
@@ -840,3 +845,10 @@ def test_old_keys_are_no_keys_and_their_new_names_are() -> None:
     parts = [options_of(find("algorithm", name)) for name in BUILTIN["algorithm"]]
     known = {*options_of(Config), *(key for options in parts for key in options)}
     assert set(OLD_KEYS.values()) <= known and not set(OLD_KEYS) & known
+
+
+def test_a_part_states_its_own_conflicts_with_the_rest_of_the_config(good: Path) -> None:
+    own = ("env=parts.py:Picky", "reward=native")
+    check_conflicts(load(good, [*own, "steps=10"]))
+    with pytest.raises(ConfigError, match=r"^steps: Picky has tasks for 10 steps only \(override steps=11\)$"):
+        check_conflicts(load(good, [*own, "steps=11"]))
