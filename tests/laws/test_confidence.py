@@ -46,7 +46,7 @@ def test_the_known_values_of_the_nll_form() -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_each_gain_is_its_formula_with_the_vocabulary_in_it(seed: int) -> None:
+def test_each_confidence_weight_is_its_formula_with_the_vocabulary_in_it(seed: int) -> None:
     advantages, entropy, others, group = ragged(seed)
     vocabulary, a, g = math.log(49152), advantages.tolist(), group.tolist()
     sure = [vocabulary - h for h in entropy.tolist()]

@@ -29,11 +29,11 @@ from tests.episodes import episode, turn
 from tests.runs import naming_config, trained, written
 
 
-def spoken(*said: tuple[str, float | None], reward: float = 0.0, **more: Any) -> Episode:
+def spoken(*rewards: tuple[str, float | None], reward: float = 0.0, **more: Any) -> Episode:
     """An episode of turns by (role, own reward), in play order."""
     count: dict[str, int] = {}
     turns = []
-    for role, own in said:
+    for role, own in rewards:
         turns.append(replace(turn(role, round=count.setdefault(role, 0)), reward=own))
         count[role] += 1
     return episode(turns, reward, **more)
@@ -44,12 +44,12 @@ def ragged(seed: int) -> Episode:
     draw = random.Random(seed)
     roles = [f"role {i}" for i in range(draw.randint(2, 4))]
     stays = {role: draw.randint(1, 4) for role in roles}
-    said = [(role, t) for t in range(4) for role in draw.sample(roles, len(roles)) if t < stays[role]]
-    scored = [(role, None if draw.random() < 0.15 else draw.choice([0.0, 1.0, draw.random()])) for role, _ in said]
+    turns = [(role, t) for t in range(4) for role in draw.sample(roles, len(roles)) if t < stays[role]]
+    scored = [(role, None if draw.random() < 0.15 else draw.choice([0.0, 1.0, draw.random()])) for role, _ in turns]
     return spoken(*scored, ("role 0", 0.5), reward=draw.random(), task=f"task {seed}")
 
 
-def earned(credit: Credit, played: Episode, team_chain: bool = False) -> list[float]:
+def credit_of(credit: Credit, played: Episode, team_chain: bool = False) -> list[float]:
     credit.assign([played], {}, team_chain)
     assert all(isinstance(t.credit, float) for t in played.turns)
     return [t.credit for t in played.turns if t.credit is not None]
@@ -67,15 +67,15 @@ TWO = [("a", 0.5), ("b", None), ("a", 0.25), ("b", 2.0)]
 
 
 def test_the_team_s_reward_stands_at_each_role_s_own_last_turn() -> None:
-    assert earned(Team(), spoken(*TWO, reward=1.0)) == [0.5, 0.0, 1.25, 3.0]
+    assert credit_of(Team(), spoken(*TWO, reward=1.0)) == [0.5, 0.0, 1.25, 3.0]
 
 
 def test_where_reward_flows_along_the_whole_team_it_stands_there_once() -> None:
-    assert earned(Team(), spoken(*TWO, reward=1.0), team_chain=True) == [0.5, 0.0, 0.25, 3.0]
+    assert credit_of(Team(), spoken(*TWO, reward=1.0), team_chain=True) == [0.5, 0.0, 0.25, 3.0]
 
 
 def test_with_all_turns_every_turn_earns_the_team_s_reward() -> None:
-    assert earned(Team(turns="all"), spoken(*TWO, reward=1.0)) == [1.5, 1.0, 1.25, 3.0]
+    assert credit_of(Team(turns="all"), spoken(*TWO, reward=1.0)) == [1.5, 1.0, 1.25, 3.0]
 
 
 def test_every_turn_counts_the_team_s_reward_once_with_last_turns_and_gamma_one_or_all_turns_and_gamma_zero() -> None:
@@ -83,19 +83,19 @@ def test_every_turn_counts_the_team_s_reward_once_with_last_turns_and_gamma_one_
         played = ragged(seed)
         for each in played.turns:
             each.reward = None
-        at_last = earned(Team(), played)
-        everywhere = earned(Team(turns="all"), played)
+        at_last = credit_of(Team(), played)
+        everywhere = credit_of(Team(turns="all"), played)
         roles = [t.role for t in played.turns]
         flowing, cut = returns_to_go(at_last, roles, 1.0), returns_to_go(everywhere, roles, 0.0)
         assert flowing == cut == [played.reward] * len(played.turns)
 
 
 def test_a_role_without_a_reward_of_its_own_gets_nothing_or_shares_the_team_s() -> None:
-    said = [("a", 0.5), ("b", None), ("c", None), ("b", None), ("a", None)]
-    assert earned(Own(), spoken(*said, reward=1.0)) == [0.5, 0.0, 0.0, 0.0, 0.0]
-    assert earned(Own(share_reward=True), spoken(*said, reward=1.0)) == [0.5, 0.0, 1.0, 1.0, 0.0]
+    turns = [("a", 0.5), ("b", None), ("c", None), ("b", None), ("a", None)]
+    assert credit_of(Own(), spoken(*turns, reward=1.0)) == [0.5, 0.0, 0.0, 0.0, 0.0]
+    assert credit_of(Own(share_reward=True), spoken(*turns, reward=1.0)) == [0.5, 0.0, 1.0, 1.0, 0.0]
     # Along one chain the two would count it twice.
-    assert earned(Own(share_reward=True), spoken(*said, reward=1.0), team_chain=True) == [0.5, 0.0, 0.0, 1.0, 0.0]
+    assert credit_of(Own(share_reward=True), spoken(*turns, reward=1.0), team_chain=True) == [0.5, 0.0, 0.0, 1.0, 0.0]
 
 
 @pytest.mark.parametrize("gamma", [0.0, 0.5, 0.9, 1.0])
@@ -123,20 +123,20 @@ def test_a_turn_of_grpo_counts_what_its_role_earns_later_or_what_all_do() -> Non
 
 
 def test_a_reward_of_zero_is_a_reward() -> None:
-    assert earned(Own(share_reward=True), spoken(("a", 0.0), ("b", None), reward=1.0)) == [0.0, 1.0]
+    assert credit_of(Own(share_reward=True), spoken(("a", 0.0), ("b", None), reward=1.0)) == [0.0, 1.0]
 
 
 def test_what_each_role_earned_in_an_episode_is_a_metric() -> None:
     first, second = spoken(*TWO, reward=1.0), spoken(("a", None), reward=0.5)
     second.turns[0].trainable = True
-    first.turns[0].trainable = False  # said elsewhere, so nothing was earned by it here
+    first.turns[0].trainable = False  # replayed: no credit of this episode
     assert Team().assign([first, second], {}, team_chain=False) == {"credit/a": (1.25 + 0.5) / 2, "credit/b": 3.0}
 
 
 # Aggregation
 
 
-def worth(played: Episode, mode: str, role: str, t: int) -> float:
+def round_reward(played: Episode, mode: str, role: str, t: int) -> float:
     given = {r: s for (r, at), s in scores(played).items() if at == t}
     first = played.turns[0].role
     if not given:
@@ -156,29 +156,31 @@ def test_rounds_are_put_together_as_defined(mode: Any) -> None:
         played = ragged(seed)
         last = max(t.round for t in played.turns)
         final = {t.role: t for t in played.turns}
-        dense = [worth(played, mode, t.role, t.round) for t in played.turns]
+        dense = [round_reward(played, mode, t.role, t.round) for t in played.turns]
         sparse = [
-            0.0 if final[t.role] is not t else worth(played, mode, t.role, t.round if mode == "own" else last)
+            0.0 if final[t.role] is not t else round_reward(played, mode, t.role, t.round if mode == "own" else last)
             for t in played.turns
         ]
-        ahead = [sum(worth(played, mode, t.role, later) for later in range(t.round, last + 1)) for t in played.turns]
-        assert earned(Aggregate(mode=mode), played) == pytest.approx(dense)
-        assert earned(Aggregate(mode=mode, when="sparse"), played) == pytest.approx(sparse)
-        assert earned(Aggregate(mode=mode, when="accumulative"), played) == pytest.approx(ahead)
+        ahead = [
+            sum(round_reward(played, mode, t.role, later) for later in range(t.round, last + 1)) for t in played.turns
+        ]
+        assert credit_of(Aggregate(mode=mode), played) == pytest.approx(dense)
+        assert credit_of(Aggregate(mode=mode, when="sparse"), played) == pytest.approx(sparse)
+        assert credit_of(Aggregate(mode=mode, when="accumulative"), played) == pytest.approx(ahead)
 
 
 def test_accumulated_rewards_are_dense_ones_that_have_flown_back() -> None:
     played = spoken(*[(role, random.Random(7 * t).random()) for t in range(4) for role in "ab"])
     roles = [t.role for t in played.turns]
-    flown = returns_to_go(earned(Aggregate(mode="mean"), played), roles, 1.0)
-    assert earned(Aggregate(mode="mean", when="accumulative"), played) == pytest.approx(flown)
+    flown = returns_to_go(credit_of(Aggregate(mode="mean"), played), roles, 1.0)
+    assert credit_of(Aggregate(mode="mean", when="accumulative"), played) == pytest.approx(flown)
 
 
 def test_along_the_whole_team_a_round_pays_once() -> None:
     for seed in SEEDS:
         played = ragged(seed)
-        total = sum(worth(played, "sum", "", t) for t in range(5))
-        assert sum(earned(Aggregate(), played, team_chain=True)) == pytest.approx(total)
+        total = sum(round_reward(played, "sum", "", t) for t in range(5))
+        assert sum(credit_of(Aggregate(), played, team_chain=True)) == pytest.approx(total)
 
 
 @pytest.mark.parametrize("credit", [Aggregate(), Influence(), Maporl()], ids=lambda c: type(c).__name__)
@@ -194,8 +196,8 @@ KNOWN = [("a", 1.0), ("b", 0.0), ("a", 0.5), ("b", 1.0), ("a", 0.0), ("b", 1.0)]
 
 
 def test_maporl_gives_the_known_values() -> None:
-    assert earned(Maporl(), spoken(*KNOWN))[0] == pytest.approx(0.91367, abs=5e-6)
-    assert earned(Maporl(share="individual"), spoken(*KNOWN))[0] == pytest.approx(0.82734, abs=5e-6)
+    assert credit_of(Maporl(), spoken(*KNOWN))[0] == pytest.approx(0.91367, abs=5e-6)
+    assert credit_of(Maporl(share="individual"), spoken(*KNOWN))[0] == pytest.approx(0.82734, abs=5e-6)
 
 
 @pytest.mark.parametrize(
@@ -211,7 +213,7 @@ def test_maporl_shares_the_score_of_the_last_and_of_the_current_round(
     horizon: Any, share: Any, of_a: list[float], of_b: list[float]
 ) -> None:
     """As `score_rule` in MAPoRL's released trainer (ppov2_trainer_multi_different_model.py)."""
-    found = earned(Maporl(horizon=horizon, share=share), spoken(("a", 1.0), ("b", 0.0), ("a", 1.0), ("b", 0.0)))
+    found = credit_of(Maporl(horizon=horizon, share=share), spoken(("a", 1.0), ("b", 0.0), ("a", 1.0), ("b", 0.0)))
     assert (found[0::2], found[1::2]) == (of_a, of_b)
 
 
@@ -248,7 +250,7 @@ def test_scores_over_turns_are_as_defined_also_where_roles_leave_early(horizon: 
         played = ragged(seed)
         credit = Maporl(gamma=0.1 + 0.02 * seed, horizon=horizon, share=share)
         wanted = [slow_score(played, t.role, t.round, credit.gamma, horizon, share) for t in played.turns]
-        assert earned(credit, played) == pytest.approx(wanted, abs=1e-12)
+        assert credit_of(credit, played) == pytest.approx(wanted, abs=1e-12)
 
 
 def slow_incentive(played: Episode, i: str, t: int, alpha: tuple[float, float, float, float]) -> float:
@@ -279,8 +281,8 @@ def test_incentives_are_as_defined() -> None:
     for seed in range(30):
         played = ragged(seed)
         alpha = (0.01, 0.1, 1.0, 10.0)
-        plain = earned(Maporl(), played)
-        with_them = earned(Maporl(alpha0=alpha[0], alpha1=alpha[1], alpha2=alpha[2], alpha3=alpha[3]), played)
+        plain = credit_of(Maporl(), played)
+        with_them = credit_of(Maporl(alpha0=alpha[0], alpha1=alpha[1], alpha2=alpha[2], alpha3=alpha[3]), played)
         wanted = [slow_incentive(played, t.role, t.round, alpha) for t in played.turns]
         assert [a - b for a, b in zip(with_them, plain, strict=True)] == pytest.approx(wanted, abs=1e-9)
 
@@ -300,16 +302,16 @@ def test_incentives_are_as_defined() -> None:
 )
 def test_each_incentive_by_hand(own: tuple[int, int], peer: tuple[int, int], change: tuple[float, float]) -> None:
     played = spoken(("a", own[0]), ("b", peer[0]), ("a", own[1]), ("b", peer[1]))
-    plain = earned(Maporl(), played)
-    credit = earned(Maporl(alpha0=0.01, alpha1=0.1, alpha2=1.0, alpha3=10.0), played)
+    plain = credit_of(Maporl(), played)
+    credit = credit_of(Maporl(alpha0=0.01, alpha1=0.1, alpha2=1.0, alpha3=10.0), played)
     assert [credit[k] - plain[k] for k in (0, 2)] == pytest.approx(change)
 
 
 def test_a_bad_reply_loses_the_penalty_once() -> None:
     texts = ["", r"I think that it is \boxed{4}", "a b c d " * 5 + r"\boxed{4}", "it is four I am sure"]
     played = spoken(*[("a", 1.0)] * 4)
-    for said, text in zip(played.turns, texts, strict=True):
-        said.text = text
+    for each, text in zip(played.turns, texts, strict=True):
+        each.text = text
     credit = Maporl(penalty=0.5, min_words=3, max_repeated=0.3, boxed=True, horizon="current")
     metrics = credit.assign([played], {}, team_chain=False)
     assert [t.credit for t in played.turns] == [0.5, 1.0, 0.5, 0.5]
@@ -335,7 +337,7 @@ def test_influence_is_the_sign_of_how_the_others_fared_next() -> None:
             moves = [s[j, t.round + 1] - s[j, t.round] for j in peers if {(j, t.round), (j, t.round + 1)} <= s.keys()]
             moved = sum(moves) / len(moves) if moves and t.reward is not None else 0.0
             wanted.append((t.reward or 0.0) + 0.2 * ((moved > 1e-12) - (moved < -1e-12)))
-        assert earned(Influence(), played) == pytest.approx(wanted)
+        assert credit_of(Influence(), played) == pytest.approx(wanted)
 
 
 @pytest.mark.parametrize(
@@ -354,9 +356,9 @@ def test_influence_is_the_sign_of_how_the_others_fared_next() -> None:
 def test_the_order_of_agents_does_not_matter(credit: Credit) -> None:
     for seed in SEEDS:
         played = ragged(seed)
-        straight = {(t.role, t.round): e for t, e in zip(played.turns, earned(credit, played), strict=True)}
+        straight = {(t.role, t.round): e for t, e in zip(played.turns, credit_of(credit, played), strict=True)}
         turns = [t for at in range(5) for t in reversed(played.turns) if t.round == at]
-        turned = earned(credit, replace(played, turns=turns))
+        turned = credit_of(credit, replace(played, turns=turns))
         assert {(t.role, t.round): e for t, e in zip(turns, turned, strict=True)} == straight  # to the bit
 
 
@@ -364,8 +366,8 @@ def test_moves_that_cancel_have_no_sign_whatever_the_order() -> None:
     """The three swap scores, so nothing changes in sum; added from left to right, one order leaves −5.6e-17."""
     before, after = {"b": 0.1, "c": 0.2, "d": 0.3}, {"b": 0.3, "c": 0.1, "d": 0.2}
     for order in itertools.permutations("bcd"):
-        said = [("a", 1.0), *((r, before[r]) for r in order), ("a", 1.0), *((r, after[r]) for r in order)]
-        assert earned(Influence(), spoken(*said))[0] == 1.0
+        turns = [("a", 1.0), *((r, before[r]) for r in order), ("a", 1.0), *((r, after[r]) for r in order)]
+        assert credit_of(Influence(), spoken(*turns))[0] == 1.0
 
 
 # Difference
@@ -384,7 +386,7 @@ def fake(played: Episode, credit: Difference, reward: dict[frozenset[str], float
     roles = {t.role for t in played.turns}
     counterfactuals = {}
     for fork in credit.forks([played]):
-        silent = {role for (role, _), said in fork.fixed_turns.items() if isinstance(said, str)}
+        silent = {role for (role, _), fixed in fork.fixed_turns.items() if isinstance(fixed, str)}
         counterfactuals[fork.id] = Episode(fork.id, played.task, 0, reward=reward[frozenset(roles - silent)])
     return counterfactuals
 
@@ -412,12 +414,12 @@ def test_shapley_shares_are_the_mean_over_all_orders_and_sum_to_what_the_team_ad
 
 
 def test_two_who_add_the_same_share_alike_and_one_who_adds_nothing_gets_nothing() -> None:
-    worth = {
+    by_coalition = {
         frozenset(some): float("a" in some or "b" in some)
         for n in range(4)
         for some in itertools.combinations("abc", n)
     }
-    assert shapley_values(worth, "abc") == pytest.approx({"a": 0.5, "b": 0.5, "c": 0.0})
+    assert shapley_values(by_coalition, "abc") == pytest.approx({"a": 0.5, "b": 0.5, "c": 0.0})
 
 
 def test_a_role_s_difference_stands_at_its_last_turn_and_a_failed_comparison_is_counted() -> None:
@@ -519,7 +521,7 @@ def test_an_influence_of_no_weight_is_refused(tmp_path: Path) -> None:
 
 def test_credit_that_looks_ahead_counts_once_in_every_algorithm() -> None:
     played = spoken(("a", None), ("b", None), ("a", None), reward=1.0)
-    earned(Team(turns="all"), played)
+    credit_of(Team(turns="all"), played)
     assert Grpo(gamma_turn=0.0).turn_returns(played) == [1.0, 1.0, 1.0]
     for each in played.turns:
         each.values = torch.zeros(len(each.response_ids))
