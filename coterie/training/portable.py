@@ -42,10 +42,6 @@ def pack(run: Path, out: Path, part_bytes: int = PART_BYTES) -> list[Path]:
     return [out / name for name in parts.sums]
 
 
-def is_packed(folder: Path) -> bool:
-    return (folder / MANIFEST).is_file()
-
-
 def unpack(parts: Path, runs: Path) -> Path:
     """Extract a packed run into `runs`, under its own name; its folder. A folder that exists is never replaced."""
     manifest = json.loads((parts / MANIFEST).read_text())
