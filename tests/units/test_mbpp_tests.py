@@ -1,0 +1,108 @@
+"""Laws of coder and tester on MBPP, and of the recipes around them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coterie.config import load
+from coterie.rewards.code.grader import Failure, Verdict
+from coterie.types import Outcome, Task
+from tests.scripted import Scripted
+
+RESULTS = Path(__file__).parents[2] / "recipes" / "results" / "mbpp_tests"
+ROW = {
+    "task_id": 601,
+    "text": "Write a function to add two numbers.",
+    "code": "import math\ndef helper(x):\n    return x\ndef add(a, b):\n    return helper(a) + b",
+    "test_list": ["assert add(1, 2) == 3", "assert add(5, 5) == 10"],
+    "test_setup_code": "",
+}
+RIGHT, WRONG = "```python\ndef add(a, b):\n    return a + b\n```", "```python\ndef add(a, b):\n    return a * b\n```"
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    rows = tmp_path_factory.mktemp("mbpp") / "mbpp.jsonl"
+    rows.write_text(json.dumps(ROW) + "\n")
+    return load(RESULTS / "team.yaml", [f"env.train={rows}", f"env.test={rows}"])
+
+
+@pytest.fixture(scope="module")
+def module(config: Any) -> Any:
+    import sys
+
+    return sys.modules[type(config.workflow.instance).__module__]
+
+
+@pytest.fixture(scope="module")
+def task(config: Any) -> Task:
+    (only,) = config.env.instance.tasks("train")
+    return only
+
+
+def play(config: Any, task: Task, programs: list[str], tests: list[str]) -> tuple[Outcome, dict[str, float], Scripted]:
+    team = Scripted({"coder": programs, "tester": tests})
+    workflow = type(config.workflow.instance)(programs=len(programs), calls=len(tests))
+
+    async def both() -> tuple[Outcome, dict[str, float]]:
+        outcome = await workflow.run(task, team, config.env.instance.open(task))
+        assert outcome.judge is not None
+
+        async def grade(text: str) -> float:
+            return 0.0
+
+        return outcome, dict(await outcome.judge(grade))
+
+    return (*asyncio.run(both()), team)
+
+
+def test_the_prompt_shows_the_signature_and_no_test(task: Task) -> None:
+    assert task.prompt == "Write a function to add two numbers.\nThe function is called as add(a, b)."
+
+
+def test_the_program_that_passes_most_asserts_wins_against_the_majority(config: Any, task: Task) -> None:
+    asserts = "```python\nassert add(1, 2) == 3\nassert add(2, 2) == 4\nassert add(0, 7) == 8\n```"
+    outcome, metrics, team = play(config, task, [WRONG, WRONG, RIGHT], [asserts, "I cannot."])
+    assert outcome.answer == RIGHT
+    assert [turn.reward for turn in team.coder.turns] == [0, 0, 1]
+    # 1 + 2: valid, rejects both wrong programs. 2 + 2: valid, rejects none. 0 + 7 = 8: does not hold.
+    assert team.tester.turns[0].reward == pytest.approx((1.0 + 0.5 - 0.5) / 3)
+    assert team.tester.turns[1].reward == -1
+    assert metrics["chosen_right"] == 1 and metrics["clusters_right"] == 0
+    assert metrics["valid"] == pytest.approx(2 / 3) and metrics["rejects"] == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("assert add(1, 2) == 3", ["assert add(1, 2) == 3"]),
+        ("```python\nassert add( 1,2 )==3  # so\nassert add(1, 2) == 3\n```", ["assert add(1, 2) == 3"]),
+        ("assert add(-1, [2, (3, 'x')]) == {'a': None}", ["assert add(-1, [2, (3, 'x')]) == {'a': None}"]),
+        ("assert add(1, 2) != 3", []),
+        ("assert other(1) == 1", []),
+        ("assert add(f(1), 2) == 3", []),
+        ("assert add(1, b=2) == 3", []),
+        ("assert add(1, 2) == 1 + 2", []),
+        ("assert add(1, 2)", []),
+        ("assert (" + "(" * 5000, []),
+        ("\n".join(f"assert add(1, {n}) == {n}" for n in range(9)), [f"assert add(1, {n}) == {n}" for n in range(4)]),
+    ],
+)
+def test_an_assert_is_a_call_with_literals_and_equality(module: Any, text: str, found: list[str]) -> None:
+    assert module.asserts_in(text, "add") == found
+
+
+def test_ties_go_to_the_largest_cluster_of_equal_outputs_then_to_the_earliest(module: Any) -> None:
+    def fails(*got: str) -> Verdict:
+        failures = tuple(Failure(number, "", "", value) for number, value in enumerate(got))
+        return Verdict(0, 2, failures, frozenset(range(2)))
+
+    pool = ["assert f(1) == 1", "assert f(2) == 2"]
+    assert module.elect([fails("3", "4"), fails("5", "6"), fails("5", "6")], pool) == 1
+    assert module.elect([None, fails("3", "4")], pool) == 1
+    assert module.elect([fails("3", "4"), fails("5", "6")], pool) == 0
