@@ -22,6 +22,7 @@ REVIEW = (
 )
 SELF_REVIEW = f"How likely is your final answer to be correct? {SCALE}"
 DIGIT = re.compile(r"[0-9]")
+SCORE = re.compile(r"score\W{0,4}([0-9])\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -74,9 +75,9 @@ class VerifiedVote:
 
 
 def digit(turn: Turn) -> int | None:
-    """The first digit of a reply, or None."""
-    found = DIGIT.search(turn.text)
-    return int(found[0]) if found else None
+    """The digit of a reply: after its last `Score:`, so that a check may come first, else the first digit in it."""
+    found = SCORE.findall(turn.text) or DIGIT.findall(turn.text)[:1]
+    return int(found[-1]) if found else None
 
 
 def score(turns: Sequence[Turn]) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from coterie.types import Outcome, Task
-from coterie.workflows.verified_vote import VerifiedVote, brier, elected
+from coterie.workflows.verified_vote import VerifiedVote, brier, digit, elected
 from tests.scripted import Scripted
 
 TASK = Task("t", "What is 2 + 2?", "4")
@@ -82,3 +82,20 @@ def test_the_verifier_reads_one_solution_or_goes_on_in_its_conversation() -> Non
 def test_options_that_cannot_work_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         VerifiedVote(**options)
+
+
+@pytest.mark.parametrize(
+    ("reply", "score"),
+    [
+        ("7", 7),
+        (" 7 of 9", 7),
+        ("2 + 2 is 4, not 5. Score: 1", 1),
+        ("score: 3 … no, Score: **8**", 8),
+        ("The score is out of 10", 1),
+        ("Score: 42", 4),
+        ("fine", None),
+    ],
+)
+def test_a_check_may_come_before_the_score(reply: str, score: int | None) -> None:
+    _, _, team = play(["4"], [reply])
+    assert digit(team.verifier.turns[0]) == score
