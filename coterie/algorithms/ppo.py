@@ -21,9 +21,7 @@ from coterie.types import Batch, Episode, Metrics, Scores, Turn, ValueEstimator
 
 
 class TurnEstimate(NamedTuple):
-    """PPO with GAE chained over the turns of all roles: by token, or with `level: turn` by message.
-    Where late turns depend on early ones; tokens for short turns, turns for long ones. One episode per task is enough.
-    Costs a forward pass for values, by a value head or `critics`. (arXiv 1707.06347; MARFT, arXiv 2504.16129)"""
+    """GAE's result for one turn. S: the turn's tokens; with `level: turn`, one step for the whole turn."""
 
     turn: Turn
     values: Tensor  # [S]
@@ -33,9 +31,9 @@ class TurnEstimate(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Ppo(Algorithm):
-    """PPO with GAE chained over all turns, whoever plays them: by token, or with `level: turn` by message.
-    Where late turns depend on early ones; tokens for short turns, turns for long ones. One episode per task will do.
-    Costs a forward for values, of a head on the trunk or of `critics`. (arXiv 1707.06347; MARFT, arXiv 2504.16129)"""
+    """PPO with GAE chained over the turns of all roles: by token, or with `level: turn` by message.
+    Where late turns depend on early ones; tokens for short turns, turns for long ones. One episode per task is enough.
+    Costs a forward pass for values, by a value head or `critics`. (arXiv 1707.06347; MARFT, arXiv 2504.16129)"""
 
     value_weight: Positive = 0.5  # weight of the value head's loss beside its policy's
     value_clip: Positive | None = None  # clip of the value around its old one; null: off
@@ -52,14 +50,10 @@ class Ppo(Algorithm):
 
     chain: ClassVar[Chain] = "team"
     needs_values: ClassVar[bool] = True
-    not_in_advantage: ClassVar[frozenset[str]] = (Algorithm.not_in_advantage - {"level"}) | {
-        "value_weight",
-        "value_clip",
-        "value_huber",
-        "value_lr",
-        "value_fits",
-        "warmup",
-    }
+    not_in_advantage: ClassVar[frozenset[str]] = frozenset(
+        (Algorithm.not_in_advantage - {"level"})
+        | {"value_weight", "value_clip", "value_huber", "value_lr", "value_fits", "warmup"}
+    )
 
     def compute_advantages(self, episodes: list[Episode], memory: dict[str, Any]) -> Metrics:
         estimates = list(self.estimates(episodes))
