@@ -29,7 +29,7 @@ RUNS: dict[str, dict[str, Any]] = {
         "algorithm": {"name": "grpo", "drop_constant": True, "kl": 0.01},
         "credit": {"name": "difference"},
         "opponents": {"every": 1, "keep": 1},
-        "alarm": {"steps": 2},
+        "collapse": {"steps": 2},
         "eval": {"every": 1, "tasks": 2, "episodes_per_task": 2, "temperature": 1.0},
     },
     "happo": GAME | {"algorithm": {"name": "happo", "minibatches": 2}},
