@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from coterie.check.probes import broken, golden
+from coterie.check.probes import broken_answer_probes, reference_probes
 from coterie.config import load
 from coterie.config.registry import BUILTIN, find
 from tests.runs import started, trained
@@ -68,9 +68,9 @@ def test_the_reference_answer_reaches_the_grader_through_every_workflow_and_brok
     name: str, data: Path, model: Path
 ) -> None:
     run = started(config(name, parts(name, data), model), data / "run")
-    golds = golden(run, run.tasks.tasks)
+    golds = reference_probes(run, run.tasks.tasks)
     assert [gold.episode.reward for gold in golds] == [1.0], golds[0].episode.answer
-    probes = broken(run, run.tasks.tasks, golds)
+    probes = broken_answer_probes(run, run.tasks.tasks, golds)
     assert [probe.episode.error for probe in probes] == [None, None]
     assert [probe.episode.reward for probe in probes] == [0.0, 0.0]
 
