@@ -133,3 +133,33 @@ def written_forms() -> Iterator[str]:
                 yield node.target.id
             elif isinstance(node, ast.keyword) and node.arg:
                 yield node.arg
+
+
+def test_every_metric_of_a_workflow_is_described() -> None:
+    written = {name for path in (ROOT / "coterie" / "workflows").glob("*.py") for name in workflow_metrics(path)}
+    fields = {"question"}  # of prompts
+    assert len(written) > 35 and written - set(DESCRIBED) - fields == set()
+
+
+def workflow_metrics(path: Path) -> Iterator[str]:
+    """The keys of dictionaries in functions that return metrics, and of those that an Outcome is given."""
+    for function in ast.walk(ast.parse(path.read_text())):
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            nodes = list(ast.walk(function))
+            outcomes = [node for node in nodes if isinstance(node, ast.Call) and ast.unparse(node.func) == "Outcome"]
+            within = [inner for call in outcomes for argument in call.args[1:] for inner in ast.walk(argument)]
+            named = {node.id for node in within if isinstance(node, ast.Name)}
+            assigned = [
+                n.value for n in nodes if isinstance(n, ast.Assign) and {ast.unparse(t) for t in n.targets} & named
+            ]
+            if function.returns is not None and ast.unparse(function.returns) == "Metrics":
+                assigned.append(function)
+            for root in [*within, *assigned]:
+                yield from keys_of_dicts(root)
+
+
+def keys_of_dicts(root: ast.AST) -> Iterator[str]:
+    for node in ast.walk(root):
+        keys = node.keys if isinstance(node, ast.Dict) else []
+        keys += [node.slice] if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store) else []
+        yield from (key.value for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str))
