@@ -8,7 +8,7 @@ from dataclasses import MISSING, is_dataclass
 from functools import partial
 from pathlib import Path as File
 from types import NoneType
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, NoReturn, get_args, get_origin
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
@@ -37,6 +37,10 @@ EMPTY: Mapping[str, Any] = {}
 INVALID = object()  # in place of a value whose problem has been reported
 
 
+class Invalid(Exception):
+    """Raised after a problem has been reported; reading goes on with the next key."""
+
+
 class Reader:
     """Reads data as a type; every mismatch is reported with the key's path."""
 
@@ -45,6 +49,13 @@ class Reader:
         self.folder = folder  # where relative paths are looked up first
 
     def value(self, hint: Any, data: Any, path: Path) -> Any:
+        """The data as this type, or INVALID."""
+        try:
+            return self._value(hint, data, path)
+        except Invalid:
+            return INVALID
+
+    def _value(self, hint: Any, data: Any, path: Path) -> Any:
         kind = bare(hint)
         if isinstance(data, FunctionName) or (takes_function(hint) and data is not None):
             return self.function(hint, data, path)
@@ -62,61 +73,59 @@ class Reader:
         """One type or another, mostly something or null."""
         others = [member for member in get_args(bare(hint)) if member is not NoneType]
         if data is not None and len(others) == 1 and _is_group(others[0]):
-            return self.value(others[0], data, path)
+            return self._value(others[0], data, path)
         return self.leaf(hint, data, path)
 
     def function(self, hint: Any, data: Any, path: Path) -> Any:
         if not takes_function(hint):
             declare = f"an option that takes one is declared `{path[-1]}: Callable`"
-            return self.invalid(path, f"got a function, expected {type_name(hint)}; {declare}")
+            self.invalid(path, f"got a function, expected {type_name(hint)}; {declare}")
         try:
             return find_function(data, self.folder)
         except ConfigError as error:
-            return self.invalid(path, str(error))
+            self.invalid(path, str(error))
 
     def leaf(self, hint: Any, data: Any, path: Path) -> Any:
         try:
             written = json.dumps(data)
         except TypeError:
             right = "a config holds text, numbers, lists and mappings"
-            return self.invalid(path, f"got a {type(data).__name__}, or a value with one inside; {right}")
+            self.invalid(path, f"got a {type(data).__name__}, or a value with one inside; {right}")
         try:
             # As JSON: strict validation of Python input rejects a list for a tuple.
             read = TypeAdapter(hint, config=STRICT).validate_json(written, context={"folder": self.folder})
             return find_path(read, self.folder) if isinstance(read, File) else read
         except ValidationError:
             near = did_you_mean(data, choices(hint)) if isinstance(data, str) else ""
-            return self.invalid(path, f"got {value_name(data)}, expected {type_name(hint)}{near}")
+            self.invalid(path, f"got {value_name(data)}, expected {type_name(hint)}{near}")
 
     def group(self, hint: Any, data: Any, path: Path) -> Any:
         """A list or a mapping, item by item, so that a problem names the item."""
         kind = list if get_origin(hint) is tuple else dict
         if not isinstance(data, kind):
-            return self.invalid(path, f"got {value_name(data)}, expected {type_name(hint)}")
+            self.invalid(path, f"got {value_name(data)}, expected {type_name(hint)}")
         inner = get_args(hint)[0 if kind is list else 1]
         keyed = data.items() if isinstance(data, dict) else enumerate(data)
-        items = {key: self.value(inner, item, (*path, str(key))) for key, item in keyed}
-        if any(item is INVALID for item in items.values()):
-            return INVALID
+        items = _valid({key: self.value(inner, item, (*path, str(key))) for key, item in keyed})
         return items if kind is dict else tuple(items.values())
 
     def record(self, cls: Any, limits: FieldLimits, data: Any, path: Path) -> Any:
         if not isinstance(data, dict):
             own = ", ".join(options_of(cls))
-            return self.invalid(path, f"got {value_name(data)}, expected a mapping; {cls.__name__} has {own}")
-        return self.construct(cls, cls, self.fill(cls.__name__, options_within(cls, limits), data, path), path)
+            self.invalid(path, f"got {value_name(data)}, expected a mapping; {cls.__name__} has {own}")
+        options = self.fill(cls.__name__, options_within(cls, limits), data, path)
+        return self.guard(cls, lambda: cls(**options), path, options)
 
     def part(self, data: Any, path: Path) -> Any:
-        """`{name: chain, …options}`; its kind is the nearest key on its path that names one."""
+        """`{name: chain, …options}`."""
         if not isinstance(data, dict) or "name" not in data:
-            return self.invalid(path, f"got {value_name(data)}, expected a name or a mapping with a name")
-        name = self.value(str, data["name"], (*path, "name"))
-        kind: Kind = next(key for key in reversed(path) if key in BUILTIN)
+            self.invalid(path, f"got {value_name(data)}, expected a name or a mapping with a name")
+        name = self._value(str, data["name"], (*path, "name"))
         try:
-            cls = INVALID if name is INVALID else find(kind, name, self.folder)
+            cls = find(_kind(path), name, self.folder)
         except ConfigError as error:
-            return self.invalid((*path, "name"), str(error))
-        return INVALID if cls is INVALID else self.with_options(cls, portable_name(name, self.folder), data, path)
+            self.invalid((*path, "name"), str(error))
+        return self.with_options(cls, portable_name(name, self.folder), data, path)
 
     def weighted(self, data: Any, path: Path) -> Any:
         """A part with a `weight` beside its options, 1 by default."""
@@ -125,48 +134,33 @@ class Reader:
         if isinstance(own, dict) and "weight" in own:
             weight = self.value(float, own["weight"], (*path, "weight"))
             own = {key: item for key, item in own.items() if key != "weight"}
-        part = self.part(own, path)
-        return (
-            INVALID
-            if part is INVALID or weight is INVALID
-            else Weighted(part.name, part.options, part.instance, weight)
-        )
+        read = _valid({"part": self.value(Part, own, path), "weight": weight})
+        return Weighted(read["part"].name, read["part"].options, read["part"].instance, read["weight"])
 
     def with_options(self, cls: Any, name: str, data: dict[str, Any], path: Path) -> Any:
         """The part made with the options in `data`; a user's own is checked for the interface of its kind."""
         known = self.guard(cls, lambda: options_of(cls), path)
-        if known is INVALID:
-            return INVALID
         if "name" in known:
-            return self.invalid(
-                path, f"{cls.__name__} has an option `name`, but that key chooses the {path[-1]}; rename it"
-            )
+            self.invalid(path, f"{cls.__name__} has an option `name`, but that key chooses the {path[-1]}; rename it")
         own = {key: item for key, item in data.items() if key != "name"}
         options = self.fill(cls.__name__, known, own, path)
-        instance = self.construct(cls, cls if isinstance(cls, type) else partial(partial, cls), options, path)
-        if instance is INVALID:
-            return INVALID
-        kind: Kind = next(key for key in reversed(path) if key in BUILTIN)
+        make = cls if isinstance(cls, type) else partial(partial, cls)
+        instance = self.guard(cls, lambda: make(**options), path, options)
         if names_file(name):
-            problem = self.guard(cls, lambda: interface_problem(kind, cls, instance), path)
+            problem = self.guard(cls, lambda: interface_problem(_kind(path), cls, instance), path)
             if problem is not None:
-                return INVALID if problem is INVALID else self.invalid((*path, "name"), problem)
+                self.invalid((*path, "name"), problem)
         return Part(name, options, instance)
 
     def fill(self, owner: str, known: Mapping[str, Option], data: dict[str, Any], path: Path) -> dict[str, Any]:
-        """A value for every known option: from `data`, or its default."""
+        """A value for every known option, from `data` or its default; unknown keys are only reported."""
         for key in [key for key in data if key not in known]:
             self.unknown(owner, list(known), data[key], (*path, key))
         for key in [name for name, option in known.items() if option.default is MISSING and name not in data]:
-            self.invalid((*path, key), f"missing; {owner} needs it")
+            self.problems.add((*path, key), f"missing; {owner} needs it")
         defaults = {name: option.default for name, option in known.items()}
-        return defaults | {key: self.value(known[key].hint, data[key], (*path, key)) for key in data if key in known}
-
-    def construct(self, part: Any, make: Any, options: dict[str, Any], path: Path) -> Any:
-        """`make(**options)`, unless an option is missing or invalid."""
-        if any(value is INVALID or value is MISSING for value in options.values()):
-            return INVALID
-        return self.guard(part, lambda: make(**options), path, options)
+        values = {key: self.value(known[key].hint, data[key], (*path, key)) for key in data if key in known}
+        return _valid(defaults | values)
 
     def guard(self, part: Any, work: Callable[[], Any], path: Path, options: Mapping[str, Any] = EMPTY) -> Any:
         """The result of `work`. A ValueError is reported; so is any exception of a user's own part, with its line."""
@@ -176,23 +170,30 @@ class Reader:
             found, message = key_and_message(str(error), options, path)
             where = line_in_users_file(part, error)
             if isinstance(error, ValueError) and (where is None or found != path):
-                return self.invalid(found, message)
+                self.invalid(found, message)
             if where is None:
                 raise  # a bug of a built-in part
-            return self.invalid(path, f"{where}: {type(error).__name__}: {error}")
+            self.invalid(path, f"{where}: {type(error).__name__}: {error}")
 
     def unknown(self, owner: str, known: list[str], data: Any, path: Path) -> None:
         hints = {leaf: hint_for(leaf) for leaf in _leaves(data, path)}
         if not any(hints.values()):
             names = listed(known, like=path[-1]) or "no options"
-            self.invalid(path, f"unknown key; {owner} has {names}{did_you_mean(path[-1], known)}")
+            self.problems.add(path, f"unknown key; {owner} has {names}{did_you_mean(path[-1], known)}")
             return
         for leaf, hint in hints.items():
-            self.invalid(leaf, f"unknown key; {hint or 'Coterie has no such option'}")
+            self.problems.add(leaf, f"unknown key; {hint or 'Coterie has no such option'}")
 
-    def invalid(self, path: Path, message: str) -> Any:
+    def invalid(self, path: Path, message: str) -> NoReturn:
         self.problems.add(path, message)
-        return INVALID
+        raise Invalid
+
+
+def _valid(values: dict[Any, Any]) -> dict[Any, Any]:
+    """The values, if none is invalid or missing."""
+    if any(value is INVALID or value is MISSING for value in values.values()):
+        raise Invalid
+    return values
 
 
 def key_and_message(message: str, options: Mapping[str, Any], path: Path) -> tuple[Path, str]:
@@ -200,6 +201,12 @@ def key_and_message(message: str, options: Mapping[str, Any], path: Path) -> tup
     key, colon, rest = message.partition(": ")
     inside = undotted(key)
     return ((*path, *inside), rest) if colon and inside[:1] and inside[0] in options else (path, message)
+
+
+def _kind(path: Path) -> Kind:
+    """The kind of a part: the nearest key on its path that names one."""
+    kind: Kind = next(key for key in reversed(path) if key in BUILTIN)
+    return kind
 
 
 def _is_group(hint: Any) -> bool:
