@@ -1,1 +1,1 @@
-"""Measures speed as ratios against a peer, in one run: same model, same work, warm-up outside the timing."""
+"""Measures speed as ratios against a baseline, in one run: same model, same work, warm-up outside the timing."""

@@ -12,7 +12,7 @@ from coterie.bench.step import step
 from coterie.bench.update import update
 
 app = typer.Typer(
-    help="Measure speed against a peer, in one run.",
+    help="Measure speed against a baseline, in one run.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,

@@ -63,23 +63,23 @@ class ConversationBench:
     def __init__(self, base: Base, engine: NativeEngine, max_tokens: int) -> None:
         self.base, self.engine, self.max_tokens = base, engine, max_tokens
         # Unmodified, without our linear layers.
-        self.peer = torch.nn.Module.to(load_model(base.folder, torch.float32, "sdpa"), base.device)
+        self.baseline = torch.nn.Module.to(load_model(base.folder, torch.float32, "sdpa"), base.device)
 
     def compare(
         self, work: str, conversations: list[Conversation], temperature: float, repeats: int, turns: int = 1
     ) -> Row:
         self._ours(conversations[:2], temperature, turns, ["base"])  # warm up, both
         self._theirs(conversations[:2], temperature, turns)
-        ours, peers = [], []
+        ours, baselines = [], []
         for _ in range(repeats):
             mine, answers = self._timed(lambda: self._ours(conversations, temperature, turns, ["base"]))
-            theirs, peer_answers = self._timed(lambda: self._theirs(conversations, temperature, turns))
-            same = sum(a == b for a, b in zip(answers, peer_answers, strict=True))
+            theirs, baseline_answers = self._timed(lambda: self._theirs(conversations, temperature, turns))
+            same = sum(a == b for a, b in zip(answers, baseline_answers, strict=True))
             if same < 0.9 * len(answers):  # a few may differ where two tokens are equally likely
                 raise RuntimeError(f"only {same} of {len(answers)} answers are the same")
             ours.append(mine)
-            peers.append(theirs)
-        return Row(work, "native", "generate", ours, peers)
+            baselines.append(theirs)
+        return Row(work, "native", "generate", ours, baselines)
 
     def adapters(self, work: str, conversations: list[Conversation], names: Sequence[str], repeats: int) -> Row:
         mixed, plain = [], []
@@ -147,7 +147,7 @@ class ConversationBench:
         draw = LogitsProcessorList(
             [SamplerLogitsProcessor(self.engine.sampler, longest, seeds, how)] if temperature else []
         )
-        out = self.peer.generate(  # type: ignore[operator]
+        out = self.baseline.generate(  # type: ignore[operator]
             input_ids=tokens,
             attention_mask=mask,
             max_new_tokens=self.max_tokens,

@@ -1,4 +1,4 @@
-"""Measures time and peak memory, and prints them beside a peer's."""
+"""Measures time and peak memory, and prints them beside a baseline's."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Timing:
 
 @dataclass
 class Row:
-    """One workload, done by us and by a peer; `theirs` is None if the peer is not installed."""
+    """One workload, done by us and by a baseline; `theirs` is None if the baseline is not installed."""
 
     work: str
     ours: str
@@ -50,7 +50,7 @@ class Row:
 
     @property
     def ratios(self) -> list[float]:
-        """Our speed over the peer's, for each repeat."""
+        """Our speed over the baseline's, for each repeat."""
         return [a.speed / b.speed for a, b in zip(self.mine, self.theirs or (), strict=False)]
 
     def cells(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The straightforward peer: a Hugging Face model with PEFT, rows padded to the longest, full logits, autograd."""
+"""The straightforward baseline: a Hugging Face model with PEFT, rows padded to the longest, full logits, autograd."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class Shaped:
         self.shape, self.device, self.rows = shape, device, rows
         self.base = base_of(shape, device, half(device))
         self.engine = NativeEngine(self.base, {"policy": None}, rows)
-        self.peer = shaped(shape, device, half(device))
+        self.baseline = shaped(shape, device, half(device))
         self.prompts = prompts(ROUNDS * rows, prompt, self.base.vocab_size)
 
     def requests(self, limits: Sequence[int]) -> list[Ids]:
@@ -101,17 +101,17 @@ class Shaped:
         samples = []
         for at in range(0, len(limits), self.rows):
             part = slice(at, at + self.rows)
-            samples += generate(self.peer, self.requests(limits)[part], limits[part])
+            samples += generate(self.baseline, self.requests(limits)[part], limits[part])
         return count_tokens(samples, limits)
 
     def compare(self, work: str, limits: Sequence[int], repeats: int) -> Row:
-        mine, peers = in_turn(lambda: self.ours(limits), lambda: self.theirs(limits), repeats, self.device)
-        return Row(work, "native", "generate", mine, peers)
+        mine, baselines = in_turn(lambda: self.ours(limits), lambda: self.theirs(limits), repeats, self.device)
+        return Row(work, "native", "generate", mine, baselines)
 
     def others(self, limits: Sequence[int], repeats: int) -> list[Row]:
         mine, theirs = in_turn(
             lambda: self.ours(limits),
-            lambda: count_tokens(continuous(self.peer, self.requests(limits), limits), limits),
+            lambda: count_tokens(continuous(self.baseline, self.requests(limits), limits), limits),
             repeats,
             self.device,
         )

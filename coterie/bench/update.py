@@ -17,7 +17,7 @@ from coterie.learners.learner import TorchLearner
 from coterie.types import Batch
 
 PEAKS = {"H100": 989e12, "H200": 989e12, "A100": 312e12}  # dense half-precision operations a second
-AT_ONCE = 8  # padded rows in a forward of the peer
+AT_ONCE = 8  # padded rows in a forward of the baseline
 
 
 def update(
@@ -34,7 +34,7 @@ def update(
 ) -> None:
     """Fit a ragged batch, and one of groups that share prompts: coterie bench update --shape 3b
 
-    The peer pads 8 rows at a time and takes no optimiser step; ours does. Tokens are real ones, without padding. The
+    The baseline pads 8 rows at a time and takes no optimizer step; ours does. Padding tokens are not counted. The
     share of the machine's peak (mfu) counts 6 operations per weight and token, 4 where the weights are frozen.
     """
     here, shape = pick(device), "tiny" if quick else known(shape)

@@ -33,7 +33,7 @@ def test_a_measurement_prints_a_table_and_writes_every_number(command: str, tmp_
         assert all(timing["seconds"] > 0 and timing["tokens"] > 0 for timing in row["mine"] + row["theirs"])
 
 
-def test_a_peer_that_is_not_installed_is_said_to_be_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_baseline_that_is_not_installed_is_said_to_be_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step, "find_spec", lambda name: None)
     out = tmp_path / "found.json"
     done = CliRunner().invoke(app, ["step", "--quick", "--device", "cpu", "--out", str(out)])
