@@ -7,10 +7,9 @@ archive split into parts; `unpack` verifies and extracts them. A run resumed fro
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import tarfile
-from collections.abc import Iterator
+import tempfile
 from pathlib import Path
 
 from coterie.errors import UserError
@@ -29,84 +28,40 @@ class BadParts(UserError, ValueError):
 def pack(run: Path, out: Path, part_bytes: int = PART_BYTES) -> list[Path]:
     """Write a run's latest state into the new folder `out`; the parts, in order."""
     saved = checkpoint.find(run)
-    names = ["config.yaml", "metrics.jsonl", CODE_FOLDER, f"checkpoints/{saved.name}"]
-    with reporting_write_errors(out), atomic_folder(out) as folder:
-        parts = _Parts(folder, part_bytes)
-        with tarfile.open(fileobj=parts, mode="w|", bufsize=min(part_bytes, 1 << 20)) as archive:
-            for name in names:
+    sums: dict[str, str] = {}
+    with reporting_write_errors(out), atomic_folder(out) as folder, tempfile.TemporaryFile(dir=folder) as whole:
+        with tarfile.open(fileobj=whole, mode="w") as archive:
+            for name in ("config.yaml", "metrics.jsonl", CODE_FOLDER, f"checkpoints/{saved.name}"):
                 if (run / name).exists():
                     archive.add(run / name, name)
-        parts.close()
-        manifest = {"run": run.resolve().name, "step": int(saved.name), "parts": parts.sums}
+        whole.seek(0)
+        while data := whole.read(part_bytes):
+            name = f"part-{len(sums):03d}"
+            (folder / name).write_bytes(data)
+            sums[name] = hashlib.sha256(data).hexdigest()
+        manifest = {"run": run.resolve().name, "step": int(saved.name), "parts": sums}
         (folder / MANIFEST).write_text(json.dumps(manifest, indent=1))
-    return [out / name for name in parts.sums]
+    return [out / name for name in sums]
 
 
 def unpack(parts: Path, runs: Path) -> Path:
     """Extract a packed run into `runs`, under its own name; its folder. A folder that exists is never replaced."""
     manifest = json.loads((parts / MANIFEST).read_text())
     run = runs / manifest["run"]
-    with reporting_write_errors(run), atomic_folder(run) as folder:
-        joined = _Joined(_verified(parts, manifest["parts"]))
-        with tarfile.open(fileobj=joined, mode="r|") as archive:
+    with reporting_write_errors(run), atomic_folder(run) as folder, tempfile.TemporaryFile(dir=folder) as whole:
+        for name, expected in manifest["parts"].items():
+            whole.write(_verified(parts / name, expected))
+        whole.seek(0)
+        with tarfile.open(fileobj=whole) as archive:
             archive.extractall(folder, filter="data")
         (folder / "latest").write_text(f"{manifest['step']:06d}")
     return run
 
 
-def _verified(parts: Path, sums: dict[str, str]) -> Iterator[bytes]:
-    for name, expected in sums.items():
-        if not (parts / name).is_file():
-            raise BadParts(f"{parts / name} is missing: all {len(sums)} parts of a packed run are needed")
-        data = (parts / name).read_bytes()
-        if hashlib.sha256(data).hexdigest() != expected:
-            raise BadParts(f"{parts / name} is damaged: its checksum does not match {MANIFEST}; copy it again")
-        yield data
-
-
-class _Parts(io.RawIOBase):
-    """A stream that is written as files of at most `size` bytes, with their SHA-256."""
-
-    def __init__(self, folder: Path, size: int) -> None:
-        self.folder, self.size = folder, size
-        self.pending = bytearray()
-        self.sums: dict[str, str] = {}
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data) -> int:  # type: ignore[no-untyped-def]  # anything with a buffer
-        self.pending += data
-        while len(self.pending) >= self.size:
-            self._flush(self.size)
-        return len(data)
-
-    def close(self) -> None:
-        if self.pending:
-            self._flush(len(self.pending))
-        super().close()
-
-    def _flush(self, count: int) -> None:
-        data, self.pending = bytes(self.pending[:count]), self.pending[count:]
-        name = f"part-{len(self.sums):03d}"
-        (self.folder / name).write_bytes(data)
-        self.sums[name] = hashlib.sha256(data).hexdigest()
-
-
-class _Joined(io.RawIOBase):
-    """A stream that reads chunks one after the other."""
-
-    def __init__(self, chunks: Iterator[bytes]) -> None:
-        self.chunks, self.rest = chunks, b""
-
-    def readable(self) -> bool:
-        return True
-
-    def read(self, size: int = -1) -> bytes:
-        while size < 0 or len(self.rest) < size:
-            if (chunk := next(self.chunks, None)) is None:
-                break
-            self.rest += chunk
-        size = len(self.rest) if size < 0 else size
-        data, self.rest = self.rest[:size], self.rest[size:]
-        return data
+def _verified(part: Path, expected: str) -> bytes:
+    if not part.is_file():
+        raise BadParts(f"{part} is missing: all parts of a packed run are needed")
+    data = part.read_bytes()
+    if hashlib.sha256(data).hexdigest() != expected:
+        raise BadParts(f"{part} is damaged: its checksum does not match {MANIFEST}; copy it again")
+    return data
