@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from coterie import Message, Task, Team, Turn
 from coterie.rewards.answer_extraction import last_number
-from coterie.types import Message, Task, Team, Turn
 
 # An example shows the form of an answer, so only adding has to be learned.
 START = (

@@ -366,3 +366,17 @@ def test_every_metric_of_the_page_of_troubles_is_described() -> None:
     written = {re.sub(r"^(seconds)/\w+$", r"\1/<phase>", name) for name in named}
     assert len(written) > 15
     assert {name for name in written if name.removeprefix("eval/") not in names} == set()
+
+
+def test_every_python_name_of_the_pages_is_there() -> None:
+    names = {name for text in PAGES.values() for name in re.findall(r"`(coterie(?:\.\w+)+)`", text)}
+    assert len(names) > 5
+    assert sorted(name for name in names if not is_importable(name)) == []
+
+
+def is_importable(name: str) -> bool:
+    """Whether it is a module of ours, or something in one."""
+    place, _, attribute = name.rpartition(".")
+    if importlib.util.find_spec(place) is None:
+        return False
+    return hasattr(importlib.import_module(place), attribute) or importlib.util.find_spec(name) is not None
