@@ -9,10 +9,10 @@ from typing import Annotated
 import torch
 import typer
 
+from coterie.bench.baselines import Vllm, continuous, generate
 from coterie.bench.conversations import conversation_rows
 from coterie.bench.measure import Row, Way, in_turn, show
 from coterie.bench.options import Device, Out, Quick, Repeats, half, known, pick
-from coterie.bench.other_samplers import Vllm, continuous, generate
 from coterie.bench.sampling import Ids, count_tokens, logprob_gap, sample_all
 from coterie.bench.shapes import SHAPES, base_of, lengths, prompts, shaped
 from coterie.engines.native.engine import NativeEngine

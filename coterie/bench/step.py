@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from coterie.bench.baselines import trl_steps
 from coterie.bench.measure import Row, in_turn, show
 from coterie.bench.options import Device, Out, Quick, Repeats, Shape, known, pick
 from coterie.bench.training_loop import SAMPLES, Loop
@@ -32,8 +33,6 @@ def step(
     mine, _ = in_turn(loop.step, None, repeats, here)
     theirs = None
     if find_spec("trl") is not None:
-        from coterie.bench import trl_trainer
-
-        theirs = trl_trainer.steps(shape, here, prompts, prompt, max_tokens, repeats)
+        theirs = trl_steps(shape, here, prompts, prompt, max_tokens, repeats)
     row = Row(f"{prompts} prompts × {SAMPLES} samples", "coterie", "TRL GRPOTrainer", mine, theirs)
     show(f"step: {shape}, GRPO, LoRA 16, {prompt} + {max_tokens} tokens on {here.type}", [row], out)

@@ -8,9 +8,9 @@ import torch
 import typer
 
 from coterie.algorithms.base import Algorithm
+from coterie.bench.baselines import PaddedTraining
 from coterie.bench.measure import Row, Timing, in_turn, median, show
 from coterie.bench.options import Device, Out, Quick, Repeats, Shape, half, known, pick
-from coterie.bench.padded_baseline import PaddedTraining
 from coterie.bench.shapes import adapters_on, base_of, batch_of, lengths, prompts, size_of
 from coterie.config.settings import Learning
 from coterie.learners.learner import TorchLearner
