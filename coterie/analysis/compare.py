@@ -20,10 +20,10 @@ from rich.text import Text
 from coterie.config import ConfigError, yamltree
 from coterie.config.load import load as load_config
 from coterie.config.load import read_text
-from coterie.config.problems import Problems, Sources, did_you_mean
+from coterie.config.problems import Problems, Sources
 from coterie.config.reader import Reader
 from coterie.console import show, table
-from coterie.errors import UserError
+from coterie.errors import UserError, did_you_mean
 from coterie.files import write_atomic
 from coterie.statistics import Paired, bootstrap_interval, paired
 from coterie.training import checkpoint

@@ -8,9 +8,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from coterie.config.problems import Path, Problems, did_you_mean, undotted
+from coterie.config.problems import Path, Problems, undotted
 from coterie.config.settings import PARTS, Config, EngineConfig, Hidden, Lora, Policy
 from coterie.envs.base import attach_reward
+from coterie.errors import did_you_mean
 from coterie.types import Encoder, Sampling
 
 Found = Iterator[tuple[Path, str]]

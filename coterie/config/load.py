@@ -10,11 +10,12 @@ from typing import Any
 from urllib.parse import quote
 
 from coterie.config import yamltree
-from coterie.config.problems import ConfigError, Problems, Sources, did_you_mean, shortened
+from coterie.config.problems import ConfigError, Problems, Sources, shortened
 from coterie.config.problems import Path as Keys
 from coterie.config.reader import Reader
 from coterie.config.registry import foreign_format, function_name
 from coterie.config.settings import ENCODER, PARTS, Config
+from coterie.errors import did_you_mean
 from coterie.types import Part, Weighted
 from coterie.user_code import resolve_copies
 

@@ -1,9 +1,9 @@
-"""Problems of a config, collected with the place of each key; and "did you mean" suggestions."""
+"""Problems of a config, collected with the place of each key."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import NoReturn
@@ -39,13 +39,6 @@ def is_dotted(key: str) -> bool:
 def shortened(text: str, most: int = 100) -> str:
     """A text, cut for an error message."""
     return text if len(text) <= most else f"{text[:most]}…"
-
-
-def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """`; did you mean clip?` if a known name is similar, else an empty string."""
-    by_folded = {known.casefold(): known for known in names}
-    near = get_close_matches(name.casefold(), by_folded, n=1)
-    return f"; did you mean {by_folded[near[0]]}?" if near else ""
 
 
 def listed(names: Sequence[str], like: str, most: int = 8) -> str:

@@ -14,7 +14,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from coterie.config.hints import hint_for
 from coterie.config.interfaces import interface_problem
-from coterie.config.problems import ConfigError, Path, Problems, did_you_mean, listed, undotted
+from coterie.config.problems import ConfigError, Path, Problems, listed, undotted
 from coterie.config.registry import (
     BUILTIN,
     FunctionName,
@@ -29,6 +29,7 @@ from coterie.config.registry import (
     portable_name,
 )
 from coterie.config.type_names import bare, choices, is_union, takes_function, type_name, value_name
+from coterie.errors import did_you_mean
 from coterie.limits import FieldLimits
 from coterie.types import Part, Weighted
 

@@ -17,7 +17,8 @@ from types import ModuleType
 from typing import Any, Literal, get_type_hints
 from zlib import crc32
 
-from coterie.config.problems import ConfigError, did_you_mean
+from coterie.config.problems import ConfigError
+from coterie.errors import did_you_mean
 from coterie.types import Part
 from coterie.user_code import run_file
 

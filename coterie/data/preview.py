@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
 from statistics import median
@@ -17,6 +16,7 @@ from rich.text import Text
 from coterie.data.files import is_prepared, read_prepared
 from coterie.data.prepare import Prepared
 from coterie.data.row import Source
+from coterie.errors import did_you_mean
 
 MAX_SHOWN = 600  # characters of a text
 
@@ -70,8 +70,7 @@ def statistics(path: Path) -> Iterator[RenderableType]:
 
 
 def unknown(name: str, names: Sequence[str]) -> str:
-    near = get_close_matches(name, names, n=1)
-    return f"{name}: unknown; there are {', '.join(names)}" + (f"; did you mean {near[0]}?" if near else "")
+    return f"{name}: unknown; there are {', '.join(names)}{did_you_mean(name, names)}"
 
 
 def _table(*columns: str) -> Table:

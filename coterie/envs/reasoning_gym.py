@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import random
 from collections.abc import Iterator, Mapping
@@ -14,6 +13,7 @@ import reasoning_gym
 from reasoning_gym.factory import DATASETS
 
 from coterie.envs.base import TaskEnv
+from coterie.errors import did_you_mean
 from coterie.limits import Count
 from coterie.prompts import check, fill
 from coterie.rewards import Grader
@@ -102,6 +102,5 @@ def _training(name: str, params: str, seed: int, count: int) -> tuple[Entry, ...
 def _check_name(option: str, name: str, names: list[str]) -> None:
     if name in names:
         return
-    near = difflib.get_close_matches(name, names, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(names))}"
-    raise ValueError(f"{option}.{name}: unknown; {hint}" if option == "params" else f"{option}: unknown {name}; {hint}")
+    hint = did_you_mean(name, names) or f"; there are {', '.join(sorted(names))}"
+    raise ValueError(f"{option}.{name}: unknown{hint}" if option == "params" else f"{option}: unknown {name}{hint}")

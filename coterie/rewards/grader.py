@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from numbers import Real
 from typing import Any
 
+from coterie.errors import did_you_mean
 from coterie.rewards.batching import Arguments, Batcher
 from coterie.rewards.grader_pool import START_SECONDS, OverLimits, call, call_forked
 from coterie.rewards.reward_function import RewardSignature, load
@@ -138,8 +138,7 @@ def make_grader(name: str, options: Mapping[str, Any], deadline: float) -> Grade
         return compose(deadline, **options)
     known = [*INLINE, *FORKED, *SANDBOXED, COMPOSE]
     if ":" not in name and name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        hint = did_you_mean(name, known)
         raise ValueError(f"reward {name}: there are {', '.join(known)} and path/to/file.py:function{hint}")
     if name in CHECKS:
         load(CHECKS[name])(**options)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
 import inspect
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from coterie.errors import did_you_mean
 from coterie.tools.call_parser import BadCall, Call, read_calls
 from coterie.tools.tool import Tool, ToolError, as_tools
 from coterie.types import Agent, Message, Turn
@@ -94,9 +94,8 @@ async def _call(tool: Tool, arguments: dict[str, Any]) -> Any:
 
 def _find(name: str, tools: Mapping[str, Tool]) -> Tool:
     if name not in tools:
-        near = difflib.get_close_matches(name, tools, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(tools)}"
-        raise ToolError(f"UnknownTool: no tool is called {name[:100]}; {hint}")
+        hint = did_you_mean(name, tools) or f"; there are {', '.join(tools)}"
+        raise ToolError(f"UnknownTool: no tool is called {name[:100]}{hint}")
     return tools[name]
 
 

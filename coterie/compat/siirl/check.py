@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import fields
 
 from coterie.compat.siirl.nodes import AgentOptions, Node, Nodes
-from coterie.config.problems import Path, Problems, did_you_mean
+from coterie.config.problems import Path, Problems
+from coterie.errors import did_you_mean
 
 Found = Iterator[tuple[Path, str]]
 WITH_A_ROLE = ("COMPUTE", "MODEL_INFERENCE", "MODEL_TRAIN")

@@ -10,10 +10,11 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from coterie.config.problems import ConfigError, did_you_mean
+from coterie.config.problems import ConfigError
 from coterie.config.registry import user_module
 from coterie.data.row import Raw, other_fields
 from coterie.envs.rows import Rows
+from coterie.errors import did_you_mean
 from coterie.rewards import Grader
 from coterie.types import Episode, Task, is_correct
 from coterie.watchdog import run_in_daemon_thread

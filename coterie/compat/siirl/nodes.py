@@ -8,9 +8,10 @@ from typing import Any, Literal
 
 import yaml
 
-from coterie.config.problems import Path, Problems, did_you_mean
+from coterie.config.problems import Path, Problems
 from coterie.config.reader import Reader
 from coterie.config.yamltree import Loader, Tree, composed
+from coterie.errors import did_you_mean
 from coterie.limits import Count, CountFromZero
 
 REF, GLOBALS = "!Ref", "global_config"

@@ -10,7 +10,8 @@ from coterie.compat.siirl.nodes import GLOBALS, Node
 from coterie.compat.siirl.parameter_table import COMPOUND, GROUPS, SETTINGS, TEAM, Setting, full_name, is_without_effect
 from coterie.config import yamltree
 from coterie.config.hints import hint_for
-from coterie.config.problems import Path, Problems, did_you_mean, undotted
+from coterie.config.problems import Path, Problems, undotted
+from coterie.errors import did_you_mean
 
 FILES = (("env", "train"), ("env", "test"))  # keys that are paths
 

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
+from coterie.errors import did_you_mean
+
 Files = Mapping[str, str]
 
 SEARCH, BETWEEN, REPLACE = (re.compile(sign) for sign in (r"<{5,9} ?SEARCH", r"={5,9}", r">{5,9} ?REPLACE"))
@@ -139,8 +141,7 @@ def _applied(change: Change, files: Files) -> str:
             raise EditError(f"{change.path}: there is such a file already, and the change does not say where")
         return change.new
     if change.path not in files:
-        near = difflib.get_close_matches(change.path, files, n=1)
-        raise EditError(f"{change.path}: there is no such file" + (f"; did you mean {near[0]}?" if near else ""))
+        raise EditError(f"{change.path}: there is no such file{did_you_mean(change.path, files)}")
     text = files[change.path]
     for old, new in _spellings(change):
         places = [found.start() for found in re.finditer(re.escape(old), text)]
