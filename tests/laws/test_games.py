@@ -212,7 +212,7 @@ def test_the_average_of_a_player_s_past_comes_near_the_equilibrium_of_kuhn_poker
 
 def test_games_that_nobody_plays_are_refused_and_the_quick_ones_are_of_both_kinds() -> None:
     result = CliRunner().invoke(app, ["bench", "games", "--games", "kuhn", "--algorithms", "ppo"])
-    assert result.exit_code == 2 and "nobody plays kuhn: ppo share" in result.output
+    assert result.exit_code == 2 and "no algorithm plays kuhn: ppo share" in result.output
     assert QUICK == ("naming", "additive")
 
 
