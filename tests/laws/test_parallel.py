@@ -18,7 +18,7 @@ import torch
 from coterie.config import ConfigError
 from coterie.learners.distributed import Processes
 from coterie.training.loop import Run
-from coterie.training.placement import must_have_devices
+from coterie.training.placement import check_devices
 from coterie.types import Batch
 from tests.hangs import HANG
 from tests.runs import naming_config, resumed, started, trained, written
@@ -219,7 +219,7 @@ def test_a_device_that_is_not_there_is_named_before_a_model_loads(model_folder: 
 def test_what_several_processes_cannot_do_is_said(changes: dict[str, Any], complaint: str, tmp_path: Path) -> None:
     config_of_two = written(naming_config(tmp_path, **changes), tmp_path)
     with pytest.raises(ConfigError, match=complaint):
-        must_have_devices(config_of_two, Processes(0, 2))
+        check_devices(config_of_two, Processes(0, 2))
 
 
 # The command
