@@ -142,7 +142,7 @@ def test_answers_that_were_too_much_for_the_grader_are_counted() -> None:
     failed = Episode("f", one.task, 0, metrics={"grader_timeouts": 2.0}, error="…", error_kind="GraderTimeout")
     of_failures, of_graders = found([one, two, failed])
     assert of_failures.text.startswith("1 of 3 episodes failed (1 GraderTimeout)")
-    assert of_graders.level == "warning" and of_graders.text.startswith("3 times the grader took too long")
+    assert of_graders.level == "warning" and of_graders.text.startswith("the grader was killed 3 times")
 
 
 def test_errors_come_first_under_the_count() -> None:

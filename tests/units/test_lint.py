@@ -64,7 +64,7 @@ def test_a_parser_that_strips_what_the_grader_needs_is_an_error_with_the_text_it
     hidden = [finding for finding in found if "the workflow hides answers from the grader" in finding.text]
     level, text = only(hidden)
     assert level == "error" and "gets 1 when graded directly and 0 through the workflow; it returned ''" in text
-    assert dry.references[0].alone == 1.0
+    assert dry.references[0].direct_reward == 1.0
 
 
 def test_a_reward_that_does_not_know_the_reference_is_an_error(checked: Check, tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_a_judge_that_nobody_can_read_is_named(checked: Check) -> None:
 def test_an_answer_on_which_the_workflow_fails_is_named(checked: Check) -> None:
     _, found = checked("Stumbles")
     level, text = only(found)
-    assert level == "warning" and text.startswith("nothing makes the episode fail ('IndexError")
+    assert level == "warning" and text.startswith("an empty reply makes the episode fail ('IndexError")
 
 
 def test_tasks_that_are_only_too_hard_are_told_from_rewards_out_of_reach(checked: Check) -> None:
