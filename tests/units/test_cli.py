@@ -227,7 +227,7 @@ MISTAKES = {
     "a folder for numbers": (["eval", "RUN", "--json", "OUT"], "is a folder; name a file in it"),
     "no place for changes": (["replay", "RUN", "--out", "no/where.jsonl"], "--out no/where.jsonl: the folder no"),
     "no place for times": (["bench", "rollout", "--quick", "--out", "no/where.json"], "the folder no does not exist"),
-    "eval of nothing": (["eval", "OUT"], "holds no run"),
+    "eval of nothing": (["eval", "OUT"], "is not a run"),
     "check of nothing": (["check", "nowhere.yaml"], "nowhere.yaml: there is no such file"),
 }
 
@@ -368,7 +368,7 @@ def test_a_bug_keeps_its_traceback(tmp_path: Path, tiny_model: Path, monkeypatch
 
 def test_check_shows_prompts_and_passes_where_there_is_something_to_learn(tmp_path: Path, tiny_model: Path) -> None:
     printed = stdout_of("check", game(tmp_path, tiny_model))
-    assert "<|im_start|>assistant" in printed and "actor reads" in printed
+    assert "<|im_start|>assistant" in printed and "actor: prompt" in printed
     for word in ("rewards of 16 episodes", "singleton", "log-prob gap", "with credit", "problem"):
         assert word in printed
     assert not (tmp_path / "game").exists()
