@@ -92,7 +92,7 @@ def test_a_difference_that_was_not_played_cannot_be_told(model_folder: Folder, t
 )  # fmt: skip
 def test_a_change_that_no_advantage_depends_on_is_refused(change: str, model_folder: Folder, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(dump(written(naming_config(model_folder("llama")), tmp_path)))
-    with pytest.raises(ConfigError, match=r"algorithm\..*: has no effect here: what turns are worth"):
+    with pytest.raises(ConfigError, match=r"algorithm\..*: has no effect here: advantages do not"):
         judged(tmp_path, change)
 
 
