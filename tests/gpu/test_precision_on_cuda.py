@@ -18,7 +18,7 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize(
-    ("precision", "dtype", "logprob_gap"),
+    ("precision", "dtype", "gap"),
     [("auto", torch.bfloat16, 0.05), ("bf16", torch.bfloat16, 0.05), ("fp32", torch.float32, 1e-4)],
 )
 def test_frozen_weights_and_products_are_as_precise_as_the_config_says(

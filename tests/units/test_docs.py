@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -342,6 +343,7 @@ def test_every_key_of_the_page_of_troubles_is_one() -> None:
     assert [key for key in keys if key.split(".")[-1] not in config_keys()] == []
 
 
+@cache
 def config_keys() -> set[str]:
     """Every name of a property in the schema of a config."""
     found: set[str] = set()
