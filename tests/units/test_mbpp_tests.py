@@ -45,9 +45,12 @@ def task(config: Any) -> Task:
     return only
 
 
-def play(config: Any, task: Task, programs: list[str], tests: list[str]) -> tuple[Outcome, dict[str, float], Scripted]:
+def play(
+    config: Any, task: Task, programs: list[str], tests: list[str], assert_reward: str = "valid"
+) -> tuple[Outcome, dict[str, float], Scripted]:
     team = Scripted({"coder": programs, "tester": tests})
-    workflow = type(config.workflow.instance)(programs=len(programs), calls=len(tests))
+    made = type(config.workflow.instance)
+    workflow = made(programs=len(programs), calls=len(tests), assert_reward=assert_reward)
 
     async def both() -> tuple[Outcome, dict[str, float]]:
         outcome = await workflow.run(task, team, config.env.instance.open(task))
@@ -75,6 +78,15 @@ def test_the_program_that_passes_most_asserts_wins_against_the_majority(config: 
     assert team.tester.turns[1].reward == -1
     assert metrics["chosen_right"] == 1 and metrics["clusters_right"] == 0
     assert metrics["valid"] == pytest.approx(2 / 3) and metrics["rejects"] == pytest.approx(0.5)
+
+
+def test_the_margin_of_an_assert_is_right_programs_that_pass_minus_wrong_ones(config: Any, task: Task) -> None:
+    asserts = (
+        "```python\nassert add(1, 2) == 3\nassert add(2, 2) == 4\nassert add(0, 7) == 8\nassert add(3, 3) == 9\n```"
+    )
+    _, _, team = play(config, task, [WRONG, WRONG, RIGHT], [asserts], "margin")
+    # 1 + 2 separates, 2 + 2 passes everywhere, 0 + 7 = 8 nowhere; only wrong programs, which multiply, pass 3 + 3 = 9.
+    assert team.tester.turns[0].reward == pytest.approx((1 + 0 + 0 - 1) / 4)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import ast
 import asyncio
 import builtins
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -71,7 +71,9 @@ class CoderTester:
 
     A program's reward is the fraction of the hidden tests that it passes. An assert that holds for the reference
     program gets 0.5, plus 0.5 times the fraction of this episode's wrong programs that it rejects; one that does not
-    hold gets −0.5. A tester's reply gets the mean over its asserts, or −1 if it has none that can be read.
+    hold gets −0.5. With `margin` an assert gets what it does for the election: the fraction of right programs that
+    pass it, the reference included, minus the fraction of wrong ones. A tester's reply gets the mean over its asserts,
+    or −1 if it has none that can be read.
     """
 
     judges_turns: ClassVar[bool] = True
@@ -79,6 +81,7 @@ class CoderTester:
 
     programs: int = 4
     calls: int = 2  # replies of the tester
+    assert_reward: str = "valid"  # or margin
     select: str = "asserts"  # or clusters: of equal outputs on the calls of the asserts, whatever they expect
     conversation: bool = False  # the tester goes on in the coder's conversation, after its program
     roles: tuple[str, ...] = ("coder", "tester")
@@ -93,7 +96,9 @@ class CoderTester:
         pool = list(dict.fromkeys(source for sources in found for source in sources))
         verdicts = await asyncio.gather(*(check(turn.text, pool) for turn in coded))
         chosen = coded[elect(verdicts, pool, self.select)]
-        return Outcome(chosen.text, judge=partial(judge, task, world, coded, tested, found, pool, verdicts, chosen))
+        reward = margin_reward if self.assert_reward == "margin" else validity_reward
+        score = partial(judge, task, world, coded, tested, found, pool, verdicts, chosen, reward)
+        return Outcome(chosen.text, judge=score)
 
     def _request(self, task: Task, code: list[Message], program: Turn) -> list[Message]:
         request = chat_messages(TEST.replace("{question}", task.prompt).replace("{call}", task.meta["call"]))
@@ -152,6 +157,18 @@ def elect(verdicts: Sequence[Verdict | None], pool: Sequence[str], select: str =
     return max(range(len(verdicts)), key=lambda place: (votes[place], sizes[signatures[place]], -place))
 
 
+AssertReward = Callable[[bool, float, float], float]  # of an assert that holds, is accepted and rejects as often
+
+
+def validity_reward(valid: bool, accepts: float, rejects: float) -> float:
+    return VALID + 0.5 * rejects if valid else INVALID
+
+
+def margin_reward(valid: bool, accepts: float, rejects: float) -> float:
+    """The share of right programs that pass, minus that of wrong ones."""
+    return accepts - (1 - rejects)
+
+
 async def judge(
     task: Task,
     world: CodeWorld,
@@ -161,26 +178,31 @@ async def judge(
     pool: Sequence[str],
     verdicts: Sequence[Verdict | None],
     chosen: Turn,
+    assert_reward: AssertReward,
     grade: Grade,
 ) -> Metrics:
     """Reward every turn, and measure how valid and how sharp the asserts are."""
     for turn, result in zip(coded, await asyncio.gather(*(world.test(turn.text) for turn in coded)), strict=True):
         turn.reward = result.score
     valid = dict(zip(pool, passed(await check(f"```python\n{task.answer}\n```", pool), pool), strict=True))
-    wrong = [passed(verdict, pool) for turn, verdict in zip(coded, verdicts, strict=True) if turn.reward != 1]
+    rows = [(turn.reward == 1, passed(verdict, pool)) for turn, verdict in zip(coded, verdicts, strict=True)]
+    right, wrong = ([row for is_right, row in rows if is_right is kind] for kind in (True, False))
     rejects = {
         source: sum(not row[number] for row in wrong) / len(wrong) if wrong else 0.0
         for number, source in enumerate(pool)
     }
+    accepts = {
+        source: (valid[source] + sum(row[number] for row in right)) / (1 + len(right))
+        for number, source in enumerate(pool)
+    }
     for turn, sources in zip(tested, found, strict=True):
-        rewards = [VALID + 0.5 * rejects[source] if valid[source] else INVALID for source in sources]
+        rewards = [assert_reward(valid[source], accepts[source], rejects[source]) for source in sources]
         turn.reward = sum(rewards) / len(rewards) if rewards else UNREADABLE
-    right = [turn.reward == 1 for turn in coded]
     metrics = {
-        "coder_right": sum(right) / len(right),
-        "any_right": float(any(right)),
+        "coder_right": len(right) / len(rows),
+        "any_right": float(bool(right)),
         "chosen_right": float(chosen.reward == 1),
-        "clusters_right": float(right[elect(verdicts, pool, "clusters")]),
+        "clusters_right": float(rows[elect(verdicts, pool, "clusters")][0]),
         "asserts": float(len(pool)),
     }
     if pool:
