@@ -301,5 +301,17 @@ def data(context: typer.Context) -> None:
     import_module("coterie.cli.data").app(context.args, prog_name="coterie data")
 
 
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, add_help_option=False)
+def verifier(context: typer.Context) -> None:
+    """Train and serve a verifier: a reward model that scores answers.
+
+    \b
+    Examples:
+      coterie verifier generate recipes/demo.yaml --out answers.parquet
+      coterie verifier --help
+    """
+    import_module("coterie.cli.verifier").app(context.args, prog_name="coterie verifier")
+
+
 if __name__ == "__main__":
     main()

@@ -23,7 +23,7 @@ ORDER = (
     # What runs models.
     *("kernels", "models", "engines", "learners"),
     # What runs teams.
-    *("rollout", "evaluation", "training", "check", "analysis"),
+    *("rollout", "evaluation", "training", "check", "analysis", "verifier"),
     *("compat", "games", "bench"),
     # What people touch.
     *("decorators", "api_config", "cli", "api", "__main__", "__init__"),
