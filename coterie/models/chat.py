@@ -42,6 +42,16 @@ class Chat:
         """
         return _encode(self.tokenizer, self._render(messages))
 
+    def reply(self, text: str) -> tuple[int, ...]:
+        """The ids of a reply that is given as text, to follow `prompt`; without an end token."""
+        return _encode(self.tokenizer, _escape_control_tokens(self.tokenizer, text))
+
+    @property
+    def end_id(self) -> int:
+        """The token that ends a reply: the template's, else the model's."""
+        own = end_of_turn_id(self.tokenizer)
+        return min(self.end_ids) if own is None else own
+
     def text(self, ids: Sequence[int], stops: Sequence[str] = ()) -> str:
         """The text of a reply up to the first stop string, without control tokens except those of tool calls."""
         ended = len(ids) > 0 and ids[-1] in self.end_ids
