@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -13,6 +14,7 @@ import rich
 from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.progress_bar import ProgressBar
 from rich.spinner import Spinner
 from rich.table import Table
@@ -59,8 +61,12 @@ class Display:
 
 def display(name: str, steps: int) -> Display:
     """The live panel on a terminal, plain lines in a file or a pipe."""
-    interactive = sys.stdout.isatty() and not rich.get_console().is_dumb_terminal
-    return LivePanel(name, steps) if interactive else PlainLines(steps)
+    return LivePanel(name, steps) if interactive() else PlainLines(steps)
+
+
+def interactive() -> bool:
+    """True if lines on stdout can be redrawn."""
+    return sys.stdout.isatty() and not rich.get_console().is_dumb_terminal
 
 
 class PlainLines(Display):
@@ -231,6 +237,24 @@ def show(parts: Iterable[RenderableType]) -> None:
     for part in parts:
         # Commands to copy must not be wrapped at the 80 columns of a pipe.
         rich.get_console().print(part, soft_wrap=isinstance(part, Text))
+
+
+@contextmanager
+def progress(what: str, total: int) -> Iterator[Callable[[int, str], None]]:
+    """A progress bar on a terminal, a line per report elsewhere: `report(3, "24 answers")`."""
+    if not interactive():
+        yield lambda done, text: print(f"{what} {done:>{len(str(total))}}/{total}  {text}", flush=True)
+        return
+    columns = (
+        TextColumn(what),
+        BarColumn(WIDTH),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[text]}"),
+    )
+    with Progress(*columns, console=rich.get_console()) as bar:
+        task = bar.add_task("", total=total, text="")
+        yield lambda done, text: bar.update(task, completed=done, text=text)
 
 
 def under(prefix: str, metrics: Mapping[str, float]) -> dict[str, float]:

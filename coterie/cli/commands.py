@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from itertools import chain, count
 from pathlib import Path
 
-from coterie.config import ConfigError, load
+from coterie.config import Config, ConfigError, load
 from coterie.config.problems import undotted
 from coterie.config.schema import schema
 from coterie.files import TEMPORARY, FolderInUse, WriteFailed, check_output_path, exclusive_lock
@@ -56,17 +56,22 @@ def resume(folder: Path, changes: Sequence[str], examples: int, which: str | Non
 
 def evaluate(what: Path, changes: Sequence[str], which: str | None, compare: bool, json_file: Path | None) -> None:
     """Evaluate a saved or untrained team on the held-out tasks, beside single-agent baselines."""
+    check_output_path("--json", json_file)
+    config = team_config(what, changes, which)
+    from coterie.cli import run
+
+    run.evaluate_run(config, what, which, compare, json_file)
+
+
+def team_config(what: Path, changes: Sequence[str], which: str | None) -> Config:
+    """The config of a run's folder, whose checkpoint `which` will be loaded, or of a config file."""
     is_run = what.is_dir()
     if which is not None and not is_run:
         raise ConfigError(f"--checkpoint {which}: {what} is a config, whose team is untrained; pass a run's folder")
     for key, group in _changed(changes):
         if is_run and group == "policies":
             raise ConfigError(f"{key}: cannot change: the policies of {what} are saved")
-    check_output_path("--json", json_file)
-    config = load(_config_of(what) if is_run else what, changes)
-    from coterie.cli import run
-
-    run.evaluate_run(config, what, (which or "latest") if is_run else None, compare, json_file)
+    return load(_config_of(what) if is_run else what, changes)
 
 
 def check(config_file: Path, changes: Sequence[str], tasks: int, repeats: int | None) -> bool:

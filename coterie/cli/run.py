@@ -77,13 +77,9 @@ def _train(config: Config, folder: Path, examples: int, resuming: bool, which: s
 
 
 def evaluate_run(config: Config, what: Path, which: str | None, compare: bool, json_file: Path | None) -> None:
-    """Evaluate the team of a run's checkpoint, or an untrained one if `which` is None."""
-    saved = checkpoint.find(what, which) if which else None
-    with _loading():
-        run = build(config, what, console=False, training=False, saved=saved)
-        if saved:
-            checkpoint.restore(run, saved)
-    name = f"team, step {run.step}" if saved else "team, untrained"
+    """Evaluate the team of a run's checkpoint, or the untrained one of a config."""
+    run = load_team(config, what, which)
+    name = f"team, step {run.step}" if what.is_dir() else "team, untrained"
     team = _held_out(run)
     single_agents = _single_agents(run, team) if compare else {}
     reports = {name: team} | (_baselines(run, team, single_agents) if compare else {})
@@ -93,6 +89,16 @@ def evaluate_run(config: Config, what: Path, which: str | None, compare: bool, j
     show([report.by_role(team.metrics), *report.first_failure(reports)])
     if json_file is not None:
         write_atomic(json_file, _as_json(what, run, reports))
+
+
+def load_team(config: Config, what: Path, which: str | None) -> Run:
+    """The team of a run's checkpoint, `latest` by default, or the untrained one of a config; not for training."""
+    saved = checkpoint.find(what, which or "latest") if what.is_dir() else None
+    with _loading():
+        run = build(config, what, console=False, training=False, saved=saved)
+        if saved:
+            checkpoint.restore(run, saved)
+    return run
 
 
 def check_config(config: Config, config_file: Path, tasks: int, repeats: int | None) -> bool:

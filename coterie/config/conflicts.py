@@ -27,7 +27,7 @@ def check_conflicts(config: Config, training: bool = True) -> None:
         _episodes, _policies, _adapters, _devices, _reward, _sampling, _max_tokens, _warmup, _evaluation,
         _engine_rows, _unused_sampling, _empty_targets,
     )  # fmt: skip
-    for check in (*checks, *((_all_frozen, _unused_in_training) if training else ()), _roles):
+    for check in (*checks, *((_idle_policies, _all_frozen, _unused_in_training) if training else ()), _roles):
         for path, message in check(config):
             problems.add(path, message)
     for key, message in (*_parts(config), *_critics(config), *_encoder(config), *_opponents(config)):
@@ -69,7 +69,7 @@ def _roles(config: Config) -> Found:
 
 
 def _policies(config: Config) -> Found:
-    """Every role has a known policy, and every policy plays a role."""
+    """Every role has a known policy, and an override names no policy that plays no role: it would be misspelt."""
     for name, role in config.roles.items():
         for policy in role.policies:
             if policy not in config.policies:
@@ -78,9 +78,17 @@ def _policies(config: Config) -> Found:
                 yield ("roles", name, "policy"), f"no policy is called {policy!r}; there is {known}{near}"
     used = {policy for role in config.roles.values() for policy in role.policies}
     for name in [name for name in config.policies if name not in used]:
-        known = f"there is {', '.join(sorted(used))}{did_you_mean(name, used)}"
-        misspelt = config.sources.is_overridden(("policies", name))
-        yield ("policies", name), f"no role plays it; {known if misspelt else 'name it under roles, or remove it'}"
+        if config.sources.is_overridden(("policies", name)):
+            known = f"there is {', '.join(sorted(used))}{did_you_mean(name, used)}"
+            yield ("policies", name), f"no role plays it; {known}"
+
+
+def _idle_policies(config: Config) -> Found:
+    """Every policy plays a role in training; `coterie verifier generate --policy` may let another one play."""
+    used = {policy for role in config.roles.values() for policy in role.policies}
+    for name in [name for name in config.policies if name not in used]:
+        if not config.sources.is_overridden(("policies", name)):
+            yield ("policies", name), "no role plays it; name it under roles, or remove it"
 
 
 def _critics(config: Config) -> Iterator[tuple[str, str]]:

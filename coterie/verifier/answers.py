@@ -20,6 +20,10 @@ class BadAnswers(UserError, ValueError):
     """A file that does not hold answers; the text names the file, the row and the column."""
 
 
+class AnswersExist(UserError):
+    """The output file is already there."""
+
+
 @dataclass(frozen=True)
 class Answer:
     """One answer to one question, labelled by a grader."""
@@ -129,3 +133,14 @@ def problem(answer: Answer) -> str | None:
         if not getattr(answer, name).strip():
             return f"{name}: is blank"
     return None
+
+
+def parts_folder(out: Path) -> Path:
+    """Where parts are kept until the output is complete."""
+    return out.with_name(f"{out.name}.parts")
+
+
+def refuse_existing(out: Path) -> None:
+    """Reject an output that is there, unless a killed process wrote it and did not remove its parts."""
+    if out.exists() and not parts_folder(out).is_dir():
+        raise AnswersExist(f"{out} already exists; name another file, or delete it")

@@ -27,6 +27,7 @@ from coterie.api import AgentTrainer, Trained
 from coterie.bench.app import app as bench
 from coterie.cli.app import app
 from coterie.cli.data import app as data
+from coterie.cli.verifier import app as verifier
 from coterie.config import Config
 from coterie.config.conflicts import check_conflicts
 from coterie.config.registry import BUILTIN, find
@@ -286,7 +287,7 @@ COMMANDS = [
 def test_every_command_of_the_pages_is_one() -> None:
     """Parsed with its options as the command line does; what it then would do is left out."""
     assert len(COMMANDS) > 25
-    apps = {"bench": bench, "data": data}
+    apps = {"bench": bench, "data": data, "verifier": verifier}
     for page, line in COMMANDS:
         first, *rest = shlex.split(line)
         group, words = (apps[first], rest) if first in apps else (app, [first, *rest])

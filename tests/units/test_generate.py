@@ -1,0 +1,144 @@
+"""Laws of sampled answers: labelled by the grader, the same at every run, whole after every kill."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from coterie.config import ConfigError
+from coterie.models.store import load_tokenizer
+from coterie.verifier.answers import Answer, read_answers
+from coterie.verifier.generate import OtherPlan
+from tests.commands import coterie, stdout_of
+from tests.killed_generate import MOMENTS, sample
+
+PATTERN = "[a-l]"  # of an answer that the grader calls right: some of a random model's are
+QUESTIONS = [f"What is {n} + {n}?" for n in range(5)]
+
+
+@pytest.fixture(scope="module")
+def config(model_folder: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Five questions, two of them in a part, for a tiny model."""
+    return written(model_folder("llama"), tmp_path_factory.mktemp("generate"))
+
+
+def written(model: Path, folder: Path, **changes: Any) -> Path:
+    rows = [{"question": question, "answer": "?"} for question in QUESTIONS]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tree: dict[str, Any] = {
+        "tasks_per_step": 2,
+        "policies": {name: {"model": str(model), "lora": {"rank": 2}} for name in ("a", "b")},
+        "roles": {"solver": "a"},
+        "workflow": "single",
+        "env": {"name": "rows", "train": "rows.jsonl", "test": "rows.jsonl"},
+        "reward": {"name": "format", "pattern": PATTERN},
+        "algorithm": "grpo",
+        "sampling": {"max_tokens": 4},
+        "device": "cpu",
+    }
+    (folder / "config.yaml").write_text(yaml.safe_dump(tree | changes))
+    return folder / "config.yaml"
+
+
+def generated(config: Path, out: Path, *words: Any) -> list[Answer]:
+    stdout_of("verifier", "generate", config, "--out", out, *words)
+    assert not out.with_name(f"{out.name}.parts").exists()
+    return read_answers(out)
+
+
+def labelled(answers: list[Answer]) -> bool:
+    """Whether each label is the grader's, and both occur."""
+    right = [re.search(PATTERN, answer.text) is not None for answer in answers]
+    return right == [answer.right for answer in answers] and len(set(right)) == 2
+
+
+def test_every_policy_answers_every_question_at_every_temperature(config: Path, tmp_path: Path) -> None:
+    words = ["--answers", 3, "--policy", "a", "--policy", "b", "--temperature", 0.5, "--temperature", 1.5]
+    answers = generated(config, tmp_path / "a.parquet", *words)
+    counts = Counter((one.question, one.policy, one.temperature) for one in answers)
+    assert counts == {(q, policy, t): 3 for q in QUESTIONS for policy in "ab" for t in (0.5, 1.5)}
+    assert len({(one.task, one.question) for one in answers}) == 5 and labelled(answers)
+    assert [one.task for one in answers] == sorted(
+        (one.task for one in answers), key=[*dict.fromkeys(one.task for one in answers)].index
+    )
+    tokenizer = load_tokenizer(Path(yaml.safe_load(config.read_text())["policies"]["a"]["model"]))
+    assert all(tokenizer.decode(one.ids, skip_special_tokens=True) == one.text for one in answers)
+    assert all(one.logprob < 0 and not one.perturbed for one in answers)
+
+
+def test_a_debate_gives_an_answer_per_role_and_round(model_folder: Callable[[str], Path], tmp_path: Path) -> None:
+    roles = ["first", "second"]
+    debate = {"name": "debate", "roles": roles, "rounds": 2, "prompt": "{question}", "revise": "{others}"}
+    file = written(model_folder("llama"), tmp_path, workflow=debate, roles=dict(zip(roles, "ab", strict=True)))
+    answers = generated(file, tmp_path / "a.parquet", "--answers", 2, "--tasks", 3)
+    assert Counter(one.policy for one in answers) == {"a": 3 * 2 * 2, "b": 3 * 2 * 2}
+    assert len({one.task for one in answers}) == 3 and labelled(answers)
+
+
+def test_greedy_answers_are_sampled_once(config: Path, tmp_path: Path) -> None:
+    answers = generated(config, tmp_path / "a.parquet", "--temperature", 0, "--tasks", 2)
+    assert len(answers) == 2 and {one.temperature for one in answers} == {0.0}
+
+
+def test_a_killed_process_continues_and_writes_the_same_rows(config: Path, tmp_path: Path) -> None:
+    for moment in MOMENTS:
+        (tmp_path / moment).mkdir()
+    (tmp_path / "config.yaml").write_text(config.read_text().replace("rows.jsonl", str(config.parent / "rows.jsonl")))
+    command = [sys.executable, "-m", "tests.killed_generate", str(tmp_path)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert json.loads(ran.stdout) == dict.fromkeys(MOMENTS, -9), ran.stderr
+    sample(tmp_path / "config.yaml", tmp_path / "whole.parquet")
+    whole = (tmp_path / "whole.parquet").read_bytes()
+    left = {moment: len(list((tmp_path / moment / "answers.parquet.parts").glob("*.parquet"))) for moment in MOMENTS}
+    assert left == dict(zip(MOMENTS, (1, 1, 3), strict=True))
+    for moment in MOMENTS:
+        sample(tmp_path / "config.yaml", tmp_path / moment / "answers.parquet")
+        assert (tmp_path / moment / "answers.parquet").read_bytes() == whole, moment
+        assert [path.name for path in (tmp_path / moment).iterdir()] == ["answers.parquet"]
+
+
+def test_other_options_cannot_continue_what_was_begun(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("coterie.verifier.generate.write_answers", stop)
+        sample(config, tmp_path / "a.parquet")
+    for changes, text in (({"episodes": 3}, "answers=2, not 3"), ({"tasks": 2}, "tasks=5, not 2")):
+        with pytest.raises(OtherPlan, match=text):
+            sample(config, tmp_path / "a.parquet", **changes)
+    assert not (tmp_path / "a.parquet").exists()
+
+
+def test_a_file_that_exists_and_a_policy_that_does_not_are_refused(config: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").touch()
+    exists = coterie("verifier", "generate", config, "--out", tmp_path / "a.parquet")
+    assert exists.exit_code == 2 and "a.parquet already exists" in exists.stderr
+    unknown = coterie("verifier", "generate", config, "--out", tmp_path / "b.parquet", "--policy", "A")
+    assert (
+        unknown.exit_code == 2
+        and "--policy A: no such policy" in unknown.stderr
+        and "did you mean a?" in unknown.stderr
+    )
+
+
+def test_a_workflow_that_returns_no_whole_reply_is_refused(model_folder: Callable[[str], Path], tmp_path: Path) -> None:
+    (tmp_path / "shout.py").write_text(
+        "from dataclasses import dataclass\n\n\n@dataclass(frozen=True)\nclass Shout:\n"
+        "    roles: tuple[str, ...] = ('solver',)\n\n    async def run(self, task, team, world):\n"
+        "        return (await team.solver.say(task.prompt)).text + '!'\n"
+    )
+    file = written(model_folder("llama"), tmp_path, workflow="shout.py:Shout")
+    with pytest.raises(ConfigError, match=r"no turn of .* wrote the team's answer"):
+        sample(file, tmp_path / "a.parquet")
