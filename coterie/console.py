@@ -31,6 +31,9 @@ FORMATS = {
     "reward": "reward {:.3f}",
     "eval/reward": "eval {:.3f}",
     "accuracy": "accuracy {:.3f}",
+    "loss": "loss {:.4f}",  # of a verifier; a team has one per policy
+    "eval/auc": "held-out AUC {:.3f}",
+    "eval/auc_within": "within {:.3f}",
     "tokens_per_second": "{:.0f} tok/s",
     "groups/constant": "constant groups {:.3g}",
     "sandbox/unsafe": "sandbox: unsafe, programs run unprotected",
@@ -135,9 +138,10 @@ class LivePanel(Display):
 
     def _draw(self) -> None:
         now = self.latest
-        counts = [*formatted(now, "accuracy", "tokens_per_second", "groups/constant", "eval/reward"), failures(now)]
+        counts = formatted(now, "accuracy", "loss", "tokens_per_second", "groups/constant")
+        counts += [*formatted(now, "eval/reward", "eval/auc", "eval/auc_within"), failures(now)]
         counts += formatted(now, "sandbox/unsafe")
-        parts: list[RenderableType] = [self._progress(), reward_table(self.rewards)]
+        parts: list[RenderableType] = [self._progress(), *([reward_table(self.rewards)] if self.rewards else [])]
         if now:
             parts += [share_bar(under("seconds/", now)), policy_table(now), Text("  ".join(counts))]
         self.live.update(Panel(Group(*parts), title=Text(self.name), expand=False, padding=(0, 1)))
@@ -161,9 +165,9 @@ def plain_line(step: int, steps: int, metrics: Metrics) -> str:
     gaps, kls = of_policies("logprob_gap", metrics).values(), of_policies("kl", metrics).values()
     parts = [
         f"step {step:>{len(str(steps)) + 1}}/{steps}",
-        *formatted(metrics, "reward"),
+        *formatted(metrics, "reward", "loss"),
         " ".join(f"{role} {reward:.2f}" for role, reward in under("reward/", metrics).items()),
-        *formatted(metrics, "eval/reward"),
+        *formatted(metrics, "eval/reward", "eval/auc", "eval/auc_within"),
         f"gap {max(gaps):.2g}" if gaps else "",
         f"kl {max(kls):.2g}" if kls else "",
         *formatted(metrics, "tokens_per_second"),

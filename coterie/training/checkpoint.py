@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,29 +46,38 @@ class BadCheckpoint(UserError, ValueError):
 
 def save(run: Run, best: bool = False) -> Path:
     """Write checkpoints/000120 and point `latest` (or `best`) at it."""
-    folder = run.folder / "checkpoints" / f"{run.step:06d}"
     if not run.processes.is_main:  # all processes hold the same state
-        return folder
+        return run.folder / "checkpoints" / f"{run.step:06d}"
+    pointer = "best" if best else "latest"
+    return write(run.folder, run.step, partial(_fill, run), pointer, run.config.checkpoint.keep)
+
+
+def write(run_folder: Path, step: int, fill: Callable[[Path], None], pointer: str, keep: int) -> Path:
+    """Write checkpoints/000120 with checksums by `fill(folder)`, unless it exists, and point `latest` or `best` at it.
+
+    All but the last `keep` checkpoints, and those that are pointed at, are removed.
+    """
+    folder = run_folder / "checkpoints" / f"{step:06d}"
     if not folder.is_dir():
         with reporting_write_errors(folder), atomic_folder(folder) as temporary:
-            _write(run, temporary)
+            try:
+                fill(temporary)
+            except SafetensorError as error:  # raised when the disk is full
+                raise WriteFailed(f"{folder} could not be written: {error}") from error
+            write_checksums(temporary)
     _require_checksums(folder)
-    write_atomic(run.folder / ("best" if best else "latest"), folder.name)
-    _prune(run)
+    write_atomic(run_folder / pointer, folder.name)
+    _prune(run_folder, keep)
     return folder
 
 
-def _write(run: Run, folder: Path) -> None:
-    try:
-        for policy, learner in run.learners.items():
-            learner.save(policy_folder(folder, policy))
-        if run.critic is not None:
-            (folder / CRITIC).mkdir()
-            run.critic.save(folder / CRITIC)
-        write_tensors(_state(run), folder / "state.pt")
-    except SafetensorError as error:  # raised when the disk is full
-        raise WriteFailed(f"{folder.with_name(f'{run.step:06d}')} could not be written: {error}") from error
-    write_checksums(folder)
+def _fill(run: Run, folder: Path) -> None:
+    for policy, learner in run.learners.items():
+        learner.save(policy_folder(folder, policy))
+    if run.critic is not None:
+        (folder / CRITIC).mkdir()
+        run.critic.save(folder / CRITIC)
+    write_tensors(_state(run), folder / "state.pt")
 
 
 def _require_checksums(folder: Path) -> None:
@@ -136,7 +146,7 @@ def resume(run: Run, which: str | None = None) -> Path | None:
     if which is not None and not (run.folder / "best").is_file():
         run.best = None  # the best evaluation was rewound
     if run.processes.is_main:
-        _remove_later(run)
+        remove_later(run.folder, run.step)
     _restore_evaluation(run, run.log.resume(run.step, run.evaluation_due))
     return rewound
 
@@ -152,21 +162,21 @@ def _restore_evaluation(run: Run, rows: Sequence[Mapping[str, float]]) -> None:
                 save(run, best=True)
 
 
-def _remove_later(run: Run) -> None:
-    """Remove checkpoints after the step that the run resumes from."""
-    for path in numbered_paths(run.folder / "checkpoints"):
-        if int(path.name) > run.step:
+def remove_later(run_folder: Path, step: int) -> None:
+    """Remove checkpoints after the step that a run resumes from."""
+    for path in numbered_paths(run_folder / "checkpoints"):
+        if int(path.name) > step:
             remove_folder(path)  # the run was killed before it wrote `latest`
-    if (run.folder / "best").is_file() and not (run.folder / "checkpoints" / _pointed(run, "best")).is_dir():
-        (run.folder / "best").unlink()  # of a step that the run will repeat
+    if (run_folder / "best").is_file() and not (run_folder / "checkpoints" / _pointed(run_folder, "best")).is_dir():
+        (run_folder / "best").unlink()  # of a step that the run will repeat
 
 
 def policy_folder(folder: Path, policy: str) -> Path:
     return folder / "policies" / quote(policy, safe=" ")
 
 
-def _pointed(run: Run, pointer: str) -> str:
-    return (run.folder / pointer).read_text().strip()
+def _pointed(run_folder: Path, pointer: str) -> str:
+    return (run_folder / pointer).read_text().strip()
 
 
 def _state(run: Run) -> dict[str, object]:
@@ -181,11 +191,10 @@ def _state(run: Run) -> dict[str, object]:
     }
 
 
-def _prune(run: Run) -> None:
-    """Keep the last `checkpoint.keep` checkpoints, and those that `latest` and `best` point at."""
-    pointed = {_pointed(run, name) for name in ("latest", "best") if (run.folder / name).is_file()}
-    saved = numbered_paths(run.folder / "checkpoints")
-    for path in saved[: -run.config.checkpoint.keep]:
+def _prune(run_folder: Path, keep: int) -> None:
+    """Keep the last `keep` checkpoints, and those that `latest` and `best` point at."""
+    pointed = {_pointed(run_folder, name) for name in ("latest", "best") if (run_folder / name).is_file()}
+    for path in numbered_paths(run_folder / "checkpoints")[:-keep]:
         if path.name not in pointed:
             remove_folder(path)
 

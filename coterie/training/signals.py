@@ -8,16 +8,23 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from coterie.training.loop import Run
+from coterie.learners.distributed import Processes
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
+class Stoppable(Protocol):
+    """A run that checks `stopping` between its steps."""
+
+    stopping: bool
+    signal: int  # that requested the stop; 0: none
+    processes: Processes
+
+
 @contextmanager
-def stop_after_step(run: Run) -> Iterator[None]:
+def stop_after_step(run: Stoppable) -> Iterator[None]:
     """The first signal stops the run after its step, a second one at once. Under nohup SIGHUP stays ignored."""
     terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
 
