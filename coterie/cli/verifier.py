@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -89,3 +89,79 @@ def generate(
 
 def _data() -> ModuleType:
     return import_module("coterie.cli.verifier_data")
+
+
+@app.command()
+def train(
+    answers: Annotated[
+        Path | None, typer.Argument(metavar="ANSWERS", help="A Parquet file of labelled answers.")
+    ] = None,
+    model: Annotated[
+        str, typer.Option(metavar="MODEL", help="The base model: demo, a folder, a .gguf file or a hub name.")
+    ] = "demo",
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="The folder of the new run.")] = Path("runs/verifier"),
+    resume: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Resume the run in this folder from its latest checkpoint.")
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, metavar="N", help="Passes over the questions.")] = None,
+    lr: Annotated[float | None, typer.Option(min=0, max=1, metavar="LR", help="The learning rate.")] = None,
+    rank: Annotated[int | None, typer.Option(min=1, metavar="N", help="The rank of the LoRA adapter.")] = None,
+    questions_per_step: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="A step trains on all answers to N questions.")
+    ] = None,
+    held_out: Annotated[
+        float | None, typer.Option(min=0, max=0.9, metavar="SHARE", help="The share of the questions to hold out.")
+    ] = None,
+    evaluations: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Evaluations over the whole training, with checkpoints.")
+    ] = None,
+    context: Annotated[
+        int | None, typer.Option(min=1, metavar="TOKENS", help="The longest conversation.  [default: the model's]")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="The seed of split, order and first weights.")] = None,
+) -> None:
+    """Train a verifier on labelled answers, or resume its training.
+
+    The answers are split by question: no held-out question is trained on. The checkpoint with the best AUC within
+    held-out questions is `best`, and reliability.png shows its calibration.
+
+    \b
+    Examples:
+      coterie verifier train balanced.parquet --model demo --out runs/v
+      coterie verifier train balanced.parquet --out runs/v --epochs 5 --lr 1e-3 --rank 32
+      coterie verifier train --resume runs/v
+    """
+    options: dict[str, Any] = {"epochs": epochs, "lr": lr, "questions_per_step": questions_per_step}
+    options |= {"held_out": held_out, "evaluations": evaluations, "context": context, "seed": seed}
+    given = {name: value for name, value in options.items() if value is not None}
+    if (answers is None) == (resume is None):
+        raise typer.BadParameter("pass a file of answers, or --resume RUN, and not both")
+    with user_errors():
+        runs = import_module("coterie.cli.verifier_runs")
+        raise typer.Exit(
+            runs.resume_verifier(resume, given)
+            if answers is None
+            else runs.train_verifier(answers, model, out, rank, given)
+        )
+
+
+@app.command("eval")
+def evaluate(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a verifier's run.")],
+    answers: Annotated[Path, typer.Argument(metavar="ANSWERS", help="A Parquet file of labelled answers.")],
+    checkpoint: Annotated[str, typer.Option(metavar="WHICH", help="best, latest or a step's number.")] = "best",
+    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write all numbers to this file.")] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write a reliability plot (PNG).")] = None,
+) -> None:
+    """Evaluate a verifier on new questions, beside the length of an answer, its log-prob and the majority.
+
+    Answers to questions that the run was trained on are left out. Give it the answers as they were generated, not
+    balanced ones: half of the balanced answers to a question are right and agree with each other, which makes the
+    majority look better than it is.
+
+    \b
+    Example:
+      coterie verifier eval runs/v answers.parquet --json v.json --plot v.png
+    """
+    with user_errors():
+        import_module("coterie.cli.verifier_runs").evaluate_verifier(run, answers, checkpoint, json, plot)

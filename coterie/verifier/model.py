@@ -68,20 +68,17 @@ class Verifier:
 
     def score(self, conversations: Sequence[Sequence[Message]]) -> list[float]:
         """The probability that the last message of each conversation, the assistant's, is right."""
-        if not conversations:
-            return []
-        return [float(p) for p in torch.sigmoid(self.logits(self.batch(conversations)).double())]
+        return self.score_rows([self.encode(one, f"conversation {i}") for i, one in enumerate(conversations, 1)])
+
+    def score_rows(self, rows: Sequence[tuple[int, ...]]) -> list[float]:
+        """The scores of encoded conversations."""
+        return [float(p) for p in torch.sigmoid(self.logits(pack_rows(rows)).double())] if rows else []
 
     def logits(self, batch: Batch) -> Tensor:
         """The log-odds of each row, in fp32 on the CPU: [rows]."""
         values = self.learner.scores(batch).values
         assert values is not None
         return values[batch.mask]
-
-    def batch(self, conversations: Sequence[Sequence[Message]], labels: Sequence[float] | None = None) -> Batch:
-        """One row per conversation, in order; only its end token is marked, with the label as its return."""
-        rows = [self.encode(messages, f"conversation {i}") for i, messages in enumerate(conversations, 1)]
-        return pack_rows(rows, [0.0] * len(rows) if labels is None else labels)
 
     def encode(self, messages: Sequence[Message], name: str) -> tuple[int, ...]:
         """The ids of a conversation with its end token; `name` is how an error calls it."""
@@ -94,10 +91,10 @@ class Verifier:
         return ids
 
 
-def pack_rows(rows: Sequence[tuple[int, ...]], labels: Sequence[float]) -> Batch:
-    """Rows of token ids as a batch in which the last token of each is the sampled one."""
+def pack_rows(rows: Sequence[tuple[int, ...]], labels: Sequence[float] | None = None) -> Batch:
+    """Rows of token ids as a batch in which the last token of each is the sampled one, with the label as its return."""
     episodes = []
-    for i, (ids, label) in enumerate(zip(rows, labels, strict=True)):
+    for i, (ids, label) in enumerate(zip(rows, labels or [0.0] * len(rows), strict=True)):
         turn = Turn(NAME, NAME, 0, 0, ids[:-1], ids[-1:], (0.0,), 1.0, "", "end", returns=torch.tensor([label]))
         episodes.append(Episode(str(i), Task(str(i), "", None), 0, [turn]))
     return make_batches(episodes, require_advantages=False)[NAME]

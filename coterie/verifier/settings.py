@@ -29,13 +29,13 @@ class VerifierConfig:
     model: str  # the base model
     base_sha256: str  # of its files: the adapter means nothing on another base
     lora: Lora = field(default_factory=Lora)
-    learning: Learning = field(default_factory=lambda: Learning(warmup=10, schedule="linear"))
+    learning: Learning = field(default_factory=lambda: Learning(schedule="linear"))
     lr: PositiveShare = 5e-4  # of the adapter
     head_lr: PositiveShare = 1e-3  # of the score head
     epochs: Count = 3  # passes over the training questions
     questions_per_step: Count = 8  # a step trains on all answers of so many questions
     held_out: Share = 0.2  # share of the questions that are held out
-    eval_every: Count = 20  # steps between evaluations, each with a checkpoint
+    evaluations: Count = 10  # on the held-out questions, evenly spaced over the steps; each writes a checkpoint
     context: Count | None = None  # tokens of a conversation, at most; null: the model's own limit
     seed: Seed = 0  # of the split, the order of the questions and the adapter's first weights
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -1,0 +1,133 @@
+"""What `coterie verifier train` and `coterie verifier eval` do, and what they print."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import rich
+from rich.console import RenderableType
+from rich.text import Text
+
+from coterie.cli.commands import new_run_folder
+from coterie.config import Lora
+from coterie.config.settings import DEMO
+from coterie.console import show, table
+from coterie.files import check_output_path, exclusive_lock, read_rows, write_atomic
+from coterie.models.store import resolve
+from coterie.verifier.answers import read_answers
+from coterie.verifier.evaluate import Evaluation, evaluate
+from coterie.verifier.metrics import Measures
+from coterie.verifier.model import NAME, Verifier, base_hash
+from coterie.verifier.plots import reliability_plot
+from coterie.verifier.settings import BadVerifierConfig, VerifierConfig, read_settings
+from coterie.verifier.train import PLOT, VerifierRun, build, file_hash, resume, summary, train
+
+COLUMNS = {
+    "auc": "AUC",
+    "auc_within": "AUC within",
+    "within_low": "95 % from",
+    "within_high": "to",
+    "accuracy_within": "accuracy within",
+    "ece": "ECE",
+}
+
+
+def train_verifier(answers: Path, model: str, out: Path, rank: int | None, options: dict[str, Any]) -> int:
+    """Train a new verifier; returns the exit code."""
+    read_answers(answers)  # before the model is loaded
+    name = str(Path(model).resolve()) if model != DEMO and Path(model).exists() else model
+    with rich.get_console().status("loading the model"):
+        base = base_hash(resolve(name))
+    lora = Lora() if rank is None else Lora(rank=rank, alpha=2.0 * rank)
+    config = VerifierConfig(str(answers.resolve()), file_hash(answers), name, base, lora, **options)
+    with new_run_folder(out) as folder:
+        return _train(config, folder, resuming=False)
+
+
+def resume_verifier(folder: Path, options: dict[str, Any]) -> int:
+    """Resume a verifier's training from its latest checkpoint; returns the exit code."""
+    if options:
+        raise BadVerifierConfig(f"--{next(iter(options)).replace('_', '-')}: cannot change when a run is resumed")
+    config = read_settings(folder)
+    with exclusive_lock(folder):
+        return _train(config, folder, resuming=True)
+
+
+def _train(config: VerifierConfig, folder: Path, resuming: bool) -> int:
+    """The exit code: 128 + n after signal n."""
+    with rich.get_console().status("loading the model"):
+        run = build(config, folder)
+    show([Text(plan(run))])
+    if resuming:
+        resume(run)
+        show([Text(f"  resuming after step {run.step}")])
+    try:
+        train(run)
+    except KeyboardInterrupt:  # the second signal
+        run.stopping = True
+    finally:
+        run.log.close()
+    show([Text(report(run))])
+    return 128 + run.signal if run.signal else 0
+
+
+def plan(run: VerifierRun) -> str:
+    """The size of the run, in one line."""
+    answers = sum(map(len, run.training))
+    held_out = {one.answer.question for one in run.held_out}
+    return (
+        f"{run.folder}: {run.config.model}, LoRA of rank {run.config.lora.rank}; {run.steps} steps; "
+        f"{answers} answers to {len(run.training)} questions, {len(run.held_out)} to {len(held_out)} held-out ones"
+    )
+
+
+def report(run: VerifierRun) -> str:
+    """The best evaluation, in one line."""
+    done = f"{run.folder}: {run.step} of {run.steps} steps done"
+    if run.best is None:
+        return f"{done}; `coterie verifier train --resume {run.folder}` goes on"
+    row = next(r for r in read_rows(run.folder / "metrics.jsonl") if r["step"] == run.best_step)
+    found = Measures(**{name: row[f"eval/{name}"] for name in Measures.__dataclass_fields__})
+    return f"{done}; held out, best at step {run.best_step}: {summary(found)}; {run.folder / PLOT}"
+
+
+def evaluate_verifier(
+    folder: Path, answers: Path, which: str, json_file: Path | None = None, plot: Path | None = None
+) -> None:
+    """Evaluate a verifier beside its baselines on new questions."""
+    check_output_path("--json", json_file)
+    check_output_path("--plot", plot)
+    found = read_answers(answers)
+    with rich.get_console().status("loading the verifier"):
+        verifier = Verifier.load(folder, checkpoint=which)
+    with rich.get_console().status(f"scoring {len(found)} answers"):
+        evaluation = evaluate(verifier, folder, answers, found)
+    show(evaluation_tables(evaluation))
+    if json_file is not None:
+        reports = {name: asdict(one) for name, one in evaluation.reports.items()}
+        figures = {"verifier": str(folder), "hash": verifier.hash, "answers": str(answers), "reports": reports}
+        write_atomic(json_file, json.dumps(figures | {"verdict": evaluation.verdict}, indent=2) + "\n")
+    if plot is not None:
+        labels = [answer.right for answer in evaluation.answers]
+        write_atomic(plot, reliability_plot(evaluation.scores, labels, summary(evaluation.reports[NAME])))
+
+
+def evaluation_tables(found: Evaluation) -> Iterator[RenderableType]:
+    """A row for the verifier and each baseline, then the verdict."""
+    own = found.reports[NAME]
+    title = f"{own.answers} answers; {own.questions} questions have right and wrong ones"
+    rows = {"verifier": own} | {name: one for name, one in found.reports.items() if name != NAME}
+    if found.perturbed is not None:
+        rows["verifier, with perturbed answers"] = found.perturbed
+    yield table(title, [{"scored by": name} | _columns(one) for name, one in rows.items()])
+    if found.trained:
+        yield Text(f"  left out: {found.trained} answers to questions that the verifier was trained on")
+    yield Text(f"  {found.verdict}")
+
+
+def _columns(one: Measures) -> dict[str, float]:
+    return {title: getattr(one, name) for name, title in COLUMNS.items()}

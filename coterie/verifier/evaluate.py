@@ -1,0 +1,73 @@
+"""Evaluates a verifier beside baselines, on questions that it was not trained on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from coterie.errors import UserError
+from coterie.verifier.answers import Answer
+from coterie.verifier.baselines import baselines
+from coterie.verifier.metrics import Measures, measures
+from coterie.verifier.model import NAME, Verifier, conversation
+from coterie.verifier.train import QUESTIONS, mixed_questions, sampled_if_mixed
+
+
+class NothingToMeasure(UserError, ValueError):
+    """Answers on which a verifier cannot be measured."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A verifier and its baselines on the same answers."""
+
+    answers: list[Answer]
+    scores: list[float]  # of the verifier
+    reports: Mapping[str, Measures]  # the verifier, then each baseline
+    trained: int  # answers that were left out: the verifier was trained on their questions
+    perturbed: Measures | None  # the verifier with the perturbed answers too, which the reports leave out
+
+    @property
+    def verdict(self) -> str:
+        """One line: whether the verifier knows more than the question."""
+        own = self.reports[NAME].accuracy_within
+        others = {name: one.accuracy_within for name, one in self.reports.items() if name != NAME} | {"chance": 0.5}
+        rival = max(others, key=lambda name: others[name])
+        pairs = f"within a question the verifier ranks {own:.3f} of the pairs rightly"
+        if own > others[rival]:
+            return f"{pairs}, more than every baseline ({rival}: {others[rival]:.3f})"
+        return f"{pairs}, no better than {rival} ({others[rival]:.3f}): do not rely on it to choose between answers"
+
+
+def evaluate(verifier: Verifier, run: Path, file: Path, answers: Sequence[Answer]) -> Evaluation:
+    """Score the answers of a file to questions that the run was not trained on, beside the baselines."""
+    trained = set(json.loads((run / QUESTIONS).read_text()))
+    fresh = [answer for answer in answers if answer.question not in trained]
+    left_out = len(answers) - len(fresh)
+    if not mixed_questions(fresh):
+        known = f"; {left_out} of {len(answers)} answers are to questions that {run} was trained on" if left_out else ""
+        raise NothingToMeasure(f"{file}: no new question has right and wrong answers{known}")
+    scores = score(verifier, file, answers, fresh)
+    measured = sampled_if_mixed(fresh)
+    own = [
+        one for one, answer in zip(scores, fresh, strict=True) if len(measured) == len(fresh) or not answer.perturbed
+    ]
+    reports = {name: _measures(column, measured) for name, column in {NAME: own, **baselines(measured)}.items()}
+    perturbed = _measures(scores, fresh) if len(measured) < len(fresh) else None
+    return Evaluation(measured, own, reports, left_out, perturbed)
+
+
+def score(verifier: Verifier, file: Path, answers: Sequence[Answer], chosen: Sequence[Answer]) -> list[float]:
+    """The verifier's scores of some answers of a file; an error names the row."""
+    rows = {id(answer): number for number, answer in enumerate(answers, 1)}
+    encoded = [
+        verifier.encode(conversation(answer.question, answer.text), f"{file}, row {rows[id(answer)]}")
+        for answer in chosen
+    ]
+    return verifier.score_rows(encoded)
+
+
+def _measures(scores: Sequence[float], answers: Sequence[Answer]) -> Measures:
+    return measures(scores, [answer.right for answer in answers], [answer.question for answer in answers])

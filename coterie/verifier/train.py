@@ -1,0 +1,233 @@
+"""Trains a verifier on labelled answers with binary cross-entropy; held-out questions say which checkpoint is best.
+
+A run's folder is like that of a team: config.yaml, metrics.jsonl, tensorboard, checkpoints with checksums, `latest` and
+`best`. Everything random is a function of the seed and the step, so that a resumed run repeats the same bits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import ceil
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from coterie.errors import UserError
+from coterie.files import verify_checksums, write_atomic
+from coterie.learners.distributed import SINGLE_PROCESS, Processes
+from coterie.models.store import write_tensors
+from coterie.rl.validate import NotFinite
+from coterie.seeds import stable_hash
+from coterie.training import checkpoint
+from coterie.training.log import RunLog, StepLog
+from coterie.training.signals import signal_name, stop_after_step
+from coterie.types import Batch, Metrics, Scores
+from coterie.verifier.answers import Answer, read_answers
+from coterie.verifier.metrics import Measures, measures
+from coterie.verifier.model import NAME, STATE, Verifier, build_verifier, conversation, pack_rows
+from coterie.verifier.plots import reliability_plot
+from coterie.verifier.settings import VerifierConfig
+
+QUESTIONS = "questions.json"  # in a run's folder: those that it trains on
+PLOT = "reliability.png"
+KEEP = 2  # checkpoints, besides the best
+MIXED = "right and wrong answers; `coterie verifier balance` picks questions that have both"
+
+
+class BadTrainingData(UserError, ValueError):
+    """Answers that a verifier cannot be trained on."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """An answer as the verifier reads it."""
+
+    answer: Answer
+    ids: tuple[int, ...]  # of the whole conversation, with the end token
+
+
+@dataclass
+class VerifierRun:
+    """The state of a verifier's training; a checkpoint stores the parts that change."""
+
+    config: VerifierConfig
+    folder: Path
+    verifier: Verifier
+    training: list[list[Example]]  # by question
+    held_out: list[Example]
+    log: RunLog
+    step: int = 0  # completed steps; logs count from 1
+    best: float | None = None  # the best AUC within held-out questions so far
+    best_step: int = 0
+    processes: Processes = SINGLE_PROCESS
+    stopping: bool = field(default=False, repr=False)
+    signal: int = field(default=0, repr=False)  # that requested the stop; 0: none
+
+    @property
+    def steps(self) -> int:
+        return total_steps(self.config, len(self.training))
+
+    @property
+    def evaluation_due(self) -> bool:
+        """True at evenly spaced steps, and at the last."""
+        count = min(self.config.evaluations, self.steps)
+        return self.step * count // self.steps > (self.step - 1) * count // self.steps
+
+
+def total_steps(config: VerifierConfig, questions: int) -> int:
+    return config.epochs * ceil(questions / config.questions_per_step)
+
+
+def split_by_question(answers: Sequence[Answer], share: float, seed: int) -> tuple[list[Answer], list[Answer]]:
+    """The answers to train on and the held-out ones; all answers to a question are on the same side."""
+    questions = sorted({answer.question for answer in answers}, key=lambda text: stable_hash(seed, "held out", text))
+    held = set(questions[: ceil(share * len(questions))])
+    sides = [answer.question in held for answer in answers]
+    train, test = ([a for a, side in zip(answers, sides, strict=True) if side is kept] for kept in (False, True))
+    return train, test
+
+
+def build(config: VerifierConfig, folder: Path, console: bool = True) -> VerifierRun:
+    """Load the answers and the model of a new run."""
+    file = Path(config.answers)
+    answers = read_answers(file)
+    if file_hash(file) != config.answers_sha256:
+        raise BadTrainingData(f"{file} has changed since this run started; a resumed run needs the same answers")
+    train, test = split_by_question(answers, config.held_out, config.seed)
+    check_kinds(file, train, test)
+    steps = total_steps(config, len({answer.question for answer in train}))
+    verifier = build_verifier(config, steps=steps)
+    rows = {id(answer): number for number, answer in enumerate(answers, 1)}
+
+    def example(answer: Answer) -> Example:
+        messages = conversation(answer.question, answer.text)
+        return Example(answer, verifier.encode(messages, f"{file}, row {rows[id(answer)]}"))
+
+    by_question: dict[str, list[Example]] = {}
+    for answer in train:
+        by_question.setdefault(answer.question, []).append(example(answer))
+    copies = {QUESTIONS: json.dumps(list(by_question), ensure_ascii=False, indent=0).encode()}
+    log = RunLog(folder, config.to_yaml(), steps, None, console, copies)
+    held_out = [example(answer) for answer in sampled_if_mixed(test)]
+    return VerifierRun(config, folder, verifier, list(by_question.values()), held_out, log)
+
+
+def check_kinds(file: Path, train: Sequence[Answer], test: Sequence[Answer]) -> None:
+    """Reject answers from which nothing could be learned or measured."""
+    if len({answer.right for answer in train}) < 2:
+        raise BadTrainingData(f"{file}: the training questions do not have {MIXED}")
+    if not mixed_questions(test):
+        raise BadTrainingData(f"{file}: no held-out question has {MIXED}")
+
+
+def mixed_questions(answers: Sequence[Answer]) -> set[str]:
+    """The questions that have right and wrong answers."""
+    right, wrong = ({a.question for a in answers if a.right is kind} for kind in (True, False))
+    return right & wrong
+
+
+def sampled_if_mixed(answers: Sequence[Answer]) -> list[Answer]:
+    """The answers that a policy sampled, if some question has right and wrong ones among them; else all answers.
+
+    Perturbed answers train a verifier, but it is not used on such answers.
+    """
+    sampled = [answer for answer in answers if not answer.perturbed]
+    return sampled if mixed_questions(sampled) else list(answers)
+
+
+def file_hash(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def train(run: VerifierRun) -> None:
+    """Train to the last step, or until Ctrl-C, SIGTERM or SIGHUP."""
+    with stop_after_step(run):
+        while run.step < run.steps and not run.stopping:
+            with run.log.step(run.step + 1) as log:
+                with log.phase("update"):
+                    log.add(training_step(run))
+                run.step += 1
+                if due := run.evaluation_due:
+                    with log.phase("eval"):
+                        evaluate_held_out(run, log)
+            if due or run.stopping:
+                save(run)
+        if run.stopping:
+            run.log.stopped(signal_name(run.signal))
+
+
+def training_step(run: VerifierRun) -> Metrics:
+    """One optimizer step on all answers of the step's questions."""
+    started, learner = time.perf_counter(), run.verifier.learner
+    examples = [example for question in step_questions(run) for example in question]
+    batch = pack_rows([one.ids for one in examples], [one.answer.label for one in examples])
+    learner.schedule_lr(run.step)
+    try:
+        metrics = learner.fit(batch, torch.full((len(batch),), 1 / len(examples)), bce)
+    except NotFinite as error:
+        raise NotFinite("verifier: its gradient is not finite, so its weights were not updated; lower --lr") from error
+    rate = len(batch) / (time.perf_counter() - started)
+    return metrics | {"answers": len(examples), "tokens_per_second": rate}
+
+
+def step_questions(run: VerifierRun) -> list[list[Example]]:
+    """The questions of the next step: every epoch shuffles them anew."""
+    size = run.config.questions_per_step
+    epoch, part = divmod(run.step, ceil(len(run.training) / size))
+    order = list(range(len(run.training)))
+    random.Random(stable_hash(run.config.seed, "epoch", epoch)).shuffle(order)
+    return [run.training[i] for i in order[part * size : (part + 1) * size]]
+
+
+def bce(scores: Scores, batch: Batch) -> Tensor:
+    """Binary cross-entropy of each row's log-odds with its label: [N]."""
+    assert scores.values is not None
+    return F.binary_cross_entropy_with_logits(scores.values, batch.returns, reduction="none")
+
+
+def evaluate_held_out(run: VerifierRun, log: StepLog) -> None:
+    """Measure the current weights on the held-out questions; note and plot the best ones."""
+    scores = run.verifier.score_rows([one.ids for one in run.held_out])
+    labels = [one.answer.right for one in run.held_out]
+    found = measures(scores, labels, [one.answer.question for one in run.held_out])
+    log.add({f"eval/{name}": value for name, value in vars(found).items()})
+    if run.best is None or found.auc_within > run.best:
+        run.best, run.best_step = found.auc_within, run.step
+        write_atomic(run.folder / PLOT, reliability_plot(scores, labels, summary(found)))
+
+
+def summary(found: Measures) -> str:
+    return f"AUC {found.auc:.3f} across, {found.auc_within:.3f} within a question, ECE {found.ece:.3f}"
+
+
+def save(run: VerifierRun) -> None:
+    """Write a checkpoint of this step; `best` is pointed at it if it is the best so far."""
+    for pointer in ("latest", *(["best"] if run.best_step == run.step else [])):
+        checkpoint.write(run.folder, run.step, lambda folder: _fill(run, folder), pointer, KEEP)
+
+
+def _fill(run: VerifierRun, folder: Path) -> None:
+    learner = run.verifier.learner
+    learner.save(checkpoint.policy_folder(folder, NAME))
+    state = {"step": run.step, "best": run.best, "best_step": run.best_step, "learner": learner.state()}
+    write_tensors(state, folder / STATE)
+
+
+def resume(run: VerifierRun) -> None:
+    """Continue from the latest checkpoint, or from the start if there is none."""
+    if (saved := checkpoint.latest(run.folder)) is not None:
+        verify_checksums(saved)
+        state = run.verifier.restore(saved)
+        run.step, run.best, run.best_step = state["step"], state["best"], state["best_step"]
+    checkpoint.remove_later(run.folder, run.step)
+    run.log.resume(run.step, evaluated=True)
+    if saved is not None:
+        save(run)  # killed between the two pointers, a run has no `best`
