@@ -31,8 +31,8 @@ def by_length(answers: Sequence[Answer]) -> tuple[str, list[float]]:
     lengths, labels = [float(len(answer.text)) for answer in answers], [answer.right for answer in answers]
     found = within(lengths, labels, [answer.question for answer in answers])
     if found and accuracy_within(found) < 0.5:
-        return "shorter is better", logistic([-length for length in lengths], labels)
-    return "longer is better", logistic(lengths, labels)
+        return "length (shorter)", logistic([-length for length in lengths], labels)
+    return "length (longer)", logistic(lengths, labels)
 
 
 def by_majority(answers: Sequence[Answer]) -> list[float]:
