@@ -33,7 +33,7 @@ def rescore_episodes(episodes: Sequence[Episode], config: Config, env: Env) -> N
     recorded turns.
     """
     workflow, limits = config.workflow.instance, config.rollout
-    collector = Collector(workflow, env, NoEngine(), _chats(config), limits.concurrency, limits.deadline, None)
+    collector = Collector(workflow, env, NoEngine(), chats_of(config), limits.concurrency, limits.deadline, None)
     forks = [Fork(e, "again", {(turn.role, turn.round): turn for turn in e.turns}) for e in episodes]
     for episode, fresh in zip(episodes, collector.fork(forks, _players(episodes)), strict=True):
         if fresh.error is not None:
@@ -58,7 +58,7 @@ def _player(by_round: Mapping[int, str]) -> Player:
     return Player(first, Sampling(), tuple(later))
 
 
-def _chats(config: Config) -> dict[str, Chat]:
+def chats_of(config: Config) -> dict[str, Chat]:
     """The chat template of each policy's model, without its weights."""
     policies = opponents.with_slots(config).policies
     return {name: _chat(resolve(policy.model)) for name, policy in policies.items()}

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from coterie.errors import UserError
+from coterie.files import check_output_path
 from coterie.verifier.answers import refuse_existing
 
 app = typer.Typer(
@@ -85,6 +86,53 @@ def generate(
     with user_errors():
         refuse_existing(out)
         _data().generate(what, changes or [], checkpoint, out, answers, tasks, policy or [], temperature or [])
+
+
+@app.command()
+def balance(
+    answers: Annotated[Path, typer.Argument(metavar="ANSWERS", help="A Parquet file of labelled answers.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="A new Parquet file for the answers that are kept.")],
+    changes: Changes = None,
+    per_label: Annotated[
+        int, typer.Option(min=1, metavar="K", help="Right answers per question, and as many wrong ones.")
+    ] = 2,
+    config: Annotated[
+        Path | None,
+        typer.Option(metavar="CONFIG|RUN", help="What generated the answers: tops up questions short of a kind."),
+    ] = None,
+    rounds: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Rounds of more samples for short questions; needs --config.")
+    ] = 1,
+    episodes: Episodes = 8,
+    policy: Policies = None,
+    temperature: Temperatures = None,
+    checkpoint: Checkpoint = None,
+    perturb: Annotated[
+        bool,
+        typer.Option(help="Make missing wrong answers from right ones, by changing the last numbers; needs --config."),
+    ] = True,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The plot, a PNG.  [default: FILE.png beside --out]")
+    ] = None,
+) -> None:
+    """Keep as many right as wrong answers per question, so that the question alone predicts nothing.
+
+    With --config, questions with too few right or wrong answers are topped up: sampled again, then with wrong answers
+    made from right ones, which the grader labels again. Questions that still have one kind only are dropped.
+
+    \b
+    Examples:
+      coterie verifier balance answers.parquet --out balanced.parquet
+      coterie verifier balance answers.parquet --out balanced.parquet --per-label 4 --config recipes/sums.yaml
+    """
+    if config is None and (changes or policy or temperature or checkpoint):
+        raise typer.BadParameter("changes, --policy, --temperature and --checkpoint have no effect without --config")
+    with user_errors():
+        refuse_existing(out)
+        check_output_path("--plot", plot)
+        data = _data()
+        options = (changes or [], checkpoint, rounds, episodes, policy or [], temperature or [], perturb)
+        data.balance(answers, out, per_label, plot, data.TopUp(config, *options) if config else None)
 
 
 def _data() -> ModuleType:

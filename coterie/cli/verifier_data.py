@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from coterie.cli.commands import team_config
 from coterie.console import progress, show, table
+from coterie.errors import UserError
+from coterie.files import remove_folder
 from coterie.statistics import mean
 from coterie.training import checkpoint
 from coterie.training.loop import Run
-from coterie.verifier.answers import Answer
-from coterie.verifier.generate import Plan, Report, make_plan
+from coterie.verifier.answers import Answer, parts_folder, read_answers, write_answers
+from coterie.verifier.balance import Balance, Question, choose, group
+from coterie.verifier.balance_plot import plot_balance
+from coterie.verifier.generate import Plan, Report, check_policies, make_plan, make_variants
 from coterie.verifier.generate import generate as sample_answers
+from coterie.verifier.top_up import References, Resampling, resample
+
+
+class NothingKept(UserError):
+    """Answers of one kind only."""
 
 
 def generate(
@@ -32,6 +43,53 @@ def generate(
     with showing(plan) as report:
         answers = sample_answers(run, plan, out, report)
     show([table(str(out), list(_by_policy(answers)))])
+
+
+@dataclass(frozen=True)
+class TopUp:
+    """What tops up short questions: the options of `coterie verifier balance` beside the config."""
+
+    what: Path  # a config or a run
+    changes: Sequence[str]
+    which: str | None
+    rounds: int
+    episodes: int
+    policies: Sequence[str]
+    temperatures: Sequence[float]
+    perturb: bool
+
+    def add(self, answers: Sequence[Answer], questions: dict[str, Question], k: int, folder: Path) -> list[Answer]:
+        """Sample and perturb; returns the sampled answers."""
+        references = References.of(team_config(self.what, self.changes, self.which))
+        references.require(answers)
+        variants = make_variants(self.policies, self.temperatures)
+        how = Resampling(self._team, self.episodes, variants, self.rounds, saved_name(self.what, self.which), showing)
+        sampled = resample(questions, k, references, how, folder)
+        if self.perturb:
+            references.perturb(questions, k)
+        return sampled
+
+    def _team(self) -> Run:
+        run = load_team(self.what, self.changes, self.which)
+        check_policies(run, self.policies)
+        return run
+
+
+def balance(file: Path, out: Path, k: int, plot: Path | None, top_up: TopUp | None) -> None:
+    """Write a balanced file and its plot, and show what was kept."""
+    answers = read_answers(file)
+    questions = group(answers)
+    folder = parts_folder(out)
+    sampled = top_up.add(answers, questions, k, folder) if top_up else []
+    outcomes = Counter(question.outcome(k) for question in questions.values())
+    result = Balance(answers, sampled, choose(questions, k), outcomes)
+    if not result.kept:
+        raise NothingKept(f"{file}: no question has right and wrong answers; {', '.join(outcomes)}")
+    write_answers(out, result.kept)
+    if folder.is_dir():
+        remove_folder(folder)
+    plot_balance(result, plot or out.with_suffix(".png"))
+    show([table(str(out), result.rows())])
 
 
 def load_team(what: Path, changes: Sequence[str], which: str | None) -> Run:

@@ -74,11 +74,17 @@ def make_plan(
     run: Run, tasks: int | None, episodes: int, policies: Sequence[str], temperatures: Sequence[float], **more: Any
 ) -> Plan:
     """A plan for the first tasks that training would draw; `tasks` None: all of them."""
-    _check_policies(run, policies)
+    check_policies(run, policies)
     stream = run.tasks
     chosen = TaskStream(stream.tasks, min(tasks or len(stream.tasks), len(stream.tasks)), stream.seed).next()
-    variants = tuple(Variant(p, t) for p in policies or [None] for t in temperatures or [None])  # type: ignore[list-item]
-    return Plan(run.config, tuple(chosen), episodes, variants, **more)
+    return Plan(run.config, tuple(chosen), episodes, make_variants(policies, temperatures), **more)
+
+
+def make_variants(policies: Sequence[str], temperatures: Sequence[float]) -> tuple[Variant, ...]:
+    """Each policy at each temperature."""
+    names: Sequence[str | None] = policies or [None]
+    values: Sequence[float | None] = temperatures or [None]
+    return tuple(Variant(name, temperature) for name in names for temperature in values)
 
 
 def generate(run: Run, plan: Plan, out: Path, report: Report) -> list[Answer]:
@@ -171,7 +177,7 @@ def _answer(task: Task, turn: Turn, reward: float) -> Answer:
     return Answer(task.id, task.prompt, turn.text, turn.response_ids, turn.policy, turn.temperature, label, logprob)
 
 
-def _check_policies(run: Run, policies: Sequence[str]) -> None:
+def check_policies(run: Run, policies: Sequence[str]) -> None:
     known = list(run.collector.chats)
     for policy in policies:
         if policy not in known:
@@ -181,19 +187,19 @@ def _check_policies(run: Run, policies: Sequence[str]) -> None:
 
 def _require_same_plan(folder: Path, plan: Plan) -> None:
     """Write the plan of new parts; reject a plan that differs from that of the parts that are there."""
-    wanted = json.loads(json.dumps(plan.describe(), default=str))
+    expected = json.loads(json.dumps(plan.describe(), default=str))
     file = folder / PLAN
     if not file.is_file():
         if numbered_paths(folder, ".parquet"):
             raise OtherPlan(f"{folder} has parts but no {PLAN}; delete the folder to begin again")
-        write_atomic(file, json.dumps(wanted, indent=2))
+        write_atomic(file, json.dumps(expected, indent=2))
         return
     found = json.loads(file.read_bytes())
-    changed = [key for key in {**found, **wanted} if found.get(key) != wanted.get(key)]
+    changed = [key for key in {**found, **expected} if found.get(key) != expected.get(key)]
     if changed:
         key = changed[0]
         raise OtherPlan(
-            f"{folder} was begun with {key}={found.get(key)!r}, not {wanted.get(key)!r}: use the same options to "
+            f"{folder} was begun with {key}={found.get(key)!r}, not {expected.get(key)!r}: use the same options to "
             "continue, or delete the folder to begin again"
         )
 
