@@ -87,16 +87,20 @@ def _spread(points: Sequence[tuple[int, float]], most: int) -> list[tuple[int, f
     return [points[round(i * (len(points) - 1) / (count - 1))] for i in range(count)]
 
 
-def next_steps(folder: Path, step: int, steps: int) -> Text:
+def next_steps(folder: Path, config: Config, step: int, finished: bool) -> Text:
     """The state of the run, and the commands to continue."""
-    again = "" if step < steps else f" steps={2 * steps}"
+    budget, again = config.max_sampled_tokens, ""
+    if step >= config.steps:
+        again = f" steps={2 * config.steps}"
+    elif finished and budget is not None:
+        again = f" max_sampled_tokens={2 * budget}"
     commands = {
         f"coterie eval {folder}": "evaluate the team, beside single-agent baselines",
         f"coterie train --resume {folder}{again}": "train further",
     }
     width = max(map(len, commands))
     lines = [f"  {command:<{width}}   {purpose}" for command, purpose in commands.items()]
-    return Text("\n".join([f"{folder}: {step} of {steps} steps done", *lines]))
+    return Text("\n".join([f"{folder}: {step} of {config.steps} steps done", *lines]))
 
 
 def evaluation(title: str, reports: Mapping[str, Report]) -> Table:

@@ -72,7 +72,7 @@ def _train(config: Config, folder: Path, examples: int, resuming: bool, which: s
         after = _held_out(run)
         show(report.dialogues(before, after, examples))
         show([report.evaluation(_amount(run), {"untrained team": before, f"after {run.step} steps": after})])
-    show([report.next_steps(folder, run.step, config.steps)])
+    show([report.next_steps(folder, config, run.step, run.finished)])
     return 128 + run.signal if run.stopping else 0
 
 

@@ -197,6 +197,7 @@ class Config:
     name: str = "run"  # the name of the run and its folder; default: the file's
     seed: Seed = 0  # the seed of sampling, shuffling and fresh weights
     steps: Amount = 100  # training steps
+    max_sampled_tokens: Count | None = None  # end after the step that reaches this many sampled tokens; null: no limit
     tasks_per_step: Amount = 8  # tasks played in a step
     episodes_per_task: Amount = 8  # episodes of each task in a step: the group size of GRPO
     sampling: Annotated[Sampling, SAMPLING] = field(default_factory=Sampling)  # how turns are sampled in training

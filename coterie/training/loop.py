@@ -32,6 +32,8 @@ from coterie.training.signals import signal_name, stop_after_step
 from coterie.training.tasks import TaskStream
 from coterie.types import Episode, Metrics, Task, ValueEstimator
 
+SAMPLED = "sampled_tokens"  # in a run's memory: the tokens sampled in training so far
+
 
 class NoTurns(UserError, RuntimeError):
     """A workflow in which no role took a turn."""
@@ -62,10 +64,16 @@ class Run:
     signal: int = field(default=0, repr=False)  # that requested the stop; 0: none
 
     @property
+    def finished(self) -> bool:
+        """Whether all steps are done, or the token budget is spent."""
+        budget = self.config.max_sampled_tokens
+        return self.step >= self.config.steps or (budget is not None and self.memory.get(SAMPLED, 0) >= budget)
+
+    @property
     def evaluation_due(self) -> bool:
         """Whether the current weights are to be evaluated."""
         every = self.config.eval.every
-        return self.step == self.config.steps or (every > 0 and self.step % every == 0)
+        return self.finished or (every > 0 and self.step % every == 0)
 
     @property
     def keeps_best(self) -> bool:
@@ -88,12 +96,12 @@ def train(run: Run) -> None:
     config = run.config
     with stop_after_step(run):
         evaluate_if_due(run)
-        while run.step < config.steps and not should_stop(run):
+        while not run.finished and not should_stop(run):
             with run.log.step(run.step + 1) as log:
                 log.add(sandbox_metrics())
                 training_step(run, log)
             run.step += 1
-            if run.step % config.checkpoint.every == 0 or run.step == config.steps:
+            if run.step % config.checkpoint.every == 0 or run.finished:
                 checkpoint.save(run)
             evaluate_if_due(run)
         if should_stop(run):
@@ -132,6 +140,7 @@ def training_step(run: Run, log: StepLog) -> None:
         run.engine.clear()  # free the KV cache for the update; every step starts with an empty one
     sampled = sum(len(turn.response_ids) for e in episodes for turn in e.turns if not turn.replayed)
     rate = sampled / (time.perf_counter() - started)
+    run.memory[SAMPLED] = run.memory.get(SAMPLED, 0) + sampled
     log.add(rollout_metrics(episodes) | {"sampled_tokens": sampled, "tokens_per_second": rate})
     log.episodes(episodes, list(counterfactuals.values()))
     played = drop_failed(episodes, run.config.rollout.max_failed)

@@ -39,6 +39,17 @@ def config(model: Path, algorithm: str = "grpo", whole: bool = False, steps: int
     return tree
 
 
+def test_a_token_budget_ends_a_run_after_the_step_that_reaches_it(tmp_path: Path, model_folder: Folder) -> None:
+    tree = config(model_folder("llama"), steps=4)
+    trained(tree, tmp_path / "whole")
+    sampled = [int(row["sampled_tokens"]) for row in metrics(tmp_path / "whole") if "sampled_tokens" in row]
+    stopped = trained(tree | {"max_sampled_tokens": sum(sampled[:2]) + 1}, tmp_path / "part")
+    assert stopped.finished and stopped.step == 3 and metrics(tmp_path / "part")[-1]["step"] == 3
+    assert "eval/reward" in metrics(tmp_path / "part")[-1]  # the last weights are evaluated
+    resumed(tree | {"max_sampled_tokens": sum(sampled)}, tmp_path / "part")
+    assert metrics(tmp_path / "part")[-1] == metrics(tmp_path / "whole")[-1]
+
+
 def metrics(folder: Path) -> list[dict[str, float]]:
     """All that was measured, but for what a clock says."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
