@@ -17,6 +17,7 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
+from coterie.analysis.compare_report import curves, page
 from coterie.config import ConfigError, yamltree
 from coterie.config.load import load as load_config
 from coterie.config.load import read_text
@@ -120,17 +121,30 @@ class Runner:
         if arm.recipe is not None and arm.train:
             self._train(name, arm.recipe, [*arm.set, *self.changes])
         if not eval_file.exists():
-            changes = [*self.comparison.evaluate, *arm.evaluate]
-            run = self._run_of(name)
-            evaluated = [run] if run else [arm.recipe, *arm.set, *self.changes]
-            self._command(name, ["eval", *evaluated, *changes, "--no-baselines", "--json", eval_file])
-        return read_result(eval_file, self._run_of(name))
+            self._command(name, self.commands(name)[-1])
+        return read_result(eval_file, self.run_of(name))
 
-    def _run_of(self, name: str) -> Path | None:
+    def commands(self, name: str) -> list[list[object]]:
+        """The commands that train and evaluate an arm from the beginning."""
+        arm, run = self.comparison.arms[name], self.run_of(name)
+        config = [arm.recipe, *arm.set, *self.changes]
+        changes = [*self.comparison.evaluate, *arm.evaluate]
+        evaluate = [
+            "eval",
+            *([run] if run else config),
+            *changes,
+            "--no-baselines",
+            "--json",
+            self.out / f"{name}.json",
+        ]
+        trained = arm.recipe is not None and arm.train
+        return [*([["train", *config, f"name={name}", "--out", self.out]] if trained else []), evaluate]
+
+    def run_of(self, name: str) -> Path | None:
         """The run that an arm evaluates; None if it is untrained."""
         arm = self.comparison.arms[name]
         if arm.of is not None:
-            return self._run_of(arm.of)
+            return self.run_of(arm.of)
         return self.out / name if arm.train else None
 
     def _train(self, name: str, recipe: Path, changes: Sequence[str]) -> None:
@@ -138,7 +152,7 @@ class Runner:
         latest = checkpoint.latest(run)
         steps = load_config(recipe, changes).steps
         if latest is None:
-            self._command(name, ["train", recipe, *changes, f"name={name}", "--out", self.out])
+            self._command(name, self.commands(name)[0])
         elif int(latest.name) < steps:
             self._command(name, ["train", "--resume", run, f"steps={steps}"])
 
@@ -155,7 +169,7 @@ class Runner:
 
 
 def compare(file: Path, changes: tuple[str, ...], out: Path, jobs: int) -> None:
-    """Run all arms, `jobs` at a time, and write the table to `out`/table.md."""
+    """Run all arms, `jobs` at a time; write `out`/table.md, curves.png and report.html."""
     comparison = load(file)
     out.mkdir(parents=True, exist_ok=True)
     runner = Runner(comparison, out, changes)
@@ -165,7 +179,12 @@ def compare(file: Path, changes: tuple[str, ...], out: Path, jobs: int) -> None:
     results |= run_all(runner, [name for name in comparison.arms if name not in results], jobs)
     ordered = {name: results[name] for name in comparison.arms}
     write_atomic(out / "table.md", markdown(ordered, comparison.against))
-    show([summary_table(ordered, comparison.against), Text(f"  written to {out / 'table.md'}")])
+    picture = curves({name: out / name for name in own if comparison.arms[name].train})
+    write_atomic(out / "curves.png", picture)
+    commands = [command for name in ordered for command in runner.commands(name)]
+    rows = list(rows_of(ordered, comparison.against))
+    write_atomic(out / "report.html", page(f"Comparison with {comparison.against}", rows, picture, commands))
+    show([summary_table(ordered, comparison.against), Text(f"  {out}: table.md, curves.png and report.html")])
 
 
 def run_all(runner: Runner, names: Sequence[str], jobs: int) -> dict[str, Result]:

@@ -13,6 +13,7 @@ import yaml
 from typer.testing import CliRunner
 
 from coterie.analysis.compare import ArmFailed, Result, Runner, compare, load, markdown
+from coterie.analysis.compare_report import page, sampled_and_accuracy
 from coterie.cli.app import app
 from coterie.config import ConfigError
 from tests.commands import coterie
@@ -109,6 +110,20 @@ def test_every_arm_is_trained_and_evaluated_once_on_the_same_tasks(comparison: P
     assert yaml.safe_load((out / "S1" / "config.yaml").read_text())["seed"] == 3
     head, _, *table = (out / "table.md").read_text().splitlines()
     assert "T − arm" in head and [row.split(" | ")[0] for row in table] == ["| U1", "| S1", "| S3", "| T"]
+    assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
+    report = (out / "report.html").read_text()
+    assert all(f"<td>{name}</td>" in report for name in found) and report.count("coterie train") == 2
+
+
+def test_a_curve_counts_the_tokens_of_training_until_each_evaluation(tmp_path: Path) -> None:
+    rows = [{"eval/accuracy": 0.1}, {"sampled_tokens": 5}, {"sampled_tokens": 7}, {"eval/accuracy": 0.4, "step": 2}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert list(sampled_and_accuracy(tmp_path)) == [(0, 0.1), (12, 0.4)]
+
+
+def test_a_report_shows_text_as_text() -> None:
+    made = page("<b>", [{"arm": "<script>"}], b"", [["eval", "a b", "x={y: 1}"]])
+    assert "<script>" not in made and "<b>" not in made and "coterie eval &#x27;a b&#x27;" in made
 
 
 def test_what_is_already_there_is_not_made_again(comparison: Path, here: list[str]) -> None:

@@ -1,0 +1,56 @@
+"""The report of a comparison: accuracy over the tokens sampled in training as PNG, and a page with all of it."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+import json
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+STYLE = "body{font:15px sans-serif;max-width:70em;margin:2em auto}td,th{padding:.2em .7em;text-align:left}"
+
+
+def sampled_and_accuracy(run: Path) -> Iterator[tuple[int, float]]:
+    """Each evaluation of a run: the tokens sampled in training until then, and the accuracy."""
+    sampled = 0
+    for line in (run / "metrics.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        sampled += int(row.get("sampled_tokens", 0))
+        if "eval/accuracy" in row:
+            yield sampled, row["eval/accuracy"]
+
+
+def curves(runs: Mapping[str, Path]) -> bytes:
+    """The evaluations of every trained arm over its sampled tokens, as PNG."""
+    from matplotlib.figure import Figure  # takes a second
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    for name, run in runs.items():
+        points = list(sampled_and_accuracy(run))
+        axes.plot([sampled for sampled, _ in points], [accuracy for _, accuracy in points], "o-", label=name)
+    axes.set(xlabel="tokens sampled in training", ylabel="accuracy on held-out tasks", ylim=(0, 1))
+    axes.grid(alpha=0.3)
+    if runs:
+        axes.legend()
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=120)
+    return file.getvalue()
+
+
+def page(title: str, rows: Sequence[Mapping[str, object]], picture: bytes, commands: Sequence[Sequence[object]]) -> str:
+    """One self-contained HTML page: the table, the curves, the commands."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    lines = [_row("th", columns), *(_row("td", [row.get(column, "") for column in columns]) for row in rows)]
+    image = f'<img alt="accuracy over sampled tokens" src="data:image/png;base64,{base64.b64encode(picture).decode()}">'
+    words = "\n".join(shlex.join(["coterie", *map(str, command)]) for command in commands)
+    head = f'<!doctype html><meta charset="utf-8"><title>{html.escape(title)}</title><style>{STYLE}</style>'
+    body = f"<h1>{html.escape(title)}</h1><table>{''.join(lines)}</table>{image}<pre>{html.escape(words)}</pre>"
+    return f"{head}{body}\n"
+
+
+def _row(cell: str, values: Sequence[object]) -> str:
+    return "<tr>" + "".join(f"<{cell}>{html.escape(str(value))}</{cell}>" for value in values) + "</tr>"
