@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
+import rich
 import typer
 
 from coterie import console
@@ -14,6 +15,8 @@ from coterie.data import preview
 from coterie.data.prepare import SPLITS, Prepared, SourceRow, read_source, split_rows, write
 from coterie.data.row import Raw, Row, Source
 from coterie.data.sources import SOURCES
+from coterie.data.tinygsm import TINYGSM, program_source
+from coterie.errors import UserError
 
 GYM_PREFIX = "reasoning_gym:"
 app = typer.Typer(
@@ -31,7 +34,7 @@ def _user_errors() -> Iterator[None]:
     """A user error prints its text and exits with code 2."""
     try:
         yield
-    except (ValueError, ImportError, FileExistsError) as error:
+    except (UserError, ValueError, ImportError, FileExistsError) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from error
 
@@ -47,6 +50,9 @@ def prepare(
     limit: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Only the first N valid rows of each split.")
     ] = None,
+    code: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="For tinygsm: the column with the program.  [default: code]")
+    ] = None,
 ) -> None:
     """Write train.parquet and test.parquet; invalid rows go to rejected.jsonl with the reason.
 
@@ -55,13 +61,15 @@ def prepare(
       coterie data prepare gsm8k
       coterie data prepare anli --source downloads/anli --out data/anli --limit 500
       coterie data prepare reasoning_gym:countdown
+      coterie data prepare tinygsm --source mine.jsonl --code solution
 
     A row's split is taken from its file's name, else from its id or its dataset; otherwise one row in five is held out.
     The output says how many rows went where, and why.
     """
     with _user_errors():
         folder = out or Path("data") / name.replace(":", "-")
-        result = _prepare(name, source, limit)
+        with rich.get_console().status(f"preparing {name}"):
+            result = _prepare(name, source, limit, code)
         if not any(result.splits.values()):
             raise ValueError(
                 f"{name}: no valid row; the first problem: {next(iter(result.reasons), 'there are no rows')}"
@@ -105,12 +113,15 @@ def stats(path: Place) -> None:
         console.show(preview.statistics(path))
 
 
-def _prepare(name: str, place: Path | None, limit: int | None) -> Prepared:
+def _prepare(name: str, place: Path | None, limit: int | None, code: str | None = None) -> Prepared:
+    if code is not None and name != TINYGSM.name:
+        raise ValueError(f"--code {code}: has no effect on {name}; {TINYGSM.name} reads programs")
     if name.startswith(GYM_PREFIX):
         return split_rows(gym_source(name), gym_rows(name, place, limit), limit)
     if name not in SOURCES:
         raise ValueError(preview.unknown(name, [*SOURCES, f"{GYM_PREFIX}NAME"]))
-    return split_rows(SOURCES[name], read_source(SOURCES[name], place), limit)
+    source = SOURCES[name] if code is None else program_source(code)
+    return split_rows(source, read_source(source, place), limit)
 
 
 def gym_source(name: str) -> Source:

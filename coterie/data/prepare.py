@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,8 @@ SPLIT_NAMES: dict[str, Split] = {
     "eval": "test",
 }
 HELD_OUT = 5  # of rows without a known split, one in so many goes to the test
+READ_AHEAD = 4 * HELD_OUT  # rows read per row of the limit, where rows are finished: 4 test rows for each that is kept
+AT_ONCE = 64  # rows that a source finishes together
 DRAWN = f"drawn: one in {HELD_OUT} is held out"
 
 
@@ -104,7 +107,8 @@ def split_from_name(stem: str) -> Split | None:
 def split_rows(source: Source, source_rows: Iterable[SourceRow], limit: int | None = None) -> Prepared:
     """Validate rows and assign them to splits, at most `limit` per split; the others are rejected with a reason."""
     result, parsed = Prepared(), list[tuple[SourceRow, Row]]()
-    for one in source_rows:
+    # Such a source may have millions of rows, which need not all be in memory.
+    for one in islice(source_rows, limit * READ_AHEAD if limit and source.finish else None):
         row = parse(source, one)
         if isinstance(row, str):
             result.rejected.append((one, row))
@@ -113,7 +117,7 @@ def split_rows(source: Source, source_rows: Iterable[SourceRow], limit: int | No
     has_test = any(one.split == "test" for one, _ in parsed)
     assigned = [assign_split(source, one, row, has_test) for one, row in parsed]
     for split in SPLITS:
-        _fill(result, split, [one for one in assigned if one.split == split], limit)
+        _fill(result, split, finished(source, [one for one in assigned if one.split == split]), limit)
     return result
 
 
@@ -159,19 +163,32 @@ def write(source: str, prepared: Prepared, out: Path) -> None:
             (folder / "rejected.jsonl").write_text("".join(lines), "utf-8", errors="backslashreplace")
 
 
-def _fill(result: Prepared, split: Split, assigned: list[AssignedRow], limit: int | None) -> None:
+def finished(source: Source, assigned: list[AssignedRow]) -> Iterator[tuple[AssignedRow, Row | str]]:
+    """Complete rows as they are needed, some at a time; a string says what is wrong with a row."""
+    if source.finish is None:
+        yield from ((one, one.row) for one in assigned)
+        return
+    for start in range(0, len(assigned), AT_ONCE):
+        some = assigned[start : start + AT_ONCE]
+        yield from zip(some, source.finish([one.row for one in some]), strict=True)
+
+
+def _fill(result: Prepared, split: Split, rows: Iterator[tuple[AssignedRow, Row | str]], limit: int | None) -> None:
     seen = {key: "a row of the test" for row in result.splits["test"] for key in _keys(row, unique=True)}
-    for one in assigned:
-        if len(result.splits[split]) == limit:
-            break
-        keys = _keys(one.row, unique=split == "train" or one.drawn)
-        twice = [key for key in keys if key in seen]
-        if twice:
-            result.rejected.append((one.source_row, f"the same {twice[0][0]} as {seen[twice[0]]}"))
-        else:
-            result.splits[split].append(replace(one.row, split=split))
+    while len(result.splits[split]) != limit and (found := next(rows, None)):
+        one, row = found
+        problem = row if isinstance(row, str) else _duplicate(row, split == "train" or one.drawn, seen)
+        if problem is not None:
+            result.rejected.append((one.source_row, problem))
+        elif not isinstance(row, str):
+            result.splits[split].append(replace(row, split=split))
             result.origins[split, one.source_row.place, one.why] += 1
-            seen |= dict.fromkeys(keys, "an earlier row")
+            seen |= dict.fromkeys(_keys(row, split == "train" or one.drawn), "an earlier row")
+
+
+def _duplicate(row: Row, unique: bool, seen: Mapping[tuple[str, str], str]) -> str | None:
+    twice = [key for key in _keys(row, unique) if key in seen]
+    return f"the same {twice[0][0]} as {seen[twice[0]]}" if twice else None
 
 
 def _keys(row: Row, unique: bool) -> list[tuple[str, str]]:

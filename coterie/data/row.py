@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ class Row:
 
 
 Parse = Callable[[Raw, str], "Row | str"]  # (raw row, default id) → a row, or what is wrong with it
+Finish = Callable[[Sequence[Row]], "list[Row | str]"]  # rows → the complete rows, or what is wrong with each
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class Source:
     split: Split | None = None  # of all rows in files without a split in their names; None: some rows are held out
     unsplit: bool = False  # has no test split, so rows are held out even if all files are named train
     paths: tuple[str, ...] = ()  # fields with paths relative to the file
+    finish: Finish | None = None  # slow work on parsed rows, such as running programs; only for rows that are needed
 
 
 def missing_text(raw: Raw, *names: str) -> str | None:

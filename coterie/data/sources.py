@@ -12,8 +12,9 @@ from coterie.data.mbpp import MBPP
 from coterie.data.r2egym import R2EGYM
 from coterie.data.swe import SWE
 from coterie.data.swebench import SWEBENCH
+from coterie.data.tinygsm import TINYGSM
 
-MATHS = (GSM8K, DEEPSCALER, AIME2024, MATH500)
+MATHS = (GSM8K, TINYGSM, DEEPSCALER, AIME2024, MATH500)
 READING = (ANLI, HOTPOTQA)
 CODE = (DEEPCODER, MBPP, HUMANEVAL, SWE, SWEBENCH, R2EGYM)
 SOURCES = {source.name: source for source in (*MATHS, *READING, *CODE)}
