@@ -32,18 +32,7 @@ from coterie.rl.losses import (
     truncated_importance_weight,
 )
 from coterie.rl.mixers import MixerOptions
-from coterie.types import (
-    Batch,
-    Episode,
-    Fork,
-    Learner,
-    Loss,
-    Metrics,
-    Scores,
-    TokenMetrics,
-    Turn,
-    ValueEstimator,
-)
+from coterie.types import Batch, Episode, Fork, Learner, Loss, Metrics, Scores, TokenMetrics, Turn, ValueEstimator
 
 Chain = Literal["role", "team"]
 

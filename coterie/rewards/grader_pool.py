@@ -230,11 +230,7 @@ def _put_back(worker: Worker) -> None:
 
 
 async def call_forked(
-    name: str,
-    arguments: tuple[Any, ...],
-    options: Mapping[str, Any],
-    deadline: float,
-    cpu_seconds: int | None = None,
+    name: str, arguments: tuple[Any, ...], options: Mapping[str, Any], deadline: float, cpu_seconds: int | None = None
 ) -> Any:
     """Call `module:name` in a process of its own; the deadline starts when the process does."""
     return await _fork_slots.run(_call_fork, name, (arguments, dict(options), deadline, cpu_seconds))

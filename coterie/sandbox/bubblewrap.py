@@ -19,11 +19,7 @@ from coterie.errors import UserError
 
 PACKAGES = tuple(dict.fromkeys(sysconfig.get_paths()[kind] for kind in ("purelib", "platlib")))
 SYSTEM = ("/usr", "/bin", "/lib", "/lib32", "/lib64", "/sbin")
-LOOKUPS = (
-    "/etc/ld.so.cache",
-    "/etc/alternatives",
-    "/etc/localtime",
-)  # for shared libraries and clocks
+LOOKUPS = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime")  # for shared libraries and clocks
 NOBODY = "60713"  # a uid that owns nothing; RLIMIT_NPROC does not bind root
 WORKDIR = "/tmp"
 TOOLS = {"bwrap": "bubblewrap", "setpriv": "util-linux"}  # tool → package

@@ -50,10 +50,7 @@ def _missing(config: Config, gpus: int) -> Found:
 def _distributed(config: Config, gpus: int) -> Found:
     """Settings that do not work under torchrun."""
     for name in [name for name, policy in config.policies.items() if policy.device is not None]:
-        yield (
-            ("policies", name, "device"),
-            "not supported under torchrun: each process has one device",
-        )
+        yield (("policies", name, "device"), "not supported under torchrun: each process has one device")
     if config.engine.name == "vllm":
         yield ("engine", "name"), "vllm is not supported under torchrun; use native"
     if pick_device(config.device).type == "cuda" and int(os.environ["LOCAL_WORLD_SIZE"]) > gpus:

@@ -33,9 +33,7 @@ EQUAL = {
 }
 RAISES = ("raises", "assertRaises", "assertRaisesRegex")
 ERRORS = ("BufferError", "FloatingPointError", "UnicodeTranslateError")  # which hardly any code raises
-OPPOSITES = [
-    *((ast.Eq, ast.NotEq), (ast.Lt, ast.GtE), (ast.Gt, ast.LtE), (ast.Is, ast.IsNot), (ast.In, ast.NotIn)),
-]
+OPPOSITES = [*((ast.Eq, ast.NotEq), (ast.Lt, ast.GtE), (ast.Gt, ast.LtE), (ast.Is, ast.IsNot), (ast.In, ast.NotIn))]
 SIGNS: dict[type[ast.cmpop], str] = {
     ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.GtE: ">=", ast.Gt: ">", ast.LtE: "<=", ast.Is: "is",
     ast.IsNot: "is not", ast.In: "in", ast.NotIn: "not in",
