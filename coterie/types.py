@@ -12,6 +12,7 @@ if TYPE_CHECKING:  # importing torch would slow down processes that only grade
 
 Stop = Literal["end", "stop", "length"]  # end-of-turn token · stop string · max_tokens or context reached
 Split = Literal["train", "test"]
+Counterfactuals = Mapping[str, "Episode"]  # the episodes that forks played, by id
 
 
 class Message(TypedDict):
@@ -43,9 +44,8 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1 or self.temperature < 0 or not 0 < self.top_p <= 1 or self.top_k < 0:
-            raise ValueError(
-                f"invalid sampling: {self}; expected max_tokens ≥ 1, temperature ≥ 0, 0 < top_p ≤ 1 and top_k ≥ 0"
-            )
+            expected = "max_tokens ≥ 1, temperature ≥ 0, 0 < top_p ≤ 1 and top_k ≥ 0"
+            raise ValueError(f"invalid sampling: {self}; expected {expected}")
 
 
 def is_correct(reward: float) -> bool:
@@ -181,9 +181,8 @@ class Batch:
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Batch:
         """Apply a function to every tensor."""
-        return Batch(
-            **{f.name: change(getattr(self, f.name)) for f in fields(self) if f.name != "roles"}, roles=self.roles
-        )
+        changed = {f.name: change(getattr(self, f.name)) for f in fields(self) if f.name != "roles"}
+        return Batch(**changed, roles=self.roles)
 
     def take(self, rows: Sequence[int]) -> Batch:
         """Select rows, in the order of this batch, and renumber them."""

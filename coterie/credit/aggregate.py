@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from coterie.credit.base import Credit, last_turns, require_own_rewards, rewards_by_round
 from coterie.rl.credit import Aggregation, Rounds, aggregate_round
-from coterie.types import Episode, Metrics, Turn
+from coterie.types import Counterfactuals, Episode, Metrics, Turn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,9 +32,7 @@ class Aggregate(Credit):
         """The own rewards by round and role, before they are aggregated."""
         return rewards_by_round(episode)
 
-    def write_credit(
-        self, episodes: Sequence[Episode], counterfactuals: Mapping[str, Episode], team_chain: bool
-    ) -> Metrics:
+    def write_credit(self, episodes: Sequence[Episode], counterfactuals: Counterfactuals, team_chain: bool) -> Metrics:
         require_own_rewards(episodes, self._name)
         for episode in episodes:
             rounds = self.rounds(episode)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 from coterie.errors import UserError
 from coterie.statistics import mean
-from coterie.types import Episode, Fork, Metrics, Turn
+from coterie.types import Counterfactuals, Episode, Fork, Metrics, Turn
 
 
 class NoOwnRewards(UserError, ValueError):
@@ -32,16 +32,14 @@ class Credit:
     def problems(self, config: Any) -> Iterator[tuple[str, str]]:
         """Options that do not fit the rest of the config, as (dotted key, message)."""
         if self.includes_later_rewards and adds_later_credit(config.algorithm.instance):
-            yield (
-                "algorithm.gamma_turn",
-                f"must be 0: {self._name} already includes later rewards in the credit of each turn",
-            )
+            included = f"{self._name} already includes later rewards in the credit of each turn"
+            yield "algorithm.gamma_turn", f"must be 0: {included}"
 
     def forks(self, episodes: Sequence[Episode]) -> list[Fork]:
         """Counterfactuals: episodes to play again with some turns fixed, for comparison."""
         return []
 
-    def assign(self, episodes: Sequence[Episode], counterfactuals: Mapping[str, Episode], team_chain: bool) -> Metrics:
+    def assign(self, episodes: Sequence[Episode], counterfactuals: Counterfactuals, team_chain: bool) -> Metrics:
         """Write `turn.credit` of every turn; each role's mean credit per episode is a metric.
 
         `counterfactuals`: the forks that were played, by id. `team_chain`: the algorithm adds later credit along the
@@ -49,9 +47,7 @@ class Credit:
         """
         return self.write_credit(episodes, counterfactuals, team_chain) | credit_metrics(episodes)
 
-    def write_credit(
-        self, episodes: Sequence[Episode], counterfactuals: Mapping[str, Episode], team_chain: bool
-    ) -> Metrics:
+    def write_credit(self, episodes: Sequence[Episode], counterfactuals: Counterfactuals, team_chain: bool) -> Metrics:
         """The hook behind `assign`: write `turn.credit`, return metrics."""
         raise NotImplementedError
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, Literal
@@ -10,7 +10,7 @@ from typing import Any, Literal
 from coterie.credit.base import Credit, adds_later_credit, last_turns, own_reward
 from coterie.rl.credit import shapley_values
 from coterie.statistics import mean
-from coterie.types import Episode, Fork, Metrics, Turn
+from coterie.types import Counterfactuals, Episode, Fork, Metrics, Turn
 
 MOST_ROLES = 4  # of a team with `by: shapley`
 MOST_TURNS = 256  # a replaced role may be asked more often than it was in the episode
@@ -50,9 +50,7 @@ class Difference(Credit):
         played = [episode for episode in episodes if episode.error is None]
         return [self._without(e, silent) for e in played for silent in self._silenced(roles_of(e))]
 
-    def write_credit(
-        self, episodes: Sequence[Episode], counterfactuals: Mapping[str, Episode], team_chain: bool
-    ) -> Metrics:
+    def write_credit(self, episodes: Sequence[Episode], counterfactuals: Counterfactuals, team_chain: bool) -> Metrics:
         missing = 0
         for episode in episodes:
             differences = self._differences(episode, episodes, counterfactuals)
@@ -64,7 +62,7 @@ class Difference(Credit):
         return {} if self.by == "leave_one_out" else {"difference/missing": float(missing)}
 
     def _differences(
-        self, episode: Episode, episodes: Sequence[Episode], counterfactuals: Mapping[str, Episode]
+        self, episode: Episode, episodes: Sequence[Episode], counterfactuals: Counterfactuals
     ) -> dict[str, float]:
         """By role; a role whose counterfactual is missing is left out."""
         roles = roles_of(episode)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -11,7 +11,7 @@ from coterie.credit.base import Credit, require_own_rewards, rewards_by_round
 from coterie.limits import CountFromZero, NotNegative, Share
 from coterie.rl.credit import Horizon, Rounds, ScoreShare, influence_incentive, revision_incentive, score_over_turns
 from coterie.statistics import mean
-from coterie.types import Episode, Metrics, Turn
+from coterie.types import Counterfactuals, Episode, Metrics, Turn
 
 RUN = 4  # words
 BOX = re.compile(r"\\boxed\s*\{\s*[^\s}]")
@@ -55,9 +55,7 @@ class Maporl(Credit):
         for rule in rules if not self.penalty else ():
             yield f"credit.{rule}", "has no effect while credit.penalty is 0"
 
-    def write_credit(
-        self, episodes: Sequence[Episode], counterfactuals: Mapping[str, Episode], team_chain: bool
-    ) -> Metrics:
+    def write_credit(self, episodes: Sequence[Episode], counterfactuals: Counterfactuals, team_chain: bool) -> Metrics:
         require_own_rewards(episodes, self._name)
         penalised = []
         for episode in episodes:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from coterie.credit.base import Credit, adds_later_credit, last_turns, own_reward
-from coterie.types import Episode, Metrics
+from coterie.types import Counterfactuals, Episode, Metrics
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,9 +26,7 @@ class Own(Credit):
             complete = f"{config.workflow.name} gives each turn its complete reward"
             yield "algorithm.gamma_turn", f"must be 0: {complete}, and later rewards would count twice"
 
-    def write_credit(
-        self, episodes: Sequence[Episode], counterfactuals: Mapping[str, Episode], team_chain: bool
-    ) -> Metrics:
+    def write_credit(self, episodes: Sequence[Episode], counterfactuals: Counterfactuals, team_chain: bool) -> Metrics:
         for episode in episodes:
             rewarded = {turn.role for turn in episode.turns if turn.reward is not None}
             for turn in episode.turns:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from coterie.credit.base import Credit, last_turns, own_reward
-from coterie.types import Episode, Metrics
+from coterie.types import Counterfactuals, Episode, Metrics
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,9 +23,7 @@ class Team(Credit):
     def includes_later_rewards(self) -> bool:
         return self.turns == "all"
 
-    def write_credit(
-        self, episodes: Sequence[Episode], counterfactuals: Mapping[str, Episode], team_chain: bool
-    ) -> Metrics:
+    def write_credit(self, episodes: Sequence[Episode], counterfactuals: Counterfactuals, team_chain: bool) -> Metrics:
         for episode in episodes:
             for turn in episode.turns:
                 turn.credit = own_reward(turn)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from coterie.credit.base import Credit
-from coterie.types import Episode, Metrics, Turn
+from coterie.types import Counterfactuals, Episode, Metrics, Turn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,9 +16,7 @@ class GraphCredit(Credit):
 
     share_reward_in_agent: bool = True  # a turn without a reward gets that of the next turn that has one, not 0
 
-    def write_credit(
-        self, episodes: Sequence[Episode], counterfactuals: Mapping[str, Episode], team_chain: bool
-    ) -> Metrics:
+    def write_credit(self, episodes: Sequence[Episode], counterfactuals: Counterfactuals, team_chain: bool) -> Metrics:
         for episode in episodes:
             for place, turn in enumerate(episode.turns):
                 turn.credit = 0.0
