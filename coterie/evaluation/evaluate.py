@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import comb
 
-from coterie.rollout.agent import Player
+from coterie.rollout.agent import Players
 from coterie.rollout.collector import Collector
 from coterie.rollout.metrics import rollout_metrics
 from coterie.statistics import mean
@@ -21,9 +21,7 @@ class Report:
     episodes: list[Episode]
 
 
-def evaluate(
-    collector: Collector, tasks: Sequence[Task], repeats: int, players: Mapping[str, Player], seed: int
-) -> Report:
+def evaluate(collector: Collector, tasks: Sequence[Task], repeats: int, players: Players, seed: int) -> Report:
     """Mean reward, pass@1, pass@k for k repeats, tokens per episode, and the metrics of each role.
 
     A failed episode counts as reward 0: otherwise a team that fails on all tasks but one would look perfect.

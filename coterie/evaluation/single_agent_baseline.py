@@ -11,7 +11,7 @@ from typing import Any
 from coterie.evaluation.evaluate import Report, evaluate
 from coterie.models.chat import Chat
 from coterie.prompts import chat_messages
-from coterie.rollout.agent import Player
+from coterie.rollout.agent import Player, Players
 from coterie.rollout.collector import Collector
 from coterie.types import Episode, Task, Team
 from coterie.workflows.vote import majority
@@ -84,7 +84,7 @@ def first_prompts(episodes: Sequence[Episode], role: str, chat: Chat) -> dict[st
     return {} if bare else prompts
 
 
-def max_team_tokens(episodes: Sequence[Episode], players: Mapping[str, Player]) -> int:
+def max_team_tokens(episodes: Sequence[Episode], players: Players) -> int:
     """The largest token budget of an episode: the sum of `max_tokens` over its turns."""
     return max(sum(players[turn.role].sampling.max_tokens for turn in e.turns) for e in episodes) or 1
 

@@ -11,6 +11,7 @@ from coterie.models.chat import Chat
 from coterie.seeds import stable_hash
 from coterie.types import Engine, Message, Sampling, Turn
 
+Players = Mapping[str, "Player"]  # by role
 FixedTurns = Mapping[tuple[str, int], Turn | str]  # by role and its nth turn: a recorded turn, or a text
 SAMPLED = [f.name for f in fields(Turn) if f.default is MISSING]  # the fields that are set when a turn is sampled
 
@@ -58,9 +59,7 @@ class RecordingAgent:
         `sampling` overrides max_tokens, temperature, top_p, top_k or stop for this turn. Turns sampled with a top_p,
         top_k or greedy override are excluded from training: the learner scores the full distribution.
         """
-        conversation: list[Message] = (
-            [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
-        )
+        conversation = [Message(role="user", content=messages)] if isinstance(messages, str) else list(messages)
         turn = await self._reply(self._prompt(conversation, self.chat), sampling)
         if turn.response_ids:
             self.history.append((conversation, turn))
@@ -109,9 +108,8 @@ class RecordingAgent:
 
     def _replay(self, prompt: tuple[int, ...], nth: int, fixed: Turn | str) -> Turn:
         if isinstance(fixed, str):
-            return Turn(
-                self.role, self.player.policy_at(nth), 0, nth, prompt, (), (), 1.0, fixed, "end", trainable=False
-            )
+            policy = self.player.policy_at(nth)
+            return Turn(self.role, policy, 0, nth, prompt, (), (), 1.0, fixed, "end", trainable=False)
         if fixed.prompt_ids != prompt:
             raise ValueError(
                 f"turn {nth} of {self.role} got a different prompt when its episode was replayed: a workflow may "

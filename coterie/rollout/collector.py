@@ -11,7 +11,7 @@ from typing import Any
 
 from coterie.learners.distributed import SINGLE_PROCESS, Processes
 from coterie.models.chat import Chat
-from coterie.rollout.agent import AgentTeam, FixedTurns, Player, RecordingAgent
+from coterie.rollout.agent import AgentTeam, FixedTurns, Players, RecordingAgent
 from coterie.rollout.episode import play_episode
 from coterie.rollout.scoring import Scorer, within_deadline
 from coterie.sandbox import SandboxMissing
@@ -35,7 +35,7 @@ class Collector:
     score_deadline: float | None  # seconds per score; None where the environment has its own
     processes: Processes = SINGLE_PROCESS
 
-    def collect(self, tasks: Sequence[Task], repeats: int, players: Mapping[str, Player], seed: int) -> list[Episode]:
+    def collect(self, tasks: Sequence[Task], repeats: int, players: Players, seed: int) -> list[Episode]:
         """Play every task `repeats` times. The samples depend only on the seed, the task and the repeat."""
         episodes: list[Episode] = []
         repeat: Counter[str] = Counter()
@@ -47,7 +47,7 @@ class Collector:
             repeat[task.id] += 1
         return self._play_shares([(episode, {}) for episode in episodes], players)
 
-    def fork(self, forks: Sequence[Fork], players: Mapping[str, Player]) -> list[Episode]:
+    def fork(self, forks: Sequence[Fork], players: Players) -> list[Episode]:
         """Replay episodes with some turns fixed. With `resample` 0 the other turns use the seed of the origin."""
         episodes: list[tuple[Episode, FixedTurns]] = []
         for fork in forks:
@@ -61,9 +61,7 @@ class Collector:
         """Write the answer, the rewards and the metrics of an episode."""
         await Scorer(self.env, self.score_deadline).score(episode, outcome)
 
-    def _play_shares(
-        self, episodes: Sequence[tuple[Episode, FixedTurns]], players: Mapping[str, Player]
-    ) -> list[Episode]:
+    def _play_shares(self, episodes: Sequence[tuple[Episode, FixedTurns]], players: Players) -> list[Episode]:
         """Play this process's share, then gather the results of all processes."""
         own = episodes[self.processes.shard(len(episodes))]
         blocking_limit = min(self.deadline, max(1.0, self.deadline * BLOCKING_LIMIT))
@@ -73,12 +71,12 @@ class Collector:
             vars(episode).update(result)
         return [episode for episode, _ in episodes]
 
-    async def _play_all(self, episodes: Sequence[tuple[Episode, FixedTurns]], players: Mapping[str, Player]) -> None:
+    async def _play_all(self, episodes: Sequence[tuple[Episode, FixedTurns]], players: Players) -> None:
         limit = asyncio.Semaphore(self.concurrency)
         await asyncio.gather(*(self._play(episode, players, limit, fixed) for episode, fixed in episodes))
 
     async def _play(
-        self, episode: Episode, players: Mapping[str, Player], limit: asyncio.Semaphore, fixed_turns: FixedTurns
+        self, episode: Episode, players: Players, limit: asyncio.Semaphore, fixed_turns: FixedTurns
     ) -> None:
         def team(turns: list[Turn | None]) -> AgentTeam:
             return AgentTeam(
