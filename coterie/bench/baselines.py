@@ -13,7 +13,7 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, StoppingCriteria, StoppingCriteriaList, TrainerCallback
 
-from coterie.bench.measure import Timing, peak_of
+from coterie.bench.measure import Timing, Timings, peak_of
 from coterie.bench.options import half
 from coterie.bench.shapes import SHAPES, scratch, shaped
 from coterie.bench.training_loop import SAMPLES, evenness, texts
@@ -121,7 +121,7 @@ class _StepClock(TrainerCallback):
     """Times every step; the first is the warm-up."""
 
     def __init__(self, device: torch.device, tokens: int) -> None:
-        self.device, self.tokens, self.timings = device, tokens, list[Timing]()
+        self.device, self.tokens, self.timings = device, tokens, Timings()
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
         self.peak = peak_of(self.device)
@@ -135,9 +135,7 @@ class _StepClock(TrainerCallback):
         self.timings.append(Timing(seconds, self.tokens, self.megabytes[0]))
 
 
-def trl_steps(
-    shape: str, device: torch.device, prompts: int, prompt: int, max_tokens: int, repeats: int
-) -> list[Timing]:
+def trl_steps(shape: str, device: torch.device, prompts: int, prompt: int, max_tokens: int, repeats: int) -> Timings:
     """All rows are sampled in one `generate`; adapters, loss and reward are the same as ours."""
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer

@@ -20,6 +20,7 @@ from coterie.models.store import load_model, resolve
 from coterie.types import Message, Sampling
 
 Conversation = list[Message]
+Conversations = list[Conversation]
 
 SUBJECTS = ("a fox", "the sea", "bread", "seven hills", "a clock", "winter", "an old map", "the moon")
 REQUESTS = (
@@ -38,9 +39,8 @@ def conversation_rows(model: str, device: torch.device, max_tokens: int, repeats
     for seed, name in enumerate(names):  # they start as the identity, so the tokens do not change
         Adapter(name, 16, 32.0, DEFAULT_TARGETS).attach(base.layers, seed)
     bench = ConversationBench(base, NativeEngine(base, {"base": None} | {name: name for name in names}), max_tokens)
-    ragged: list[Conversation] = [
-        [{"role": "user", "content": REQUESTS[i % 4].format(SUBJECTS[i // 4])}] for i in range(32)
-    ]
+    questions = [REQUESTS[i % 4].format(SUBJECTS[i // 4]) for i in range(32)]
+    ragged: Conversations = [[{"role": "user", "content": question}] for question in questions]
     groups = [conversation for conversation in ragged[3::8] for _ in range(8)]
     found = [
         bench.compare("32 ragged prompts", ragged, 0.0, repeats),
@@ -51,9 +51,8 @@ def conversation_rows(model: str, device: torch.device, max_tokens: int, repeats
     if half(device) != torch.float32:  # a run's precision on a GPU; tokens are identical in float32 only
         light = Base(base.folder, device, half(device))
         prompts = [light.chat.prompt(conversation) for conversation in ragged]
-        found[0].notes["gap in half precision"] = logprob_gap(
-            NativeEngine(light, {"base": None}), "base", prompts, max_tokens
-        )
+        engine = NativeEngine(light, {"base": None})
+        found[0].notes["gap in half precision"] = logprob_gap(engine, "base", prompts, max_tokens)
     return found
 
 
@@ -65,9 +64,7 @@ class ConversationBench:
         # Unmodified, without our linear layers.
         self.baseline = torch.nn.Module.to(load_model(base.folder, torch.float32, "sdpa"), base.device)
 
-    def compare(
-        self, work: str, conversations: list[Conversation], temperature: float, repeats: int, turns: int = 1
-    ) -> Row:
+    def compare(self, work: str, conversations: Conversations, temperature: float, repeats: int, turns: int = 1) -> Row:
         self._ours(conversations[:2], temperature, turns, ["base"])  # warm up, both
         self._theirs(conversations[:2], temperature, turns)
         ours, baselines = [], []
@@ -81,7 +78,7 @@ class ConversationBench:
             baselines.append(theirs)
         return Row(work, "native", "generate", ours, baselines)
 
-    def adapters(self, work: str, conversations: list[Conversation], names: Sequence[str], repeats: int) -> Row:
+    def adapters(self, work: str, conversations: Conversations, names: Sequence[str], repeats: int) -> Row:
         mixed, plain = [], []
         for _ in range(repeats):
             mixed.append(self._timed(lambda: self._ours(conversations, 0.0, 1, names))[0])
@@ -97,9 +94,7 @@ class ConversationBench:
 
         return timed(way, self.base.device), answers
 
-    def _ours(
-        self, conversations: list[Conversation], temperature: float, turns: int, policies: Sequence[str]
-    ) -> list[Ids]:
+    def _ours(self, conversations: Conversations, temperature: float, turns: int, policies: Sequence[str]) -> list[Ids]:
         sampling = Sampling(self.max_tokens, temperature)
 
         async def conversation(i: int) -> list[Ids]:
@@ -118,7 +113,7 @@ class ConversationBench:
         self.engine.clear()
         return [ids for one in answers for ids in one]
 
-    def _theirs(self, conversations: list[Conversation], temperature: float, turns: int) -> list[Ids]:
+    def _theirs(self, conversations: Conversations, temperature: float, turns: int) -> list[Ids]:
         histories = [list(conversation) for conversation in conversations]
         prompts = [self.base.chat.prompt(messages) for messages in histories]
         answers: list[list[Ids]] = [[] for _ in conversations]
@@ -131,12 +126,8 @@ class ConversationBench:
 
     def _continue(self, messages: Conversation, prompt: Ids, answer: Ids) -> tuple[Conversation, Ids]:
         reply = self.base.chat.text(answer)
-        longer: Conversation = [
-            *messages,
-            {"role": "assistant", "content": reply},
-            {"role": "user", "content": "Go on."},
-        ]
-        return longer, self.base.chat.extend(messages, prompt, answer, reply, longer) or self.base.chat.prompt(longer)
+        more: Conversation = [*messages, {"role": "assistant", "content": reply}, {"role": "user", "content": "Go on."}]
+        return more, self.base.chat.extend(messages, prompt, answer, reply, more) or self.base.chat.prompt(more)
 
     @torch.no_grad()
     def _generate(self, prompts: list[Ids], seeds: list[int], temperature: float) -> list[Ids]:
@@ -144,9 +135,8 @@ class ConversationBench:
         tokens = torch.tensor([[end] * (longest - len(p)) + list(p) for p in prompts], device=self.base.device)
         mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=self.base.device)
         how = Sampling(self.max_tokens, temperature)
-        draw = LogitsProcessorList(
-            [SamplerLogitsProcessor(self.engine.sampler, longest, seeds, how)] if temperature else []
-        )
+        processors = [SamplerLogitsProcessor(self.engine.sampler, longest, seeds, how)] if temperature else []
+        draw = LogitsProcessorList(processors)
         out = self.baseline.generate(  # type: ignore[operator]
             input_ids=tokens,
             attention_mask=mask,

@@ -21,6 +21,7 @@ import torch
 from coterie.console import table
 from coterie.files import write_atomic
 
+Timings = list["Timing"]
 Way = Callable[[], int]  # does the work and returns its number of tokens
 
 
@@ -44,8 +45,8 @@ class Row:
     work: str
     ours: str
     others: str
-    mine: list[Timing]
-    theirs: list[Timing] | None
+    mine: Timings
+    theirs: Timings | None
     notes: dict[str, Any] = field(default_factory=dict)  # further numbers
 
     @property
@@ -73,9 +74,7 @@ def spread(numbers: Sequence[float]) -> str:
     return f"{median(numbers):.2f} ({min(numbers):.2f}–{max(numbers):.2f})"
 
 
-def in_turn(
-    mine: Way, theirs: Way | None, repeats: int, device: torch.device
-) -> tuple[list[Timing], list[Timing] | None]:
+def in_turn(mine: Way, theirs: Way | None, repeats: int, device: torch.device) -> tuple[Timings, Timings | None]:
     """Both once as a warm-up, then alternating, so that a slower machine slows both.
 
     The warm-up is the full workload: `generate` allocates GPU memory at every new length, which makes its first run
@@ -83,7 +82,7 @@ def in_turn(
     ways = [way for way in (mine, theirs) if way is not None]
     for way in ways:
         way()
-    taken: list[list[Timing]] = [[] for _ in ways]
+    taken: list[Timings] = [[] for _ in ways]
     for _ in range(repeats):
         for way, timings in zip(ways, taken, strict=True):
             timings.append(timed(way, device))

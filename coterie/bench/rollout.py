@@ -68,10 +68,8 @@ def shaped_rows(
         f"{ROUNDS * rows} ragged, {rows} at a time": lengths(ROUNDS * rows, max_tokens),
     }
     found = [bench.compare(name, limits, repeats) for name, limits in work.items()]
-    found[0].notes = {
-        "logprob_gap": logprob_gap(bench.engine, "policy", bench.prompts[:rows], max_tokens),
-        "greedy as generate's": same,
-    }
+    gap = logprob_gap(bench.engine, "policy", bench.prompts[:rows], max_tokens)
+    found[0].notes = {"logprob_gap": gap, "greedy as generate's": same}
     if others:
         found += bench.others(work["fixed lengths"], repeats)
     return found
@@ -129,9 +127,8 @@ def same_greedy(shape: str, device: torch.device, prompt: int) -> str:
     rows, length = COMPARED
     base: Base = base_of(shape, device, torch.float32)
     requests = prompts(rows, prompt, base.vocab_size)
-    ours = sample_all(
-        NativeEngine(base, {"policy": None}, rows), ["policy"], requests, [length] * rows, temperature=0.0
-    )
+    engine = NativeEngine(base, {"policy": None}, rows)
+    ours = sample_all(engine, ["policy"], requests, [length] * rows, temperature=0.0)
     with base.with_own_attention():
         theirs = generate(base.model, requests, [length] * rows, sample=False)
     return f"{sum(a.ids == b for a, b in zip(ours, theirs, strict=True))} of {rows}"

@@ -41,9 +41,8 @@ def shaped(shape: str, device: torch.device, dtype: torch.dtype) -> PreTrainedMo
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices), torch.device(device):
         torch.manual_seed(0)
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(
-            deepcopy(SHAPES[shape]), dtype=dtype, attn_implementation="sdpa"
-        )
+        config = deepcopy(SHAPES[shape])
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
     return nn.Module.to(model, device).eval()
 
 

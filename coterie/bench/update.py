@@ -9,7 +9,7 @@ import typer
 
 from coterie.algorithms.base import Algorithm
 from coterie.bench.baselines import PaddedTraining
-from coterie.bench.measure import Row, Timing, in_turn, median, show
+from coterie.bench.measure import Row, Timings, in_turn, median, show
 from coterie.bench.options import Device, Out, Quick, Repeats, Shape, half, known, pick
 from coterie.bench.shapes import adapters_on, base_of, batch_of, lengths, prompts, size_of
 from coterie.config.settings import Learning
@@ -62,11 +62,8 @@ def update(
         found.append(Row(name, "TorchLearner.fit", "plain", mine, theirs, mfu(mine, operations * computed, here)))
     what = "all weights" if whole else "LoRA 16"
     weights_mb = sum(p.numel() * p.element_size() for p in base.model.parameters()) / 1e6
-    show(
-        f"update: {shape}, {what}, {rows} rows of up to {length} on {here.type}; weights {weights_mb:.0f} MB",
-        found,
-        out,
-    )
+    title = f"update: {shape}, {what}, {rows} rows of up to {length} on {here.type}; weights {weights_mb:.0f} MB"
+    show(title, found, out)
 
 
 def _fit(learner: TorchLearner, batch: Batch, weights: torch.Tensor) -> int:
@@ -74,7 +71,7 @@ def _fit(learner: TorchLearner, batch: Batch, weights: torch.Tensor) -> int:
     return len(batch)
 
 
-def mfu(timings: list[Timing], operations: int, device: torch.device) -> dict[str, float]:
+def mfu(timings: Timings, operations: int, device: torch.device) -> dict[str, float]:
     """Model FLOPs utilization: the share of the GPU's peak; empty if the peak is not known."""
     if device.type != "cuda":
         return {}
@@ -87,9 +84,8 @@ def ragged(rows: int, longest: int, vocabulary: int) -> Batch:
     """Rows of a quarter of the longest to the longest; half of the shortest is prompt."""
     sizes = lengths(rows, longest)
     texts = prompts(rows, longest, vocabulary)
-    return batch_of(
-        [(text[: longest // 8], text[longest // 8 : size]) for text, size in zip(texts, sizes, strict=True)]
-    )
+    pairs = [(text[: longest // 8], text[longest // 8 : size]) for text, size in zip(texts, sizes, strict=True)]
+    return batch_of(pairs)
 
 
 def groups(rows: int, longest: int, vocabulary: int) -> Batch:
