@@ -14,10 +14,10 @@ from torch import Tensor
 from coterie.kernels.matmul import LoraDelta, add_lora_deltas_
 
 
-def rms_norm(x: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """RMSNorm as `dtype`, and each row's reciprocal RMS for the backward: [..., N] → [..., N], [..., 1]."""
     wide = _fp32(x)
-    rstd = wide.square().mean(dim=-1, keepdim=True).add_(epsilon).rsqrt_()
+    rstd = wide.square().mean(dim=-1, keepdim=True).add_(eps).rsqrt_()
     return (wide * rstd).mul_(weight).to(dtype), rstd
 
 
@@ -29,12 +29,10 @@ def rms_norm_backward(grad: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, add
     return (grad_x if add is None else grad_x.add_(add)).to(x.dtype)
 
 
-def add_rms_norm(
-    x: Tensor, y: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype
-) -> tuple[Tensor, Tensor, Tensor]:
+def add_rms_norm(x: Tensor, y: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """x + y, and what `rms_norm` returns for it."""
     total = x + y
-    return total, *rms_norm(total, weight, epsilon, dtype)
+    return total, *rms_norm(total, weight, eps, dtype)
 
 
 def swiglu(gate_up: Tensor, deltas: Sequence[LoraDelta], dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ from coterie.kernels.matmul import LoraDelta
 
 
 @triton.jit
-def _rms_norm(x, y, weight, total, out, rstds, epsilon, width, ADD: tl.constexpr, BLOCK: tl.constexpr):
+def _rms_norm(x, y, weight, total, out, rstds, eps, width, ADD: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     real = at < width
@@ -22,7 +22,7 @@ def _rms_norm(x, y, weight, total, out, rstds, epsilon, width, ADD: tl.constexpr
     if ADD:
         h += tl.load(y + row * width + at, mask=real, other=0.0).to(tl.float32)
         tl.store(total + row * width + at, h, mask=real)
-    rstd = tl.rsqrt(tl.sum(h * h, axis=0) / width + epsilon)
+    rstd = tl.rsqrt(tl.sum(h * h, axis=0) / width + eps)
     factor = tl.load(weight + at, mask=real, other=0.0).to(tl.float32)
     tl.store(rstds + row, rstd)
     tl.store(out + row * width + at, (h * rstd * factor).to(out.dtype.element_ty), mask=real)
@@ -44,35 +44,30 @@ def _rms_norm_backward(grad, x, weight, rstds, more, out, width, ADD: tl.constex
     tl.store(out + row * width + at, result.to(out.dtype.element_ty), mask=real)
 
 
-def rms_norm(x: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    return _launch_rms_norm(x.contiguous(), None, weight, epsilon, dtype)[1:]
+def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    return _launch_rms_norm(x.contiguous(), None, weight, eps, dtype)[1:]
 
 
-def add_rms_norm(
-    x: Tensor, y: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype
-) -> tuple[Tensor, Tensor, Tensor]:
-    return _launch_rms_norm(x.contiguous(), y.contiguous(), weight, epsilon, dtype)
+def add_rms_norm(x: Tensor, y: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    return _launch_rms_norm(x.contiguous(), y.contiguous(), weight, eps, dtype)
 
 
 def _launch_rms_norm(
-    x: Tensor, y: Tensor | None, weight: Tensor, epsilon: float, dtype: torch.dtype
+    x: Tensor, y: Tensor | None, weight: Tensor, eps: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
     width, total = x.shape[-1], x if y is None else torch.empty_like(x)
     out, rstd = torch.empty_like(x, dtype=dtype), x.new_empty(*x.shape[:-1], 1, dtype=torch.float32)
-    block = triton.next_power_of_2(width)
-    _rms_norm[(x.numel() // width,)](
-        x, y, weight, total, out, rstd, epsilon, width, y is not None, block, num_warps=_warps(block)
-    )
+    rows, block = x.numel() // width, triton.next_power_of_2(width)
+    _rms_norm[(rows,)](x, y, weight, total, out, rstd, eps, width, y is not None, block, num_warps=_warps(block))
     return total, out, rstd
 
 
 def rms_norm_backward(grad: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, add: Tensor | None = None) -> Tensor:
     grad, x, width = grad.contiguous(), x.contiguous(), x.shape[-1]
     add = None if add is None else add.contiguous()
-    out, block = torch.empty_like(x), triton.next_power_of_2(width)
-    _rms_norm_backward[(x.numel() // width,)](
-        grad, x, weight, rstd, add, out, width, add is not None, block, num_warps=_warps(block)
-    )
+    out, rows, block = torch.empty_like(x), x.numel() // width, triton.next_power_of_2(width)
+    has_add, warps = add is not None, _warps(block)
+    _rms_norm_backward[(rows,)](grad, x, weight, rstd, add, out, width, has_add, block, num_warps=warps)
     return out
 
 

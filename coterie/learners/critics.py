@@ -102,9 +102,8 @@ class Critics:
             critic.learner.schedule_lr(step)
             weights = self.weights(batch)
             fits = [critic.learner.fit(batch, weights, self.loss) for _ in range(self.fits)]
-            metrics |= {
-                f"critic/{name}/{key}": value for key, value in (fits[-1] | {"truncated": critic.truncated}).items()
-            }
+            fitted = fits[-1] | {"truncated": critic.truncated}
+            metrics |= {f"critic/{name}/{key}": value for key, value in fitted.items()}
         return metrics
 
     def save(self, folder: Path) -> None:

@@ -105,9 +105,8 @@ class _ChosenLogprobs(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
         ctx.chosen, trained = chosen, any(ctx.needs_input_grad[1:3])
-        found = chosen.forward_chunks(
-            hidden, weight, bias, tokens, temperature, eager_grad=chosen.eager_grad and not trained
-        )
+        eager_grad = chosen.eager_grad and not trained
+        found = chosen.forward_chunks(hidden, weight, bias, tokens, temperature, eager_grad=eager_grad)
         ctx.save_for_backward(hidden, weight, bias, tokens, temperature, *found[1:])
         return found[0], found[1]
 

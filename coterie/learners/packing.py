@@ -136,9 +136,8 @@ def _pack(
             spans.append(Span(at, len(own), prefix))
             tokens.append(own)
             positions.append(torch.arange(group.shared, len(rows[r])))
-            place = torch.cat(
-                [torch.arange(prefix[0], sum(prefix)) if prefix else at + torch.arange(0), at + torch.arange(len(own))]
-            )
+            before = torch.arange(prefix[0], sum(prefix)) if prefix else torch.arange(0)
+            place = torch.cat([before, at + torch.arange(len(own))])
             sampled = batch.mask[starts[r] : starts[r + 1]].nonzero()[:, 0]
             sources.append(place[sampled - 1])
             indices.append(starts[r] + sampled)

@@ -93,9 +93,8 @@ class Base:
             raise ValueError("the prompt is empty: at least one token is needed")
         if min(prompt_ids) < 0 or max(prompt_ids) >= self.vocab_size:
             wrong = next(token for token in prompt_ids if not 0 <= token < self.vocab_size)
-            raise ValueError(
-                f"token {wrong} of the prompt is not in the vocabulary, which is 0 to {self.vocab_size - 1}"
-            )
+            last = self.vocab_size - 1
+            raise ValueError(f"token {wrong} of the prompt is not in the vocabulary, which is 0 to {last}")
 
     @contextmanager
     def with_own_attention(self) -> Iterator[None]:

@@ -224,9 +224,8 @@ def _tool_call_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
 
 
 def _bos_prefix(tokenizer: PreTrainedTokenizerBase) -> str:
-    adds_bos = tokenizer.bos_token_id is not None and _encode(tokenizer, "", special=True)[:1] == (
-        tokenizer.bos_token_id,
-    )
+    bos = tokenizer.bos_token_id
+    adds_bos = bos is not None and _encode(tokenizer, "", special=True)[:1] == (bos,)
     return "{{ bos_token }}" if adds_bos else ""
 
 

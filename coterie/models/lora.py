@@ -199,9 +199,8 @@ class Adapter:
         leaves = sorted({name.rpartition(".")[2] for name in layers})
         unknown = [target for target in self.targets if target not in leaves]
         if unknown:
-            raise ValueError(
-                f"lora.targets: no layer is called {', '.join(unknown)}; this model has {', '.join(leaves)}"
-            )
+            there = f"this model has {', '.join(leaves)}"
+            raise ValueError(f"lora.targets: no layer is called {', '.join(unknown)}; {there}")
         generator = torch.Generator().manual_seed(seed)
         for name, layer in layers.items():
             if name.rpartition(".")[2] not in self.targets:

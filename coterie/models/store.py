@@ -74,9 +74,8 @@ def _from_hub(name: str) -> Path:
         return Path(_from_modelscope(name) if hub == "modelscope" else _from_huggingface(name))
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise ModelError(
-            f"model {name}: no such folder, and the download from {hub} failed ({reason}). {WORKS}"
-        ) from error
+        failed = f"the download from {hub} failed ({reason})"
+        raise ModelError(f"model {name}: no such folder, and {failed}. {WORKS}") from error
 
 
 def _from_huggingface(name: str) -> str:

@@ -46,8 +46,8 @@ class RmsNorm(torch.autograd.Function):
     """RMSNorm of x [..., N] as `dtype`."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype) -> Tensor:
-        out, rstd = ops(x).rms_norm(x, weight, epsilon, dtype)
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
+        out, rstd = ops(x).rms_norm(x, weight, eps, dtype)
         ctx.save_for_backward(x, weight, rstd)
         return out
 
@@ -61,9 +61,9 @@ class AddRmsNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, y: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype
+        ctx: Any, x: Tensor, y: Tensor, weight: Tensor, eps: float, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
-        total, out, rstd = ops(x).add_rms_norm(x, y, weight, epsilon, dtype)
+        total, out, rstd = ops(x).add_rms_norm(x, y, weight, eps, dtype)
         ctx.save_for_backward(total, weight, rstd)
         ctx.set_materialize_grads(False)
         return total, out

@@ -39,9 +39,8 @@ class NativeEngine:
         cache = KVCache(*base.kv_shape, dtype, base.device)
         self.cache = cache
         self.sampler = Sampler(base.vocab_size, base.device)
-        self.decoder = make_decoder(
-            base, cache, self.sampler, list({name: None for name in policies.values() if name is not None})
-        )
+        adapters = list(dict.fromkeys(name for name in policies.values() if name is not None))
+        self.decoder = make_decoder(base, cache, self.sampler, adapters)
         self.slots = SlotScheduler(cache, limit=2 * rows, compact=self.decoder.compact)
         self.versions = dict.fromkeys(policies, 0)
         self.waiting: list[Row] = []
