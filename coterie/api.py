@@ -86,19 +86,16 @@ class AgentTrainer:
         if workflow is not None:
             tree["workflow"] = api_config.part("workflow", workflow)
         if arguments:
-            tree["workflow"] = {
-                **api_config.part_tree(tree, "workflow"),
-                **to_plain(replace_functions(arguments, "workflow_args")),
-            }
+            own = api_config.part_tree(tree, "workflow")
+            tree["workflow"] = {**own, **to_plain(replace_functions(arguments, "workflow_args"))}
         if reward is not None:
             tree["reward"] = api_config.part("reward", reward)
 
     def _files(self, training: Any, testing: Any) -> dict[str, str] | None:
         """The dataset files by split, as far as given; None if the dataset is an environment."""
         if not isinstance(training, Env) and not inspect.isclass(training):
-            return {
-                name: self._file(rows) for name, rows in (("train", training), ("test", testing)) if rows is not None
-            }
+            given = {"train": training, "test": testing}
+            return {name: self._file(rows) for name, rows in given.items() if rows is not None}
         if testing is not None:
             raise ConfigError("val_dataset: the environment given as train_dataset has its own held-out tasks")
         return None
@@ -121,9 +118,8 @@ _constructing: list[bool] = []
 def _not_nested() -> Iterator[None]:
     """Reject a trainer that starts while another one imports its file."""
     if _constructing:
-        raise ConfigError(
-            'an AgentTrainer was created while its own file was imported: put it under if __name__ == "__main__":'
-        )
+        guard = 'put it under if __name__ == "__main__":'
+        raise ConfigError(f"an AgentTrainer was created while its own file was imported: {guard}")
     _constructing.append(True)
     try:
         yield

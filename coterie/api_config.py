@@ -21,11 +21,8 @@ from coterie.config.registry import BUILTIN, Kind, replace_functions
 def tree(config: str | Path | Mapping[str, Any]) -> tuple[dict[str, Any], Problems, Path]:
     """The keys of a recipe, a collector for its problems, and the folder that its relative paths start from."""
     if isinstance(config, Mapping):
-        return (
-            copy.deepcopy(replace_functions(config, "config")),
-            Problems(Sources("the config given to AgentTrainer")),
-            Path(),
-        )
+        problems = Problems(Sources("the config given to AgentTrainer"))
+        return copy.deepcopy(replace_functions(config, "config")), problems, Path()
     path = Path(config)
     if not path.is_file():
         raise ConfigError(f"{path}: there is no such file")

@@ -219,9 +219,8 @@ def sparkline(values: Sequence[float]) -> str:
     finite = [value for value in values if math.isfinite(value)]
     low = min(finite, default=0.0)
     span = max(finite, default=0.0) - low or 1.0
-    return "".join(
-        BARS[round((value - low) / span * (len(BARS) - 1))] if math.isfinite(value) else " " for value in values
-    )
+    last = len(BARS) - 1
+    return "".join(BARS[round((value - low) / span * last)] if math.isfinite(value) else " " for value in values)
 
 
 def table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:

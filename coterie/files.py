@@ -139,9 +139,8 @@ def _row(line: bytes, where: str) -> dict[str, Any]:
     except ValueError:
         row = None
     if not isinstance(row, dict) or not isinstance(row.get("step"), int):
-        raise BadRow(
-            f"{where} is not a row of metrics: {line[:40].decode(errors='replace')!r}; delete the line, then resume"
-        )
+        start = line[:40].decode(errors="replace")
+        raise BadRow(f"{where} is not a row of metrics: {start!r}; delete the line, then resume")
     return row
 
 

@@ -195,11 +195,8 @@ class Algorithm:
         """Train every policy on its own batch."""
         policies = self.policies_to_update(learners, batches, step)
         fitted = self.fit_policies([learners[name] for name in policies], [batches[name] for name in policies], rng)
-        return {
-            f"{policy}/{name}": value
-            for policy, metrics in zip(policies, fitted, strict=True)
-            for name, value in metrics.items()
-        }
+        by_policy = zip(policies, fitted, strict=True)
+        return {f"{policy}/{name}": value for policy, metrics in by_policy for name, value in metrics.items()}
 
     def policies_to_update(self, learners: Mapping[str, Learner], batches: Mapping[str, Batch], step: int) -> list[str]:
         """The policies that train at this step and have tokens to train on."""

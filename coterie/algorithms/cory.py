@@ -30,10 +30,8 @@ class Cory(Ppo):
         if len(config.roles) != 2 or len(policies) != 2 or len(set(policies)) != 2:
             yield "roles", "CORY has two roles and a policy for each, which swap roles"
         if self.swap >= config.steps:
-            yield (
-                "algorithm.swap",
-                f"is {self.swap} in a run of steps={config.steps}: the two policies never swap roles",
-            )
+            never = "the two policies never swap roles"
+            yield "algorithm.swap", f"is {self.swap} in a run of steps={config.steps}: {never}"
         starts = {(policy.model, policy.adapter) for policy in config.policies.values()}
         if len(starts) > 1:
             yield "policies", "CORY's two policies start from the same model and adapter"

@@ -51,10 +51,8 @@ class Happo(Ppo):
             learner, batch = learners[policy], batches[policy]
             factor = log_factor(batch, updated)
             corrected = replace(batch, advantages=batch.advantages * ratio_of(self.clamped(factor)))
-            fitted = self.fit_policies([learner], [corrected], rng)[0]
-            metrics |= {
-                f"{policy}/{key}": value for key, value in (fitted | self._factor_metrics(factor[batch.mask])).items()
-            }
+            fitted = self.fit_policies([learner], [corrected], rng)[0] | self._factor_metrics(factor[batch.mask])
+            metrics |= {f"{policy}/{key}": value for key, value in fitted.items()}
             if place + 1 < len(order):
                 updated.append((batch, learner.logprobs(batch)))
         return metrics
@@ -75,13 +73,11 @@ def log_factor(batch: Batch, updated: list[tuple[Batch, Tensor]]) -> Tensor:
     for done, logprobs in updated:
         mask = done.mask
         log_ratios = (logprobs - done.old_logprobs)[mask]
-        total += _sum_of_other_roles(log_ratios, done.episode[mask], done.role[mask], batch.episode, batch.role)
+        total += _sum_of_others(log_ratios, done.episode[mask], done.role[mask], batch.episode, batch.role)
     return total
 
 
-def _sum_of_other_roles(
-    log_ratios: Tensor, episode: Tensor, role: Tensor, at_episode: Tensor, at_role: Tensor
-) -> Tensor:
+def _sum_of_others(log_ratios: Tensor, episode: Tensor, role: Tensor, at_episode: Tensor, at_role: Tensor) -> Tensor:
     """For each of M tokens, the sum of the N log-ratios in its episode that belong to other roles: [N] → [M]."""
     roles = 1 + int(torch.cat([role, at_role]).max())
     episodes = 1 + int(torch.cat([episode, at_episode]).max())

@@ -55,9 +55,8 @@ def replay(folder: Path, config: Config, rescore: bool) -> Iterator[ReplayedTurn
     for path in _episode_files(folder):
         episodes = [episode for episode in read_episodes(path) if episode.error is None]
         stored = folder / "counterfactuals" / path.name
-        counterfactuals = (
-            [episode for episode in read_episodes(stored) if episode.error is None] if stored.is_file() else []
-        )
+        replayed = read_episodes(stored) if stored.is_file() else []
+        counterfactuals = [episode for episode in replayed if episode.error is None]
         before = [[_mean(turn.advantages) for turn in episode.turns] for episode in episodes]
         rewards = [episode.reward for episode in episodes]
         done = int(path.stem) - 1  # completed steps, by which algorithms count

@@ -53,9 +53,7 @@ def _silence(dry: DryRun) -> Found:
 
 def _rewards(dry: DryRun) -> Found:
     """Constant rewards, from which nothing can be learned."""
-    constant = {
-        name: rewards[0] for name, rewards in dry.rewards.items() if len(rewards) > 1 and len(set(rewards)) == 1
-    }
+    constant = {name: given[0] for name, given in dry.rewards.items() if len(given) > 1 and len(set(given)) == 1}
     if len(constant) == len(dry.rewards):
         reward = constant["team"]
         hint = _reachable(dry) or "compare the answers above with `reward`"
@@ -108,15 +106,13 @@ def _truncated(dry: DryRun) -> Found:
         cut = mean([turn.stop == "length" for turn in turns])
         full = [len(turn.prompt_ids) for turn in turns if turn.stop == "length" and not turn.response_ids]
         if full:
-            full_turns = f"{len(full)} of {len(turns)} turns of {role} had no room for a token: their prompts fill the"
-            yield Finding(
-                "error", f"{full_turns} context, up to {max(full)} tokens; see engine.context, or shorten them"
-            )
+            why = f"had no room for a token: their prompts fill the context, up to {max(full)} tokens"
+            turns_of = f"{len(full)} of {len(turns)} turns of {role}"
+            yield Finding("error", f"{turns_of} {why}; see engine.context, or shorten them")
         elif cut >= 0.5:
             key = dotted(("roles", role, "max_tokens"))
-            yield Finding(
-                "warning", f"{cut:.0%} of {role}'s turns are truncated; raise {key}, or ask for shorter replies"
-            )
+            hint = f"raise {key}, or ask for shorter replies"
+            yield Finding("warning", f"{cut:.0%} of {role}'s turns are truncated; {hint}")
 
 
 def _empties(dry: DryRun) -> Found:
@@ -147,9 +143,8 @@ def _timeouts(dry: DryRun) -> Found:
 def _gaps(dry: DryRun) -> Found:
     for policy, gap in dry.gaps.items():
         if gap.mean > WIDE_GAP:
-            yield Finding(
-                "warning", f"{policy}: the log-prob gap of sampler and learner is {gap.mean:.2g} nats per token"
-            )
+            wide = f"the log-prob gap of sampler and learner is {gap.mean:.2g} nats per token"
+            yield Finding("warning", f"{policy}: {wide}")
 
 
 def _echoes(dry: DryRun) -> Found:
@@ -198,10 +193,8 @@ def hidden_references(dry: DryRun) -> Found:
 def _level(dry: DryRun, everywhere: bool) -> tuple[Level, str]:
     """An error if it holds for all of several tasks; with a single task, which may be unusual, a warning."""
     single = everywhere and len(dry.references) == 1
-    return (
-        "error" if everywhere and not single else "warning",
-        "; 1 task is too few to be sure, see --tasks" if single else "",
-    )
+    few = "; 1 task is too few to be sure, see --tasks" if single else ""
+    return "error" if everywhere and not single else "warning", few
 
 
 def _tells(dry: DryRun, probe: ReferenceProbe) -> bool:
@@ -233,9 +226,8 @@ def constant_roles(dry: DryRun) -> Found:
     level, few = _level(dry, len(still) == len(dry.learning))
     for role in still:
         hint = "set turn.reward depending on its replies, or use credit: team"
-        yield Finding(
-            level, f"the reward of {role} is {rewards[role][0]:g} for every reply: nothing to learn from; {hint}{few}"
-        )
+        constant = f"the reward of {role} is {rewards[role][0]:g} for every reply"
+        yield Finding(level, f"{constant}: nothing to learn from; {hint}{few}")
 
 
 def crashes(dry: DryRun) -> Found:

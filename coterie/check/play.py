@@ -34,9 +34,8 @@ def dry_run(run: Run, tasks: int, repeats: int) -> DryRun:
     probes = [*broken_answer_probes(run, chosen, references), *single_role_probes(run, references)] if played else []
     run.engine.clear()
     trained = frozenset(policy for policy, learner in run.learners.items() if not learner.frozen)
-    in_time = {
-        policy for step in range(run.config.steps) for policy in run.algorithm.trained_policies(run.learners, step)
-    }
+    steps = range(run.config.steps)
+    in_time = {policy for step in steps for policy in run.algorithm.trained_policies(run.learners, step)}
     return DryRun(
         episodes,
         list(run.players()),

@@ -64,9 +64,8 @@ class DryRun:
     def turns(self) -> dict[str, list[Turn]]:
         """By role, of the roles that took turns."""
         turns = [turn for episode in self.played for turn in episode.turns]
-        return {
-            role: [turn for turn in turns if turn.role == role] for role in dict.fromkeys(turn.role for turn in turns)
-        }
+        roles = dict.fromkeys(turn.role for turn in turns)
+        return {role: [turn for turn in turns if turn.role == role] for role in roles}
 
     @property
     def rewards(self) -> dict[str, list[float]]:
@@ -87,11 +86,8 @@ class DryRun:
     @property
     def everything(self) -> list[Episode]:
         """All episodes, sampled or probes, failed or not."""
-        return [
-            *self.episodes,
-            *(reference.episode for reference in self.references),
-            *(probe.episode for probe in self.probes),
-        ]
+        probes = [one.episode for one in self.references] + [one.episode for one in self.probes]
+        return [*self.episodes, *probes]
 
     @property
     def tried(self) -> list[Episode]:

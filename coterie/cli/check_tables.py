@@ -33,9 +33,8 @@ def dry_run(dry: DryRun) -> Iterator[RenderableType]:
         yield from _groups(dry)
         gaps = [{"policy": p, "mean": f"{gap.mean:.1e}", "max": f"{gap.max:.1e}"} for p, gap in dry.gaps.items()]
         yield table("log-prob gap of sampler and learner", gaps)
-        yield Text(
-            f"  a step: {dry.tokens_per_step:,.0f} sampled tokens, at most about {dry.seconds_per_step:.2g} s here\n"
-        )
+        tokens, seconds = dry.tokens_per_step, dry.seconds_per_step
+        yield Text(f"  a step: {tokens:,.0f} sampled tokens, at most about {seconds:.2g} s here\n")
 
 
 def problems(found: Sequence[Finding]) -> Text:
@@ -47,12 +46,8 @@ def problems(found: Sequence[Finding]) -> Text:
 
 def _spread(name: str, rewards: Sequence[float]) -> Row:
     zero = sum(reward == 0 for reward in rewards) / len(rewards)
-    return {
-        "reward of": name,
-        **_range(rewards),
-        "distinct": f"{len(set(rewards))} of {len(rewards)}",
-        "zero": f"{zero:.0%}",
-    }
+    counts = {"distinct": f"{len(set(rewards))} of {len(rewards)}", "zero": f"{zero:.0%}"}
+    return {"reward of": name, **_range(rewards), **counts}
 
 
 def _range(rewards: Sequence[float]) -> Row:

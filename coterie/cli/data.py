@@ -71,9 +71,8 @@ def prepare(
         with rich.get_console().status(f"preparing {name}"):
             result = _prepare(name, source, limit, code)
         if not any(result.splits.values()):
-            raise ValueError(
-                f"{name}: no valid row; the first problem: {next(iter(result.reasons), 'there are no rows')}"
-            )
+            problem = next(iter(result.reasons), "there are no rows")
+            raise ValueError(f"{name}: no valid row; the first problem: {problem}")
         write(name, result, folder)
         console.show(preview.prepared(folder, result))
 

@@ -136,9 +136,8 @@ def unequal(reports: Mapping[str, Report], within: float = 0.1) -> Iterator[Text
 def by_role(metrics: Metrics) -> Table:
     """Reward, response length and truncation per role."""
     columns = {name: under(f"{name}/", metrics) for name in ("reward", "tokens", "truncated")}
-    return table(
-        "", [{"role": role} | {name: column[role] for name, column in columns.items()} for role in columns["tokens"]]
-    )
+    rows = [{"role": role} | {name: column[role] for name, column in columns.items()} for role in columns["tokens"]]
+    return table("", rows)
 
 
 def first_failure(reports: Mapping[str, Report]) -> Iterator[RenderableType]:

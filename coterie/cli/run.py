@@ -152,9 +152,8 @@ def _single_agents(run: Run, team: Report) -> dict[str, SingleAgent]:
 
     def agent(role: str, workflow: SingleAgentWorkflow, stop: tuple[str, ...]) -> SingleAgent:
         policy, sampling = players[role].policy, replace(players[role].sampling, max_tokens=most, stop=stop)
-        return SingleAgent(
-            policy, Player(base_policy(policy), sampling), workflow, run.config.sampling_of(role).temperature
-        )
+        player = Player(base_policy(policy), sampling)
+        return SingleAgent(policy, player, workflow, run.config.sampling_of(role).temperature)
 
     last, first = list(run.collector.workflow.roles)[-1], first_speaker(team.episodes)
     agents = {"single agent": agent(last, SingleAgentWorkflow(), run.config.sampling.stop)}
@@ -179,6 +178,5 @@ def _as_json(what: Path, run: Run, reports: dict[str, Report]) -> str:
     found = {name: one.metrics for name, one in reports.items()}
     accuracy = {name: accuracy_by_task(one.episodes) for name, one in reports.items()}
     size = {"tasks": len(run.held_out), "episodes_per_task": run.config.eval.episodes_per_task}
-    return (
-        json.dumps({"of": str(what), "step": run.step, **size, "reports": found, "accuracy": accuracy}, indent=2) + "\n"
-    )
+    content = {"of": str(what), "step": run.step, **size, "reports": found, "accuracy": accuracy}
+    return json.dumps(content, indent=2) + "\n"

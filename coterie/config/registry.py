@@ -264,9 +264,8 @@ def replace_functions(value: Any, key: str) -> Any:
         return value
     if (name := function_name(value)) is None:
         what = getattr(value, "__qualname__", type(value).__name__)
-        raise ConfigError(
-            f"{key}: {what} must be a function at the top of a file, so that a resumed run can import it again"
-        )
+        why = "so that a resumed run can import it again"
+        raise ConfigError(f"{key}: {what} must be a function at the top of a file, {why}")
     return FunctionName(name)
 
 

@@ -36,12 +36,8 @@ WEIGHTED = {
 def schema() -> dict[str, Any]:
     """What a config may say: every key with its type, limits and default; parts with their own options."""
     parts = {str(kind): {"oneOf": _spellings(kind)} for kind in PARTS}
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "Coterie",
-        **_record(Config, FieldLimits()),
-        "$defs": parts,
-    }
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Coterie"}
+    return {**head, **_record(Config, FieldLimits()), "$defs": parts}
 
 
 def _record(cls: type, limits: FieldLimits) -> dict[str, Any]:
@@ -131,9 +127,7 @@ def _options_in(definition: ast.AST) -> list[tuple[str, int, int]]:
     """Name, first and last line of the fields of a class, or of the keyword-only parameters of a function."""
     if isinstance(definition, ast.ClassDef):
         fields = [node for node in definition.body if isinstance(node, ast.AnnAssign)]
-        return [
-            (node.target.id, node.lineno, node.end_lineno or 0) for node in fields if isinstance(node.target, ast.Name)
-        ]
+        return [(f.target.id, f.lineno, f.end_lineno or 0) for f in fields if isinstance(f.target, ast.Name)]
     assert isinstance(definition, ast.FunctionDef | ast.AsyncFunctionDef)
     arguments = zip(definition.args.kwonlyargs, definition.args.kw_defaults, strict=True)
     return [(arg.arg, arg.lineno, (default or arg).end_lineno or 0) for arg, default in arguments]

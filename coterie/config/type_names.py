@@ -81,8 +81,6 @@ def bare(hint: Any) -> Any:
 
 
 def _bounds(hint: Any) -> list[str]:
-    limits = [
-        limit for note in hint.__metadata__ for limit in (note.metadata if isinstance(note, FieldInfo) else [note])
-    ]
+    limits = [limit for n in hint.__metadata__ for limit in (n.metadata if isinstance(n, FieldInfo) else [n])]
     pairs = [pair for limit in limits if is_dataclass(limit) for pair in asdict(limit).items()]  # type: ignore[arg-type]
     return [f"{SIGNS[sign]} {bound}" for sign, bound in pairs if sign in SIGNS]

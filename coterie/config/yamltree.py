@@ -137,17 +137,15 @@ class Tree:
     def value(self, node: yaml.Node, path: Path) -> Any:
         self.values += 1
         if self.values > MAX_VALUES:
-            self.problems.refuse(
-                path[:1], f"more than {MAX_VALUES:,} values, through anchors that are used inside each other"
-            )
+            many = f"more than {MAX_VALUES:,} values"
+            self.problems.refuse(path[:1], f"{many}, through anchors that are used inside each other")
         if node.tag not in (*READ, *GROUPS):
             self.problems.refuse(path, f"unknown tag {node.tag}; remove it")
         if isinstance(node, yaml.CollectionNode):
             return self.collection(node, path)
         if node.tag in SCALARS and not re.fullmatch(SCALARS[node.tag][0], node.value):
-            self.problems.refuse(
-                path, f"{shortened(node.value)!r} is tagged {node.tag}, which it is not; remove the tag"
-            )
+            tagged = f"{shortened(node.value)!r} is tagged {node.tag}"
+            self.problems.refuse(path, f"{tagged}, which it is not; remove the tag")
         if node.tag == INT and len(node.value) > MAX_DIGITS:
             self.problems.refuse(path, f"a number of {len(node.value):,} digits; at most {MAX_DIGITS:,} are possible")
         return READ[node.tag](node.value)

@@ -16,10 +16,5 @@ def parse(raw: Raw, name: str) -> Row | str:
     return Row(name, raw["question"], answer.replace(",", ""), {"solution": raw["answer"]})
 
 
-GSM8K = Source(
-    "gsm8k",
-    "school problems in words",
-    "number",
-    parse,
-    (Hub("openai/gsm8k", "main", {"train": "train", "test": "test"}),),
-)
+HUB = Hub("openai/gsm8k", "main", {"train": "train", "test": "test"})
+GSM8K = Source("gsm8k", "school problems in words", "number", parse, (HUB,))

@@ -12,12 +12,8 @@ def parse(raw: Raw, name: str) -> Row | str:
     problem = missing_text(raw, "problem", "answer")
     if problem:
         return problem
-    return Row(
-        str(raw.get("unique_id", name)),
-        raw["problem"],
-        raw["answer"],
-        other_fields(raw, "problem", "answer", "unique_id"),
-    )
+    others = other_fields(raw, "problem", "answer", "unique_id")
+    return Row(str(raw.get("unique_id", name)), raw["problem"], raw["answer"], others)
 
 
 DEEPSCALER = Source(

@@ -24,9 +24,8 @@ MAX_SHOWN = 600  # characters of a text
 def sources(known: Iterable[Source]) -> Iterator[RenderableType]:
     table = _table("name", "what it is", "reward", "on the hub")
     for source in known:
-        table.add_row(
-            source.name, source.about, source.reward, "\n".join(dict.fromkeys(hub.path for hub in source.hubs))
-        )
+        hubs = "\n".join(dict.fromkeys(hub.path for hub in source.hubs))
+        table.add_row(source.name, source.about, source.reward, hubs)
     table.add_row("reasoning_gym:NAME", "generated tasks of reasoning-gym", "native", "")
     yield table
 
@@ -59,9 +58,8 @@ def statistics(path: Path) -> Iterator[RenderableType]:
     for file in _files(path):
         rows = list(read_prepared(file))
         answers = Counter(str(row.answer) for row in rows)
-        common = ", ".join(
-            f"{_cut(' '.join(answer.split()), 24)} {count / len(rows):.0%}" for answer, count in answers.most_common(3)
-        )
+        most = answers.most_common(3)
+        common = ", ".join(f"{_cut(' '.join(answer.split()), 24)} {count / len(rows):.0%}" for answer, count in most)
         table.add_row(
             file.name, str(len(rows)), _lengths(row.question for row in rows), _lengths(map(str, answers)),
             str(len(answers)), Text(common),

@@ -42,10 +42,8 @@ def tests_problem(raw: Raw) -> str | None:
 
 def texts_problem(raw: Raw) -> str | None:
     """What is wrong with a row's optional texts, or None."""
-    present = [name for name in ("commit", "patch") if raw.get(name) is not None]
-    return next(
-        (f"{name} is {json.dumps(raw[name])[:40]}, not text" for name in present if type(raw[name]) is not str), None
-    )
+    wrong = [name for name in ("commit", "patch") if not isinstance(raw.get(name), str | None)]
+    return f"{wrong[0]} is {json.dumps(raw[wrong[0]])[:40]}, not text" if wrong else None
 
 
 SWE = Source(

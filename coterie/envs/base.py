@@ -106,7 +106,6 @@ def attach_reward(env: Env, reward: str, options: Mapping[str, Any], deadline: f
     if isinstance(env, TaskEnv):
         return env.with_grader(env.native(deadline) if reward == NATIVE else make_grader(reward, options, deadline))
     if reward != NATIVE:
-        raise ValueError(
-            f"reward {reward}: no effect, because {type(env).__name__} scores itself; write reward: native"
-        )
+        scores = f"{type(env).__name__} scores itself"
+        raise ValueError(f"reward {reward}: no effect, because {scores}; write reward: native")
     return env

@@ -90,12 +90,8 @@ def config_of(game: str, algorithm: str, model: Path, seed: int) -> Tree:
     """A run of one algorithm on one game. In a team every role trains its own whole tiny model; in a zero-sum game one
     adapter plays both roles, so that its snapshots can play against it."""
     setup = GAMES[game]
-    options: Tree = {
-        "name": algorithm,
-        **setup.options,
-        **SETTINGS.get(algorithm, {}),
-        **setup.settings.get(algorithm, {}),
-    }
+    own = SETTINGS.get(algorithm, {}) | setup.settings.get(algorithm, {})
+    options: Tree = {"name": algorithm, **setup.options, **own}
     policies: Tree = {role: {"model": str(model), "lora": None, "lr": 3e-3} for role in setup.roles}
     roles = {role: role for role in setup.roles}
     if setup.zero_sum:

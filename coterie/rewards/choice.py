@@ -19,9 +19,8 @@ def choice(
     letters: str = "ABCD",  # the letters to choose from
 ) -> float:
     """1 if the answer chooses the reference's letter; the reference may be the index of the letter, from 0."""
-    reference = (
-        letters[truth] if isinstance(truth, int) and 0 <= truth < len(letters) else str(truth).strip(" ().").upper()
-    )
+    is_index = isinstance(truth, int) and 0 <= truth < len(letters)
+    reference = letters[truth] if is_index else str(truth).strip(" ().").upper()
     if len(reference) != 1 or reference not in letters:
         raise ValueError(f"reward choice: the reference {truth!r} is none of {', '.join(letters)}")
     return float(letter(str(answer), letters) == reference)

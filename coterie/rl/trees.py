@@ -35,12 +35,7 @@ def joint_actions(episodes: Sequence[Episode]) -> list[Node]:
     """Every joint action once; rounds that a fork replays belong to its origin."""
     by_id = {episode.id: episode for episode in episodes}
     return [
-        Node(
-            (episode.id, level),
-            _parent(episode, level, by_id),
-            episode,
-            tuple(turn for turn in turns if turn.trainable),
-        )
+        Node((episode.id, level), _parent(episode, level, by_id), episode, tuple(t for t in turns if t.trainable))
         for episode in episodes
         for level, turns in sampled_rounds(episode).items()
     ]

@@ -63,9 +63,7 @@ def build(config: Config, folder: Path, console: bool = True, training: bool = T
     if processes.is_main:
         print_template_notes(bases)
     engine = build_engine(with_opponents, bases)
-    learners = {
-        name: build_learner(with_opponents, name, bases[name], algorithm, processes) for name in with_opponents.policies
-    }
+    learners = {n: build_learner(with_opponents, n, bases[n], algorithm, processes) for n in with_opponents.policies}
     collector = build_collector(config, env, engine, bases, processes)
     factory = CriticFactory(config, algorithm, pool, bases, processes)
     return Run(
@@ -102,9 +100,8 @@ def build_engine(config: Config, bases: Mapping[str, Base]) -> Router:
             names = [other for other, b in bases.items() if b is base]
             policies = {n: n if config.policies[n].lora else None for n in names}
             policies |= {base_policy(n): None for n in names}
-            engines[base] = ENGINES[engine_name(config, base)](
-                base, policies, config.engine.rows, config.engine.context
-            )
+            make = ENGINES[engine_name(config, base)]
+            engines[base] = make(base, policies, config.engine.rows, config.engine.context)
         by_policy[name] = by_policy[base_policy(name)] = engines[base]
     return Router(by_policy)
 
@@ -115,10 +112,8 @@ def engine_name(config: Config, base: Base) -> str:
         limit = f"{base.folder} has a context of {base.context} tokens, and no more are used"
         print(f"engine.context={config.engine.context}: {limit}", file=sys.stderr)
     if config.engine.name == "native" and not base.native:
-        print(
-            f"{base.folder}: the native engine does not support this model; using Hugging Face generate, which is slow",
-            file=sys.stderr,
-        )
+        instead = "using Hugging Face generate, which is slow"
+        print(f"{base.folder}: the native engine does not support this model; {instead}", file=sys.stderr)
         return "hf"
     return config.engine.name
 

@@ -24,9 +24,8 @@ def watch(
     """The metric `collapse`, and warnings: one per sign, when it has held for `collapse.steps` steps."""
     if config.collapse is None:
         return {}, []
-    signs = dict(
-        [*_constant_replies(config, episodes), *_low_entropy(config, metrics), *_constant_credit(memory, metrics)]
-    )
+    found = (*_constant_replies(config, episodes), *_low_entropy(config, metrics), *_constant_credit(memory, metrics))
+    signs = dict(found)
     before = memory[SIGNS]
     memory[SIGNS] = {sign: before[sign] + 1 if sign in before else 1 for sign in signs}
     steps = config.collapse.steps

@@ -241,9 +241,8 @@ def import_wandb() -> ModuleType:
     try:
         return importlib.import_module("wandb")
     except ModuleNotFoundError as missing:
-        raise ModuleNotFoundError(
-            "log.wandb needs wandb, which is not installed: pip install wandb, or remove the setting"
-        ) from missing
+        fix = "pip install wandb, or remove the setting"
+        raise ModuleNotFoundError(f"log.wandb needs wandb, which is not installed: {fix}") from missing
 
 
 def episode_to_json(episode: Episode) -> str:

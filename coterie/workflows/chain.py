@@ -32,9 +32,8 @@ class Chain:
                     raise ValueError(f"{option}.{role}: no such role; the chain is {' → '.join(self.roles)}")
         for role, system in self.systems.items():
             if fields := [name for name in ("question", *self.roles) if f"{{{name}}}" in system]:
-                raise ValueError(
-                    f"systems.{role}: {{{fields[0]}}} is filled in prompts only; put it into prompts.{role}"
-                )
+                why = f"{{{fields[0]}}} is filled in prompts only"
+                raise ValueError(f"systems.{role}: {why}; put it into prompts.{role}")
         for position, role in enumerate(self.roles):
             check(self.prompt(role), ["question", *self.roles[:position]], f"prompts.{role}")
 

@@ -68,8 +68,5 @@ async def judged(answers: list[Turn], verdicts: list[Turn], grade: Grade) -> Met
         right.append(is_correct(answer.reward))
         judgement.reward = float(verdict(judgement.text) is right[-1])
     true = [judgement.reward or 0.0 for judgement in verdicts]
-    return {
-        "optimizer_success": float(right[0]),
-        "final_success": float(right[-1]),
-        "evaluator_accuracy": sum(true) / len(true),
-    }
+    success = {"optimizer_success": float(right[0]), "final_success": float(right[-1])}
+    return success | {"evaluator_accuracy": sum(true) / len(true)}

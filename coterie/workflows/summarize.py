@@ -34,9 +34,8 @@ class Summarize:
     async def run(self, task: Task, team: Team, world: Any) -> str:
         systems, question = self.systems, {"question": task.prompt}
         prompt = fill(self.prompt, question)
-        turns = await asyncio.gather(
-            *(team[role].say(chat_messages(prompt, systems.get(role))) for role in self.solvers)
-        )
+        replies = (team[role].say(chat_messages(prompt, systems.get(role))) for role in self.solvers)
+        turns = await asyncio.gather(*replies)
         summary = fill(self.summary, question | {"answers": listed([turn.text for turn in turns])})
         return (await team[self.summarizer].say(chat_messages(summary, systems.get(self.summarizer)))).text
 

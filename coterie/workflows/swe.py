@@ -68,9 +68,8 @@ class Swe:
         tree = "\n".join(sorted(world.texts)[:MAX_PATHS])
         analysis = await team.analyzer.say(fill(self.analyze, issue | {"tree": tree}))
         named = self._named(analysis.text, world)
-        shown = (
-            "\n\n".join(f"{path}\n```\n{world.texts[path][:MAX_FILE]}```" for path in named) or "(no file was named)"
-        )
+        files = (f"{path}\n```\n{world.texts[path][:MAX_FILE]}```" for path in named)
+        shown = "\n\n".join(files) or "(no file was named)"
         before, rounds = "", list[Round]()
         while not (rounds and rounds[-1].accepted) and len(rounds) < self.max_rounds:
             values = issue | {"analysis": analysis.text, "files": shown, "before": before}

@@ -81,10 +81,8 @@ def _groups(graph: Nodes) -> Found:
     if gaps:
         beyond = next(node for node in graph.nodes if node.agent_group > gaps[0])
         listed = ", ".join(map(str, groups))
-        yield (
-            beyond.at("agent_group"),
-            f"gap in groups: they are {listed}, and {gaps[0]} is missing; they count from 0 without gaps",
-        )
+        gap = f"they are {listed}, and {gaps[0]} is missing"
+        yield beyond.at("agent_group"), f"gap in groups: {gap}; they count from 0 without gaps"
     speaking = {node.agent_group for node in graph.with_role("ROLLOUT")}
     if not speaking:
         yield ("nodes",), "no node has the role ROLLOUT, so nobody speaks"
@@ -100,10 +98,8 @@ def _roles(graph: Nodes) -> Found:
         if node.node_role != "DEFAULT" and node.node_type not in WITH_A_ROLE:
             yield node.at("node_role"), f"{node.node_role} needs a node_type of {', '.join(WITH_A_ROLE)}"
         if (node.node_role == "ROLLOUT") != (node.node_type == "MODEL_INFERENCE") and node.node_role != "REFERENCE":
-            yield (
-                node.at("node_type"),
-                f"MODEL_INFERENCE and ROLLOUT go together, not {node.node_type} and {node.node_role}",
-            )
+            pair = f"{node.node_type} and {node.node_role}"
+            yield node.at("node_type"), f"MODEL_INFERENCE and ROLLOUT go together, not {pair}"
     if graph.with_role("ACTOR") and not graph.with_role("ADVANTAGE"):
         yield graph.with_role("ACTOR")[0].at(), "no node has the role ADVANTAGE, so there is nothing to train on"
 

@@ -72,10 +72,8 @@ def batch_sizes(parameters: Parameters, draft: ConfigDraft) -> Iterator[tuple[Pa
         yield ("algorithm", "minibatches"), Sourced(minibatches(batch, mini.value), mini.place)
     epochs, train = parameters.get("trainer.total_epochs"), draft.get("env", "train")
     if epochs is not None and train is not None and draft.get("steps") is None:
-        yield (
-            ("steps",),
-            Sourced(epochs.value * max(1, sum(1 for _ in parse_rows(File(train.value))) // batch), epochs.place),
-        )
+        steps = epochs.value * max(1, sum(1 for _ in parse_rows(File(train.value))) // batch)
+        yield ("steps",), Sourced(steps, epochs.place)
     prompt, reply = parameters.get("data.max_prompt_length"), parameters.get("data.max_response_length")
     if prompt is not None and reply is not None and draft.get("engine", "context") is None:
         whole = prompt.value + reply.value if _is_count(prompt.value) and _is_count(reply.value) else prompt.value
@@ -118,9 +116,8 @@ def put_learning(draft: ConfigDraft, by_node: Mapping[str, Parameters]) -> None:
     parameters = draft.parameters | _of_nodes(draft, by_node)
     estimator = parameters.get("algorithm.adv_estimator")
     place = estimator.place if estimator else draft.place(("nodes",))
-    name = draft.attempt(
-        lambda: algorithm_name(draft.team, estimator.value if estimator else None), ("algorithm",), place
-    )
+    wanted = estimator.value if estimator else None
+    name = draft.attempt(lambda: algorithm_name(draft.team, wanted), ("algorithm",), place)
     draft.put(("algorithm", "name"), name, place)
     for path, value in draft.attempt(lambda: list(kl_settings(parameters)), ("algorithm", "kl")) or ():
         draft.put_sourced(path, value)

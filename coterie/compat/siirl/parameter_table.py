@@ -103,9 +103,8 @@ SETTINGS: dict[str, Setting] = {
     "trainer.experiment_name": _to("name"),
 }
 
-ADAPTERS = tuple(
-    f"{lead}model.{key}" for lead in (TEAM, "critic.") for key in ("lora_rank", "lora_alpha", "target_modules")
-)
+LORA = ("lora_rank", "lora_alpha", "target_modules")
+ADAPTERS = tuple(f"{lead}model.{key}" for lead in (TEAM, "critic.") for key in LORA)
 # Parameters that only have a meaning together with others; learning.py reads them.
 COMPOUND = (
     *ADAPTERS,

@@ -46,13 +46,10 @@ def in_globals(globals: Mapping[str, Any], problems: Problems) -> Parameters:
 
 def unknown(key: str) -> str:
     """The message for a parameter that Coterie does not have."""
-    hint = hint_for(undotted(key))
+    if hint := hint_for(undotted(key)):
+        return f"unknown key; {hint}"
     near = did_you_mean(key, [*SETTINGS, *COMPOUND]) or did_you_mean(f"{TEAM}{key}", [*SETTINGS, *COMPOUND])
-    return (
-        f"unknown key; {hint}"
-        if hint
-        else f"unknown key: siiRL has no such parameter, or Coterie has no counterpart{near}"
-    )
+    return f"unknown key: siiRL has no such parameter, or Coterie has no counterpart{near}"
 
 
 def leaves(data: Mapping[str, Any], path: Path) -> Iterator[tuple[Path, Any]]:
@@ -78,9 +75,8 @@ def put_parameters(draft: ConfigDraft) -> dict[str, Parameters]:
     team = draft.team
     by_node = {node.node_id: settings_of(node, draft) for node in draft.graph.nodes}
     everyone = [node.node_id for node in team.rollouts]
-    _put(
-        draft, draft.parameters, {"{policy}": team.policies, "{role}": everyone, "{critic}": list(team.critics)}, False
-    )
+    names = {"{policy}": team.policies, "{role}": everyone, "{critic}": list(team.critics)}
+    _put(draft, draft.parameters, names, False)
     for node in draft.graph.nodes:
         _put(draft, by_node[node.node_id], _targets_of(draft, node), True)
     return by_node

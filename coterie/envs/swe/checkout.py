@@ -150,9 +150,8 @@ class Checkout:
         tests = {f"{path}::{name}" for path, file in mutated.items() for name in file.tests}
         if not tests & real.test_ids:
             return NO_TEST
-        again = await run_command(
-            real.command, {**files, **{path: file.text for path, file in mutated.items()}}, self.seconds
-        )
+        changed = {**files, **{path: file.text for path, file in mutated.items()}}
+        again = await run_command(real.command, changed, self.seconds)
         return FORGED if again.ok or tests & (again.test_ids or frozenset()) else None
 
     async def _check_timeout(self, ran: Sequence[CommandResult]) -> None:

@@ -57,10 +57,8 @@ class Swe:
     def open(self, task: Task) -> Checkout:
         project, name = task.meta, json.dumps(dict(task.meta), sort_keys=True)
         files = files_at(Path(project["repository"]), project["commit"])
-        tests, guards = project["tests"], project["guards"]
-        checkout = Checkout(
-            files, tests, project["test_files"], guards, self.seconds, task.answer or None, name, self._results
-        )
+        tests, guards, patch = project["tests"], project["guards"], task.answer or None
+        checkout = Checkout(files, tests, project["test_files"], guards, self.seconds, patch, name, self._results)
         if not project["test_patch"]:
             return checkout
         patched = edited(project["test_patch"], checkout.texts)
@@ -83,9 +81,8 @@ class Swe:
         if source not in (None, SWE.name, SWEBENCH.name):
             raise ValueError(f"{path} holds {source}, whose rows {CANNOT_RUN.get(source, 'have no projects')}")
         if source is not None:
-            yield from (
-                self._of_swebench(row) if source == SWEBENCH.name else user_task(row) for row in read_prepared(path)
-            )
+            to_task = self._of_swebench if source == SWEBENCH.name else user_task
+            yield from map(to_task, read_prepared(path))
             return
         for number, raw in read(path):
             row = self._read(path, number, raw)

@@ -185,9 +185,8 @@ def same_output(output: str, expected: str) -> bool:
     if output == expected:
         return True
     ours, theirs = output.splitlines(), expected.splitlines()
-    return len(ours) == len(theirs) and all(
-        a == b or _same_words(a.split(), b.split()) for a, b in zip(ours, theirs, strict=True)
-    )
+    lines = zip(ours, theirs, strict=True)
+    return len(ours) == len(theirs) and all(a == b or _same_words(a.split(), b.split()) for a, b in lines)
 
 
 def _same_words(output: list[str], expected: list[str]) -> bool:

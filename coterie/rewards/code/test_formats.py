@@ -79,11 +79,9 @@ class ProgramTests:
 
     def complete(self, program: str) -> str:
         """Prepend the stub if the program is only the body of a function."""
-        if self.stub and not re.search(
-            rf"^[ \t]*+(?:async[ \t]+)?def[ \t]+{re.escape(self.entry)}\b", program, re.MULTILINE
-        ):
-            return self.stub + program
-        return program
+        defined = rf"^[ \t]*+(?:async[ \t]+)?def[ \t]+{re.escape(self.entry)}\b"
+        is_body = self.stub and not re.search(defined, program, re.MULTILINE)
+        return self.stub + program if is_body else program
 
 
 def read_tests(truth: Any) -> ProgramTests:
@@ -127,9 +125,8 @@ def unreadable(tests: Any) -> str | None:
 
 def _pairs(inputs: Sequence[Any], outputs: Sequence[Any], function: str) -> ProgramTests:
     if len(inputs) != len(outputs) or not inputs:
-        raise ValueError(
-            f"reward code: {len(inputs)} inputs and {len(outputs)} outputs; there must be as many of each, at least 1"
-        )
+        counts = f"{len(inputs)} inputs and {len(outputs)} outputs"
+        raise ValueError(f"reward code: {counts}; there must be as many of each, at least 1")
     if function:
         return ProgramTests("calls", tuple(inputs), tuple(outputs), function=function, prelude=LEETCODE)
     return ProgramTests("stdin", tuple(map(_lines, inputs)), tuple(map(_lines, outputs)))
