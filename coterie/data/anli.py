@@ -19,13 +19,7 @@ def parse(raw: Raw, name: str) -> Row | str:
     return Row(str(raw["uid"]) if "uid" in raw else name, question, relation, other_fields(raw, "uid", "label"))
 
 
-ANLI = Source(
-    "anli",
-    "does a text follow from another, contradict it, or neither",
-    "nli",
-    parse,
-    (
-        *(Hub("facebook/anli", None, {f"train_r{i}": "train"}) for i in (1, 2, 3)),
-        *(Hub("facebook/anli", None, {f"test_r{i}": "test"}) for i in (1, 2, 3)),
-    ),
-)
+TRAIN = [Hub("facebook/anli", None, {f"train_r{i}": "train"}) for i in (1, 2, 3)]
+TEST = [Hub("facebook/anli", None, {f"test_r{i}": "test"}) for i in (1, 2, 3)]
+ABOUT = "does a text follow from another, contradict it, or neither"
+ANLI = Source("anli", ABOUT, "nli", parse, (*TRAIN, *TEST))

@@ -33,15 +33,10 @@ def solution(solutions: Any) -> str | None:
 
 
 HUB = "agentica-org/DeepCoder-Preview-Dataset"
-DEEPCODER = Source(
-    "deepcoder",
-    "programming problems of contests, with tests",
-    "code",
-    parse,
-    (
-        Hub(HUB, "primeintellect", {"train": "train"}),
-        Hub(HUB, "taco", {"train": "train"}),
-        Hub(HUB, "lcbv5", {"train": "train", "test": "test"}),
-        Hub(HUB, "codeforces", {"test": "test"}),
-    ),
+HUBS = (
+    Hub(HUB, "primeintellect", {"train": "train"}),
+    Hub(HUB, "taco", {"train": "train"}),
+    Hub(HUB, "lcbv5", {"train": "train", "test": "test"}),
+    Hub(HUB, "codeforces", {"test": "test"}),
 )
+DEEPCODER = Source("deepcoder", "programming problems of contests, with tests", "code", parse, HUBS)

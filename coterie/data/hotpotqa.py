@@ -34,10 +34,5 @@ def article(sentences: Iterable[str]) -> str:
     return " ".join(filter(None, (sentence.strip() for sentence in sentences)))
 
 
-HOTPOTQA = Source(
-    "hotpotqa",
-    "questions that take two articles to answer",
-    "qa",
-    parse,
-    (Hub("hotpotqa/hotpot_qa", "distractor", {"train": "train", "validation": "test"}),),
-)
+HUB = Hub("hotpotqa/hotpot_qa", "distractor", {"train": "train", "validation": "test"})
+HOTPOTQA = Source("hotpotqa", "questions that take two articles to answer", "qa", parse, (HUB,))

@@ -16,11 +16,6 @@ def parse(raw: Raw, name: str) -> Row | str:
     return unreadable(tests) or Row(raw["task_id"], question, stub + raw["canonical_solution"], {"tests": tests})
 
 
-HUMANEVAL = Source(
-    "humaneval",
-    "Python functions to complete from their docstrings",
-    "code",
-    parse,
-    (Hub("openai/openai_humaneval", None, {"test": "test"}),),
-    split="test",
-)
+HUB = Hub("openai/openai_humaneval", None, {"test": "test"})
+ABOUT = "Python functions to complete from their docstrings"
+HUMANEVAL = Source("humaneval", ABOUT, "code", parse, (HUB,), split="test")

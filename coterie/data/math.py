@@ -16,27 +16,9 @@ def parse(raw: Raw, name: str) -> Row | str:
     return Row(str(raw.get("unique_id", name)), raw["problem"], raw["answer"], others)
 
 
-DEEPSCALER = Source(
-    "deepscaler",
-    "competition mathematics to train on",
-    "math",
-    parse,
-    (Hub("agentica-org/DeepScaleR-Preview-Dataset", None, {"train": "train"}),),
-    unsplit=True,
-)
-AIME2024 = Source(
-    "aime2024",
-    "30 hard problems to measure with",
-    "math",
-    parse,
-    (Hub("HuggingFaceH4/aime_2024", None, {"train": "test"}),),
-    split="test",
-)
-MATH500 = Source(
-    "math500",
-    "500 problems of MATH to measure with",
-    "math",
-    parse,
-    (Hub("HuggingFaceH4/MATH-500", None, {"test": "test"}),),
-    split="test",
-)
+DEEPSCALER_HUB = Hub("agentica-org/DeepScaleR-Preview-Dataset", None, {"train": "train"})
+AIME2024_HUB = Hub("HuggingFaceH4/aime_2024", None, {"train": "test"})
+MATH500_HUB = Hub("HuggingFaceH4/MATH-500", None, {"test": "test"})
+DEEPSCALER = Source("deepscaler", "competition mathematics to train on", "math", parse, (DEEPSCALER_HUB,), unsplit=True)
+AIME2024 = Source("aime2024", "30 hard problems to measure with", "math", parse, (AIME2024_HUB,), split="test")
+MATH500 = Source("math500", "500 problems of MATH to measure with", "math", parse, (MATH500_HUB,), split="test")

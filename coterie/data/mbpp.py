@@ -33,16 +33,6 @@ def split_of(number: int | None) -> Split | None:
     return None if number is None else "test" if 10 < number <= 510 else "train"
 
 
-MBPP = Source(
-    "mbpp",
-    "short Python functions described in a sentence",
-    "code",
-    parse,
-    (
-        Hub(
-            "google-research-datasets/mbpp",
-            "full",
-            {"train": "train", "validation": "train", "prompt": "train", "test": "test"},
-        ),
-    ),
-)
+SPLITS: dict[str, Split] = {"train": "train", "validation": "train", "prompt": "train", "test": "test"}
+HUB = Hub("google-research-datasets/mbpp", "full", SPLITS)
+MBPP = Source("mbpp", "short Python functions described in a sentence", "code", parse, (HUB,))

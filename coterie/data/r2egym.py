@@ -33,11 +33,6 @@ def outcomes(text: str) -> dict[str, str] | None:
     return read if fits else None
 
 
-R2EGYM = Source(
-    "r2egym",
-    "commits of real projects, with the outcome of each test; to read, not to run: tests need their containers",
-    "native",
-    parse,
-    (Hub("R2E-Gym/R2E-Gym-Subset", None, {"train": "train"}),),
-    split="train",
-)
+HUB = Hub("R2E-Gym/R2E-Gym-Subset", None, {"train": "train"})
+ABOUT = "commits of real projects, with the outcome of each test; to read, not to run: tests need their containers"
+R2EGYM = Source("r2egym", ABOUT, "native", parse, (HUB,), split="train")

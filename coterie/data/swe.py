@@ -46,10 +46,5 @@ def texts_problem(raw: Raw) -> str | None:
     return f"{wrong[0]} is {json.dumps(raw[wrong[0]])[:40]}, not text" if wrong else None
 
 
-SWE = Source(
-    "swe",
-    "issues of your own projects: rows with issue, repository and tests (--source)",
-    "native",
-    parse_resolved,
-    paths=("repository",),
-)
+ABOUT = "issues of your own projects: rows with issue, repository and tests (--source)"
+SWE = Source("swe", ABOUT, "native", parse_resolved, paths=("repository",))

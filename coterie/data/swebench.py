@@ -33,11 +33,6 @@ def names(column: Any) -> list[str] | None:
     return listed if isinstance(listed, list) and all(isinstance(name, str) for name in listed) else None
 
 
-SWEBENCH = Source(
-    "swebench",
-    "issues of real projects, with the tests that a patch must pass",
-    "native",
-    parse,
-    (Hub("princeton-nlp/SWE-bench_Lite", None, {"test": "test"}),),
-    split="test",
-)
+HUB = Hub("princeton-nlp/SWE-bench_Lite", None, {"test": "test"})
+ABOUT = "issues of real projects, with the tests that a patch must pass"
+SWEBENCH = Source("swebench", ABOUT, "native", parse, (HUB,), split="test")
