@@ -17,20 +17,8 @@ from torch import Tensor
 
 from coterie.algorithms.option_conflicts import shared_option_problems
 from coterie.limits import AboveOne, Count, NotNegative, Positive
+from coterie.rl import losses
 from coterie.rl.groups import GroupSample
-from coterie.rl.losses import (
-    KlEstimator,
-    Level,
-    Normalize,
-    Reduce,
-    clipped_policy_loss,
-    is_clipped,
-    kl,
-    log_ratio,
-    ratio_of,
-    token_weights,
-    truncated_importance_weight,
-)
 from coterie.rl.mixers import MixerOptions
 from coterie.types import Batch, Episode, Fork, Learner, Loss, Metrics, Scores, TokenMetrics, Turn, ValueEstimator
 
@@ -59,14 +47,14 @@ class Algorithm:
     clip: Positive = 0.2  # the importance ratio is clipped at 1 − clip
     clip_high: Positive | None = None  # the importance ratio is clipped at 1 + clip_high; null: as `clip`
     dual_clip: AboveOne | None = None  # bounds the loss of tokens with a negative advantage and a large ratio
-    level: Level = "token"  # one importance ratio per token, or per turn
-    normalize: Normalize = "sum"  # a turn's log-ratio: the sum over its tokens, or that per token or per word
+    level: losses.Level = "token"  # one importance ratio per token, or per turn
+    normalize: losses.Normalize = "sum"  # a turn's log-ratio: the sum over its tokens, or that per token or per word
     epochs: Count = 1  # passes over a step's turns
     minibatches: Count = 1  # optimizer steps per pass
-    reduce: Reduce | None = None  # how token losses are averaged; null: as `level`
+    reduce: losses.Reduce | None = None  # how token losses are averaged; null: as `level`
     reduce_length: Count | None = None  # the fixed length of `reduce: fixed`
     kl: NotNegative = 0.0  # weight of the KL to the reference policy, the base without its adapter
-    kl_estimator: KlEstimator = "k3"  # estimator of the KL in the loss; in the reward it is k1
+    kl_estimator: losses.KlEstimator = "k3"  # estimator of the KL in the loss; in the reward it is k1
     kl_in: Literal["loss", "reward"] = "loss"  # add the KL to the loss, or subtract it from the reward
     entropy: NotNegative = 0.0  # weight of the entropy bonus
     entropy_halves: Count | None = None  # steps after which the entropy weight has halved; null: constant
@@ -158,11 +146,12 @@ class Algorithm:
     def loss(self, scores: Scores, batch: Batch) -> Tensor:
         """The loss of each sampled token: clipped policy loss, truncated importance weight, KL and entropy terms."""
         ratio = self.importance_ratio(scores, batch)
-        loss = clipped_policy_loss(ratio, batch.advantages, *self.clip_range, self.dual_clip)
+        loss = losses.clipped_policy_loss(ratio, batch.advantages, *self.clip_range, self.dual_clip)
         if self.truncate is not None:
-            loss = loss * truncated_importance_weight(self.old_logprobs(scores, batch), batch.logprobs, self.truncate)
+            old = self.old_logprobs(scores, batch)
+            loss = loss * losses.truncated_importance_weight(old, batch.logprobs, self.truncate)
         if self.kl > 0 and self.kl_in == "loss":
-            loss = loss + self.kl * kl(scores.logprobs, batch.ref_logprobs, self.kl_estimator)
+            loss = loss + self.kl * losses.kl(scores.logprobs, batch.ref_logprobs, self.kl_estimator)
         if self.entropy > 0:
             loss = loss - self.entropy * scores.entropy
         return loss
@@ -175,13 +164,14 @@ class Algorithm:
     def importance_ratio(self, scores: Scores, batch: Batch) -> Tensor:
         """New over old probability of each token, or of its turn: [N]."""
         old = self.old_logprobs(scores, batch)
-        return ratio_of(log_ratio(scores.logprobs, old, batch.turn, self.level, self.normalize, batch.words))
+        log_ratio = losses.log_ratio(scores.logprobs, old, batch.turn, self.level, self.normalize, batch.words)
+        return losses.ratio_of(log_ratio)
 
     def token_metrics(self, scores: Scores, batch: Batch) -> TokenMetrics:
         """Ratio, clip fraction and KL of an optimizer step. The KL is k3, which is unbiased and never negative."""
         ratio = self.importance_ratio(scores, batch)
-        clipped = is_clipped(ratio, batch.advantages, *self.clip_range).to(ratio.dtype)
-        to_reference = kl(scores.logprobs, batch.ref_logprobs, "k3") if self.kl > 0 else torch.zeros_like(ratio)
+        clipped = losses.is_clipped(ratio, batch.advantages, *self.clip_range).to(ratio.dtype)
+        to_reference = losses.kl(scores.logprobs, batch.ref_logprobs, "k3") if self.kl > 0 else torch.zeros_like(ratio)
         return TokenMetrics(ratio, clipped, to_reference)
 
     def old_logprobs(self, scores: Scores, batch: Batch) -> Tensor:
@@ -235,7 +225,7 @@ class Algorithm:
         """The weight of each token's loss, computed over the minibatch before it is cut into microbatches: [T]."""
         weights = torch.zeros(len(batch))
         mask, reduce = batch.mask, self.reduce or self.level
-        weights[mask] = token_weights(batch.turn[mask], batch.episode[mask], reduce, self.reduce_length)
+        weights[mask] = losses.token_weights(batch.turn[mask], batch.episode[mask], reduce, self.reduce_length)
         return weights
 
     def token_kl_penalty(self, turn: Turn) -> Tensor:
@@ -243,7 +233,7 @@ class Algorithm:
         if self.kl == 0 or self.kl_in == "loss" or turn.ref_logprobs is None:
             return torch.zeros(len(turn.response_ids))
         own = torch.tensor(turn.logprobs) if turn.old_logprobs is None else turn.old_logprobs
-        return self.kl * kl(own, turn.ref_logprobs, "k1")
+        return self.kl * losses.kl(own, turn.ref_logprobs, "k1")
 
 
 def _fit_metrics(fits: list[Metrics]) -> Metrics:
