@@ -12,22 +12,10 @@ from typing import Annotated, Any, NoReturn, get_args, get_origin
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from coterie.config import registry
 from coterie.config.hints import hint_for
 from coterie.config.interfaces import interface_problem
 from coterie.config.problems import ConfigError, Path, Problems, listed, undotted
-from coterie.config.registry import (
-    BUILTIN,
-    FunctionName,
-    Kind,
-    Option,
-    find,
-    find_function,
-    find_path,
-    line_in_users_file,
-    names_file,
-    options_of,
-    portable_name,
-)
 from coterie.config.type_names import bare, choices, is_union, takes_function, type_name, value_name
 from coterie.errors import did_you_mean
 from coterie.limits import FieldLimits
@@ -58,7 +46,7 @@ class Reader:
 
     def _value(self, hint: Any, data: Any, path: Path) -> Any:
         kind = bare(hint)
-        if isinstance(data, FunctionName) or (takes_function(hint) and data is not None):
+        if isinstance(data, registry.FunctionName) or (takes_function(hint) and data is not None):
             return self.function(hint, data, path)
         if is_union(kind):
             return self.either(hint, data, path)
@@ -82,7 +70,7 @@ class Reader:
             declare = f"an option that takes one is declared `{path[-1]}: Callable`"
             self.invalid(path, f"got a function, expected {type_name(hint)}; {declare}")
         try:
-            return find_function(data, self.folder)
+            return registry.find_function(data, self.folder)
         except ConfigError as error:
             self.invalid(path, str(error))
 
@@ -95,7 +83,7 @@ class Reader:
         try:
             # As JSON: strict validation of Python input rejects a list for a tuple.
             read = TypeAdapter(hint, config=STRICT).validate_json(written, context={"folder": self.folder})
-            return find_path(read, self.folder) if isinstance(read, File) else read
+            return registry.find_path(read, self.folder) if isinstance(read, File) else read
         except ValidationError:
             near = did_you_mean(data, choices(hint)) if isinstance(data, str) else ""
             self.invalid(path, f"got {value_name(data)}, expected {type_name(hint)}{near}")
@@ -112,7 +100,7 @@ class Reader:
 
     def record(self, cls: Any, limits: FieldLimits, data: Any, path: Path) -> Any:
         if not isinstance(data, dict):
-            own = ", ".join(options_of(cls))
+            own = ", ".join(registry.options_of(cls))
             self.invalid(path, f"got {value_name(data)}, expected a mapping; {cls.__name__} has {own}")
         options = self.fill(cls.__name__, options_within(cls, limits), data, path)
         return self.guard(cls, lambda: cls(**options), path, options)
@@ -123,10 +111,10 @@ class Reader:
             self.invalid(path, f"got {value_name(data)}, expected a name or a mapping with a name")
         name = self._value(str, data["name"], (*path, "name"))
         try:
-            cls = find(_kind(path), name, self.folder)
+            cls = registry.find(_kind(path), name, self.folder)
         except ConfigError as error:
             self.invalid((*path, "name"), str(error))
-        return self.with_options(cls, portable_name(name, self.folder), data, path)
+        return self.with_options(cls, registry.portable_name(name, self.folder), data, path)
 
     def weighted(self, data: Any, path: Path) -> Any:
         """A part with a `weight` beside its options, 1 by default."""
@@ -140,20 +128,20 @@ class Reader:
 
     def with_options(self, cls: Any, name: str, data: dict[str, Any], path: Path) -> Any:
         """The part made with the options in `data`; a user's own is checked for the interface of its kind."""
-        known = self.guard(cls, lambda: options_of(cls), path)
+        known = self.guard(cls, lambda: registry.options_of(cls), path)
         if "name" in known:
             self.invalid(path, f"{cls.__name__} has an option `name`, but that key chooses the {path[-1]}; rename it")
         own = {key: item for key, item in data.items() if key != "name"}
         options = self.fill(cls.__name__, known, own, path)
         make = cls if isinstance(cls, type) else partial(partial, cls)
         instance = self.guard(cls, lambda: make(**options), path, options)
-        if names_file(name):
+        if registry.names_file(name):
             problem = self.guard(cls, lambda: interface_problem(_kind(path), cls, instance), path)
             if problem is not None:
                 self.invalid((*path, "name"), problem)
         return Part(name, options, instance)
 
-    def fill(self, owner: str, known: Mapping[str, Option], data: dict[str, Any], path: Path) -> dict[str, Any]:
+    def fill(self, owner: str, known: registry.Options, data: dict[str, Any], path: Path) -> dict[str, Any]:
         """A value for every known option, from `data` or its default; unknown keys are only reported."""
         for key in [key for key in data if key not in known]:
             self.unknown(owner, list(known), data[key], (*path, key))
@@ -169,7 +157,7 @@ class Reader:
             return work()
         except (Exception, SystemExit) as error:
             found, message = key_and_message(str(error), options, path)
-            where = line_in_users_file(part, error)
+            where = registry.line_in_users_file(part, error)
             if isinstance(error, ValueError) and (where is None or found != path):
                 self.invalid(found, message)
             if where is None:
@@ -204,9 +192,9 @@ def key_and_message(message: str, options: Mapping[str, Any], path: Path) -> tup
     return ((*path, *inside), rest) if colon and inside[:1] and inside[0] in options else (path, message)
 
 
-def _kind(path: Path) -> Kind:
+def _kind(path: Path) -> registry.Kind:
     """The kind of a part: the nearest key on its path that names one."""
-    kind: Kind = next(key for key in reversed(path) if key in BUILTIN)
+    kind: registry.Kind = next(key for key in reversed(path) if key in registry.BUILTIN)
     return kind
 
 
@@ -217,10 +205,10 @@ def _is_group(hint: Any) -> bool:
     return many or keyed or is_dataclass(bare(hint))
 
 
-def options_within(cls: Any, limits: FieldLimits) -> dict[str, Option]:
+def options_within(cls: Any, limits: FieldLimits) -> registry.Options:
     """A dataclass's options with the narrower types of `limits`."""
-    known = options_of(cls)
-    return known | {name: Option(hint, known[name].default) for name, hint in limits.items()}
+    known = registry.options_of(cls)
+    return known | {name: registry.Option(hint, known[name].default) for name, hint in limits.items()}
 
 
 def limits_of(hint: Any) -> FieldLimits:

@@ -23,6 +23,7 @@ from coterie.types import Part
 from coterie.user_code import run_file
 
 Kind = Literal["algorithm", "credit", "workflow", "env", "reward", "encoder"]
+Options = dict[str, "Option"]  # by name
 
 USERS = "coterie_user_"  # prefix of the module name of a user's file
 
@@ -138,10 +139,8 @@ def find(kind: Kind, name: str, folder: Path = Path()) -> Any:
         return _from_file(kind, name, folder)
     known = BUILTIN[kind]
     if name not in known:
-        raise ConfigError(
-            f"no {kind} is called {name!r}; there are {', '.join(known)}, or path/to/file.py:Name"
-            + did_you_mean(name, known)
-        )
+        own = f"or path/to/file.py:Name{did_you_mean(name, known)}"
+        raise ConfigError(f"no {kind} is called {name!r}; there are {', '.join(known)}, {own}")
     module, _, attribute = known[name].partition(":")
     return getattr(importlib.import_module(module), attribute)
 
@@ -165,7 +164,7 @@ def portable_name(name: str, folder: Path) -> str:
     return name if Path(path).exists() and Path(path).resolve() == found else f"{found}:{attribute}"
 
 
-def options_of(part: Any) -> dict[str, Option]:
+def options_of(part: Any) -> Options:
     """The options of a part: a dataclass's fields, a class's arguments, a reward's keyword-only arguments."""
     if is_dataclass(part):
         hints = get_type_hints(part, include_extras=True)

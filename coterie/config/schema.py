@@ -18,7 +18,7 @@ from typing import Any, get_args, get_origin
 from pydantic import TypeAdapter
 
 from coterie.config.reader import limits_of, options_within
-from coterie.config.registry import BUILTIN, Kind, Option, find, options_of
+from coterie.config.registry import BUILTIN, Kind, Option, Options, find, options_of
 from coterie.config.settings import PARTS, Config, Role
 from coterie.config.type_names import bare, is_union
 from coterie.limits import FieldLimits
@@ -26,11 +26,8 @@ from coterie.types import Part, Weighted
 
 OWN_FILE = {"type": "string", "pattern": r"\.py:\w+$", "description": "path/to/file.py:Name"}
 
-WEIGHTED = {
-    "type": "object",
-    "properties": {"name": {"type": "string"}, "weight": {"type": "number", "default": 1.0}},
-    "required": ["name"],
-}
+WEIGHT = {"type": "number", "default": 1.0}
+WEIGHTED = {"type": "object", "properties": {"name": {"type": "string"}, "weight": WEIGHT}, "required": ["name"]}
 
 
 def schema() -> dict[str, Any]:
@@ -44,7 +41,7 @@ def _record(cls: type, limits: FieldLimits) -> dict[str, Any]:
     return {**_object(options_within(cls, limits), descriptions(cls)), "description": summary(cls)}
 
 
-def _object(known: dict[str, Option], about: Mapping[str, str]) -> dict[str, Any]:
+def _object(known: Options, about: Mapping[str, str]) -> dict[str, Any]:
     return {
         "type": "object",
         "properties": {name: _property(name, option, about) for name, option in known.items()},

@@ -221,13 +221,9 @@ class Config:
 
     def sampling_of(self, role: str) -> Sampling:
         """How a role's turns are sampled in training: its own settings over `sampling`."""
-        own = self.roles[role]
-        return replace(
-            self.sampling,
-            max_tokens=self.sampling.max_tokens if own.max_tokens is None else own.max_tokens,
-            temperature=self.sampling.temperature if own.temperature is None else own.temperature,
-            stop=self.sampling.stop if own.stop is None else own.stop,
-        )
+        own = vars(self.roles[role])
+        given = {key: own[key] for key in ("max_tokens", "temperature", "stop") if own[key] is not None}
+        return replace(self.sampling, **given)
 
     def evaluation_sampling_of(self, role: str) -> Sampling:
         """How a role's turns are sampled in evaluation: as in training, with eval's temperature, top_p and top_k."""
