@@ -215,11 +215,8 @@ def rows_of(results: Mapping[str, Result], against: str) -> Iterator[dict[str, s
 
 
 def _difference(against: str, found: Paired) -> dict[str, str | float | int]:
-    return {
-        f"{against} − arm": f"{found.difference:+.3f} ({found.low:+.3f} to {found.high:+.3f})",
-        "differ": f"{found.discordant:.0%}",
-        "p": f"{found.p:.2g}",
-    }
+    interval = f"{found.difference:+.3f} ({found.low:+.3f} to {found.high:+.3f})"
+    return {f"{against} − arm": interval, "differ": f"{found.discordant:.0%}", "p": f"{found.p:.2g}"}
 
 
 def summary_table(results: Mapping[str, Result], against: str) -> Table:

@@ -29,24 +29,20 @@ class ChosenLogprobs:
 
     def __call__(self, hidden: Tensor, tokens: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
         """Log-prob of each token at its temperature, and the entropy: [N, width] → [N], [N]."""
-        weight, bias, dtype = self.base.lm_head.weight, self.base.lm_head.bias, compute_dtype(hidden)
+        weight, bias = self.base.lm_head.weight, self.base.lm_head.bias
+        hidden = hidden.to(compute_dtype(hidden))
         # The kernels choose their own precision; autocast would override it.
         with self.base.on_device(), torch.autocast(hidden.device.type, enabled=False):
             if not torch.is_grad_enabled():
-                logprobs, entropy, _ = self.forward_chunks(
-                    hidden.to(dtype), weight, bias, tokens, temperature, eager_grad=False
-                )
-                return logprobs, entropy
-            return _ChosenLogprobs.apply(hidden.to(dtype), weight, bias, tokens, temperature, self)
+                found = self.forward_chunks(hidden, weight, bias, tokens, temperature, eager_grad=False)
+                return found[0], found[1]
+            return _ChosenLogprobs.apply(hidden, weight, bias, tokens, temperature, self)
 
     @property
     def kernels(self) -> Any:
         """The reference functions, or the Triton kernels on CUDA."""
-        return kernels_for(
-            self.base.lm_head.weight.device.type,
-            "coterie.kernels.logprob_entropy",
-            "coterie.kernels.logprob_entropy_triton",
-        )
+        device = self.base.lm_head.weight.device.type
+        return kernels_for(device, "coterie.kernels.logprob_entropy", "coterie.kernels.logprob_entropy_triton")
 
     def chunks(self, hidden: Tensor) -> Iterator[slice]:
         size = CHUNK if hidden.device.type == "cpu" else max(CHUNK, GPU_LOGITS // self.base.vocab_size)

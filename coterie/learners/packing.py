@@ -43,10 +43,8 @@ def concatenate(microbatches: Sequence[Microbatch]) -> Microbatch:
     for micro in microbatches:
         spans += [span.after(at) for span in micro.layout.spans]
         at += len(micro.tokens)
-    tokens, positions, source, index = (
-        torch.cat([getattr(micro, name) for micro in microbatches])
-        for name in ("tokens", "positions", "source", "index")
-    )
+    names = ("tokens", "positions", "source", "index")
+    tokens, positions, source, index = (torch.cat([getattr(m, name) for m in microbatches]) for name in names)
     return Microbatch(tokens, positions, Packed(spans, tokens.device), source, index)
 
 
@@ -142,13 +140,9 @@ def _pack(
             sources.append(place[sampled - 1])
             indices.append(starts[r] + sampled)
             at += len(own)
-    return Microbatch(
-        to_device_async(torch.cat(tokens), device),
-        to_device_async(torch.cat(positions), device),
-        Packed(spans, device),
-        to_device_async(torch.cat(sources), device),
-        to_device_async(torch.cat(indices), device),
-    )
+    parts = (to_device_async(torch.cat(part), device) for part in (tokens, positions, sources, indices))
+    token, position, source, index = parts
+    return Microbatch(token, position, Packed(spans, device), source, index)
 
 
 def token_budget(base: Base, learning: Learning) -> int:

@@ -57,8 +57,8 @@ def build(config: Config, folder: Path, console: bool = True, training: bool = T
     check_max_tokens(with_opponents)
     pool = ModelPool(with_opponents)
     bases = {
-        name: pool.load(("policies", name), policy.model, policy.lora is None, name, device_of(with_opponents, name))
-        for name, policy in with_opponents.policies.items()
+        n: pool.load(("policies", n), policy.model, policy.lora is None, n, device_of(with_opponents, n))
+        for n, policy in with_opponents.policies.items()
     }
     if processes.is_main:
         print_template_notes(bases)

@@ -123,10 +123,8 @@ def _shared(graph: Nodes) -> Found:
         owners = {one.agent_group for one in peers if one.agent_options.share_instance is None}
         if target not in owners:
             there = ", ".join(map(str, sorted(owners))) or "none"
-            yield (
-                node.option("share_instance"),
-                f"group {target} has no {node.node_role} of its own that could be shared; those that have: {there}",
-            )
+            none = f"group {target} has no {node.node_role} of its own that could be shared"
+            yield node.option("share_instance"), f"{none}; those that have: {there}"
 
 
 def _cycles_of_training(graph: Nodes) -> Found:

@@ -41,12 +41,8 @@ def run_tests(options: list[str], module: str, arguments: list[str], runner: str
     """Run tests in a child process: whether it reports that all passed, and the ids of tests it reports as passed."""
     reads, writes = os.pipe()
     request = json.dumps({"module": module, "arguments": arguments, "path": sys.path})
-    child = subprocess.Popen(
-        [sys.executable, *options, "-I", "-c", runner, str(writes), request],
-        pass_fds=(writes,),
-        stdin=subprocess.DEVNULL,
-        env=environment(),
-    )
+    command = [sys.executable, *options, "-I", "-c", runner, str(writes), request]
+    child = subprocess.Popen(command, pass_fds=(writes,), stdin=subprocess.DEVNULL, env=environment())
     os.close(writes)
     report = bytearray()
     listener = threading.Thread(target=listen, args=(reads, report), daemon=True)
