@@ -1,14 +1,16 @@
-"""Metrics of a step's episodes, and what happens to failed ones."""
+"""Metrics of a step's episodes and of its turns by policy, and what happens to failed episodes."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+import torch
 
 from coterie.errors import UserError
 from coterie.rewards import TIMEOUTS
 from coterie.statistics import mean
-from coterie.types import Episode, Metrics
+from coterie.types import Episode, Learner, Metrics, Turn
 
 
 class TooManyFailures(UserError, RuntimeError):
@@ -48,3 +50,30 @@ def rollout_metrics(episodes: Sequence[Episode]) -> Metrics:
         metrics[f"tokens/{role}"] = mean([len(turn.response_ids) for _, turn in pairs])
         metrics[f"truncated/{role}"] = mean([turn.stop == "length" for _, turn in pairs])
     return metrics
+
+
+def turn_metrics(episodes: Sequence[Episode], learners: Mapping[str, Learner]) -> Metrics:
+    """Length, truncated share and advantages of every policy that trains and has turns, after credit assignment."""
+    by_policy: dict[str, list[Turn]] = {policy: [] for policy, learner in learners.items() if not learner.frozen}
+    for turn in (turn for episode in episodes for turn in episode.turns if turn.trainable):
+        if turn.policy in by_policy:
+            by_policy[turn.policy].append(turn)
+    found = {policy: _lengths(turns) | _advantages(turns) for policy, turns in by_policy.items()}
+    return {f"{policy}/{name}": value for policy, metrics in found.items() for name, value in metrics.items()}
+
+
+def _lengths(turns: Sequence[Turn]) -> Metrics:
+    """Mean length in tokens, and the share of truncated turns."""
+    if not turns:
+        return {}
+    lengths, truncated = sum(len(turn.response_ids) for turn in turns), sum(turn.stop == "length" for turn in turns)
+    return {"response_length": lengths / len(turns), "truncated": truncated / len(turns)}
+
+
+def _advantages(turns: Sequence[Turn]) -> Metrics:
+    """Over all tokens that are trained on."""
+    known = [turn.advantages for turn in turns if turn.advantages is not None and len(turn.advantages)]
+    if not known:
+        return {}
+    tokens = torch.cat(known).double()
+    return {"advantage_mean": float(tokens.mean()), "advantage_std": float(tokens.std(unbiased=False))}

@@ -12,7 +12,6 @@ from typing import Any
 
 from coterie.algorithms.base import Algorithm
 from coterie.algorithms.turn_filters import clear_dropped_advantages, count_silent, drop_other_rounds, drop_stale
-from coterie.algorithms.turn_metrics import turn_metrics
 from coterie.config import Config
 from coterie.credit.base import Credit
 from coterie.engines.router import Router
@@ -23,7 +22,7 @@ from coterie.learners.distributed import SINGLE_PROCESS, Processes
 from coterie.learners.learner import TorchLearner
 from coterie.rollout.agent import Player
 from coterie.rollout.collector import Collector
-from coterie.rollout.metrics import drop_failed, rollout_metrics
+from coterie.rollout.metrics import drop_failed, rollout_metrics, turn_metrics
 from coterie.sandbox import unprotected
 from coterie.seeds import stable_hash
 from coterie.training import checkpoint, collapse, opponents
