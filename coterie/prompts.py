@@ -1,4 +1,4 @@
-"""Prompt templates with named fields."""
+"""Prompt templates with named fields, and checks of a workflow's options."""
 
 from __future__ import annotations
 
@@ -44,6 +44,13 @@ def check(template: str, names: Iterable[str], owner: str) -> None:
         near = template[max(0, position - 15) : position + 15]
         hint = f"fields are {listed}, and \\{template[position]} is kept as it is"
         raise ValueError(f"{owner}: the {template[position]} in {near!r} is unbalanced; {hint}")
+
+
+def check_counts(part: object, *names: str) -> None:
+    """Reject options of a part that are below 1."""
+    for name in names:
+        if getattr(part, name) < 1:
+            raise ValueError(f"{name}: at least 1, not {getattr(part, name)}")
 
 
 def _unbalanced_brace(template: str) -> int | None:

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from coterie.prompts import chat_messages, check, fill
+from coterie.prompts import chat_messages, check, check_counts, fill
 from coterie.tools import Conversation, Tool, converse, describe
 from coterie.tools.bm25 import Document
 from coterie.tools.python import python_tool
@@ -81,9 +81,7 @@ class DeepResearch(RetrievalOptions):
         check(self.plan, ["question", "most"], "plan")
         check(self.gather, ["question", "part"], "gather")
         check(self.synthesize, ["question", "findings", "sources"], "synthesize")
-        for name in ("max_parts", "max_turns"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: at least 1, not {getattr(self, name)}")
+        check_counts(self, "max_parts", "max_turns")
 
     @property
     def roles(self) -> tuple[str, ...]:

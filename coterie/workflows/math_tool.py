@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from coterie.limits import Positive
-from coterie.prompts import check, fill
+from coterie.prompts import check, check_counts, fill
 from coterie.rewards.answer_extraction import marked_answer
 from coterie.rewards.code.grader import code_in
 from coterie.sandbox import Limits, shared
@@ -61,8 +61,7 @@ class MathTool:
         check(self.analyze, ["question", "before"], "analyze")
         check(self.execute, ["question", "plan"], "execute")
         check(self.verify, ["question", "program", "output"], "verify")
-        if self.max_iterations < 1:
-            raise ValueError(f"max_iterations: at least 1, not {self.max_iterations}")
+        check_counts(self, "max_iterations")
 
     @property
     def roles(self) -> tuple[str, ...]:

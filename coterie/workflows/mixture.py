@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any
 
-from coterie.prompts import chat_messages, check, fill
+from coterie.prompts import chat_messages, check, check_counts, fill
 from coterie.types import Task, Team
 from coterie.workflows.summarize import listed
 
@@ -28,8 +28,7 @@ class Mixture:
         check(self.improve, ["question", "answers"], "improve")
         if not self.proposers or len(set(self.roles)) < len(self.roles):
             raise ValueError(f"proposers: one or more distinct names, not {list(self.proposers)}")
-        if self.layers < 1:
-            raise ValueError(f"layers: at least 1, not {self.layers}")
+        check_counts(self, "layers")
 
     @property
     def roles(self) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from coterie.envs.worlds.world import Observation, Reward, WorldDriver, observation_of
-from coterie.prompts import chat_messages, check, fill
+from coterie.prompts import chat_messages, check, check_counts, fill
 from coterie.types import Message, Outcome, Task, Team, Turn
 
 
@@ -31,8 +31,7 @@ class MultiTurn:
         for role in self.systems:
             if role not in self.roles:
                 raise ValueError(f"systems.{role}: no such role; there are {', '.join(self.roles)}")
-        if self.max_steps < 1:
-            raise ValueError(f"max_steps: at least 1, not {self.max_steps}")
+        check_counts(self, "max_steps")
 
     async def run(self, task: Task, team: Team, world: Any) -> Outcome:
         driver, conversations = WorldDriver(world, self.roles), Conversations(self, task, team)

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any
 
-from coterie.prompts import chat_messages, check, fill
+from coterie.prompts import chat_messages, check, check_counts, fill
 from coterie.types import Message, Outcome, Task, Team
 from coterie.workflows.verdict_parsing import items
 
@@ -36,8 +36,7 @@ class Orchestrate:
         check(self.combine, ["question", "results"], "combine")
         if not self.workers or len(set(self.roles)) < len(self.roles):
             raise ValueError(f"workers: one or more distinct names, not {list(self.workers)}")
-        if self.max_steps < 1:
-            raise ValueError(f"max_steps: at least 1, not {self.max_steps}")
+        check_counts(self, "max_steps")
 
     @property
     def roles(self) -> tuple[str, ...]:

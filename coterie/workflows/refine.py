@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from coterie.prompts import chat_messages, check, fill
+from coterie.prompts import chat_messages, check, check_counts, fill
 from coterie.types import Grade, Message, Metrics, Outcome, Task, Team, Turn, is_correct
 from coterie.workflows.verdict_parsing import verdict
 
@@ -34,8 +34,7 @@ class Refine:
         check(self.prompt, ["question"], "prompt")
         check(self.evaluate, ["question", "answer"], "evaluate")
         check(self.improve, ["question", "remarks"], "improve")
-        if self.max_rounds < 1:
-            raise ValueError(f"max_rounds: at least 1, not {self.max_rounds}")
+        check_counts(self, "max_rounds")
 
     @property
     def roles(self) -> tuple[str, ...]:

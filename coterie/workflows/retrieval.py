@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from coterie.prompts import check_counts
 from coterie.rewards.qa import VERDICTS, words
 from coterie.tools.bm25 import Document
 from coterie.tools.search import Local, Remote, retriever
@@ -26,8 +27,7 @@ class RetrievalOptions:
             raise ValueError("corpus: give either a corpus or a server to search in")
         if self.server is not None and not self.server.startswith(("http://", "https://")):
             raise ValueError(f"server: must begin with http:// or https://, not {self.server}")
-        if self.documents < 1:
-            raise ValueError(f"documents: at least 1, not {self.documents}")
+        check_counts(self, "documents")
 
     def problems(self, config: Any) -> Iterator[tuple[str, str]]:
         """Conflicts with the rest of the config, as (dotted key, message): here a corpus file that does not exist."""

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from coterie.prompts import check, fill
+from coterie.prompts import check, check_counts, fill
 from coterie.rewards.qa import words
 from coterie.tools.bm25 import Document
 from coterie.tools.search import Hit, listed
@@ -76,9 +76,7 @@ class Search(RetrievalOptions):
         check(self.optimize, ["question", "notes", "most"], "optimize")
         check(self.retrieve, ["question", "query", "documents"], "retrieve")
         check(self.extract, ["question", "notes"], "extract")
-        for name in ("max_queries", "max_rounds"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: at least 1, not {getattr(self, name)}")
+        check_counts(self, "max_queries", "max_rounds")
 
     @property
     def roles(self) -> tuple[str, ...]:

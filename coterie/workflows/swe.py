@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from coterie.envs.swe.checkout import Checkout
 from coterie.envs.swe.edits import EditError, diff_of
-from coterie.prompts import check, fill
+from coterie.prompts import check, check_counts, fill
 from coterie.types import Grade, Metrics, Outcome, Task, Team, Turn
 from coterie.workflows.verdict_parsing import verdict
 
@@ -53,9 +53,7 @@ class Swe:
         check(self.analyze, ["issue", "tree"], "analyze")
         check(self.write, ["issue", "analysis", "files", "before"], "write")
         check(self.validate, ["issue", "diff"], "validate")
-        for name in ("max_rounds", "max_files"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: at least 1, not {getattr(self, name)}")
+        check_counts(self, "max_rounds", "max_files")
 
     @property
     def roles(self) -> tuple[str, ...]:

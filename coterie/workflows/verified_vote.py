@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-from coterie.prompts import chat_messages, check, fill
+from coterie.prompts import chat_messages, check, check_counts, fill
 from coterie.statistics import auc
 from coterie.types import Grade, Message, Metrics, Outcome, Task, Team, Turn, is_correct
 from coterie.workflows.vote import ballot, majority
@@ -44,9 +44,7 @@ class VerifiedVote:
     def __post_init__(self) -> None:
         check(self.prompt, ["question"], "prompt")
         check(self.request, [] if self.conversation else ["question", "solution"], "review")
-        for option in ("answers", "grades"):
-            if getattr(self, option) < 1:
-                raise ValueError(f"{option}: at least 1, not {getattr(self, option)}")
+        check_counts(self, "answers", "grades")
 
     @property
     def roles(self) -> tuple[str, ...]:

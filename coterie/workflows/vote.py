@@ -8,7 +8,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from coterie.prompts import chat_messages, check, fill
+from coterie.prompts import chat_messages, check, check_counts, fill
 from coterie.rewards.answer_extraction import NUMBER, last_number, marked_answer
 from coterie.types import Task, Team
 
@@ -24,8 +24,7 @@ class Vote:
 
     def __post_init__(self) -> None:
         check(self.prompt, ["question"], "prompt")
-        if self.voters < 1:
-            raise ValueError(f"voters: at least 1, not {self.voters}")
+        check_counts(self, "voters")
 
     @property
     def roles(self) -> tuple[str, ...]:
