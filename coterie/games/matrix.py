@@ -25,7 +25,7 @@ class AtOnce:
         return {role: turn.text for role, turn in zip(self.order, turns, strict=True)}
 
 
-class _OneMove:
+class OneMove:
     """Identical tasks."""
 
     size: int
@@ -38,7 +38,7 @@ class _OneMove:
 
 
 @dataclass(frozen=True)
-class Additive(_OneMove):
+class Additive(OneMove):
     """Each role's letter has a value, and the reward is the sum.
 
     A role's value does not depend on the other role, so credit that separates the two learns faster.
@@ -61,7 +61,7 @@ class Additive(_OneMove):
 
 
 @dataclass(frozen=True)
-class Climbing(_OneMove):
+class Climbing(OneMove):
     """The climbing game (Claus and Boutilier, 1998): the best pair is next to the worst ones, so a role
     that tries its half alone is penalized.
 

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from coterie.games.matrix import OneMove
 from coterie.games.model import is_late
-from coterie.types import Episode, Split, Task, Team
+from coterie.types import Episode, Task, Team
 
 FIRST, SECOND = "first", "second"
 PROMPTS = {FIRST: "f", SECOND: "c"}
@@ -28,16 +29,10 @@ class PenniesTable:
 
 
 @dataclass(frozen=True)
-class Pennies:
+class Pennies(OneMove):
     """The same game every time. Winnings are each turn's own reward; the episode's are those of the first."""
 
     size: int = 8
-
-    def tasks(self, split: Split) -> list[Task]:
-        return [Task(f"{split}/{i}", "", None) for i in range(self.size)]
-
-    def open(self, task: Task) -> None:
-        return None
 
     async def score(self, episode: Episode) -> None:
         alike = episode.answer[0] == episode.answer[1]
