@@ -2,20 +2,6 @@
 
 from coterie.config.load import dump, load
 from coterie.config.problems import ConfigError
-from coterie.config.settings import Config, CriticConfig, EngineConfig, Learning, Lora, Policy, Role, Rollout
-from coterie.types import Part
+from coterie.config.settings import Config, CriticConfig, Learning, Lora, Policy
 
-__all__ = [
-    "Config",
-    "ConfigError",
-    "CriticConfig",
-    "EngineConfig",
-    "Learning",
-    "Lora",
-    "Part",
-    "Policy",
-    "Role",
-    "Rollout",
-    "dump",
-    "load",
-]
+__all__ = ["Config", "ConfigError", "CriticConfig", "Learning", "Lora", "Policy", "dump", "load"]
