@@ -7,8 +7,7 @@ from coterie.rewards.nli import label
 
 
 def parse(raw: Raw, name: str) -> Row | str:
-    problem = missing_text(raw, "premise", "hypothesis")
-    if problem:
+    if problem := missing_text(raw, "premise", "hypothesis"):
         return problem
     if "label" not in raw:
         return f"no field label; it has {', '.join(raw)}"

@@ -10,8 +10,7 @@ from coterie.rewards.code.test_formats import unreadable
 
 
 def parse(raw: Raw, name: str) -> Row | str:
-    problem = missing_text(raw, "problem")
-    if problem:
+    if problem := missing_text(raw, "problem"):
         return problem
     if "tests" not in raw:
         return f"no field tests; it has {', '.join(raw)}"

@@ -7,8 +7,7 @@ from coterie.rewards.answer_extraction import after_hashes, last_number
 
 
 def parse(raw: Raw, name: str) -> Row | str:
-    problem = missing_text(raw, "question", "answer")
-    if problem:
+    if problem := missing_text(raw, "question", "answer"):
         return problem
     answer = after_hashes(raw["answer"])
     if answer is None or last_number(answer) is None:

@@ -10,8 +10,7 @@ from coterie.data.row import Hub, Raw, Row, Source, missing_text, other_fields
 
 def parse(raw: Raw, name: str) -> Row | str:
     """`meta.context` lists [title, sentences], `meta.supporting_facts` [title, sentence number]."""
-    problem = missing_text(raw, "question", "answer")
-    if problem:
+    if problem := missing_text(raw, "question", "answer"):
         return problem
     try:
         facts = pairs(raw.get("supporting_facts", []), "title", "sent_id")

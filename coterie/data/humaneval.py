@@ -7,8 +7,7 @@ from coterie.rewards.code.test_formats import unreadable
 
 
 def parse(raw: Raw, name: str) -> Row | str:
-    problem = missing_text(raw, "task_id", "prompt", "entry_point", "canonical_solution", "test")
-    if problem:
+    if problem := missing_text(raw, "task_id", "prompt", "entry_point", "canonical_solution", "test"):
         return problem
     stub = raw["prompt"]
     question = f"Complete this function and give the whole of it:\n```python\n{stub.strip()}\n```"

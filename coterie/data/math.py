@@ -9,8 +9,7 @@ def parse(raw: Raw, name: str) -> Row | str:
     """The answer is LaTeX or a number; AIME's may be an integer instead of text."""
     if "answer" in raw and isinstance(raw["answer"], int):
         raw = {**raw, "answer": str(raw["answer"])}
-    problem = missing_text(raw, "problem", "answer")
-    if problem:
+    if problem := missing_text(raw, "problem", "answer"):
         return problem
     others = other_fields(raw, "problem", "answer", "unique_id")
     return Row(str(raw.get("unique_id", name)), raw["problem"], raw["answer"], others)

@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 def parse(raw: Raw, name: str) -> Row | str:
     """The question shows the first test, because the description does not name the function."""
     task = "text" if "text" in raw else "prompt"  # in the sanitized version
-    problem = missing_text(raw, task, "code")
-    if problem:
+    if problem := missing_text(raw, task, "code"):
         return problem
     asserts = raw.get("test_list")
     if not isinstance(asserts, list) or not asserts or not all(isinstance(line, str) for line in asserts):

@@ -12,8 +12,9 @@ PASSED = "PASSED"
 
 def parse(raw: Raw, name: str) -> Row | str:
     """A row has no patch; `meta.expected` has the expected outcome of each test."""
-    problem = missing_text(raw, "repo_name", "commit_hash", "docker_image", "problem_statement", "expected_output_json")
-    if problem:
+    if problem := missing_text(
+        raw, "repo_name", "commit_hash", "docker_image", "problem_statement", "expected_output_json"
+    ):
         return problem
     expected = outcomes(raw["expected_output_json"])
     if expected is None:

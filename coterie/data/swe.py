@@ -9,8 +9,7 @@ from coterie.data.row import Raw, Row, Source, missing_text
 
 
 def parse(raw: Raw, name: str) -> Row | str:
-    problem = missing_text(raw, "issue", "repository") or tests_problem(raw) or texts_problem(raw)
-    if problem:
+    if problem := missing_text(raw, "issue", "repository") or tests_problem(raw) or texts_problem(raw):
         return problem
     meta = {
         "repository": raw["repository"],

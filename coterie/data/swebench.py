@@ -11,8 +11,7 @@ TESTS = ("FAIL_TO_PASS", "PASS_TO_PASS")
 
 
 def parse(raw: Raw, name: str) -> Row | str:
-    problem = missing_text(raw, "instance_id", "repo", "base_commit", "problem_statement", "patch", "test_patch")
-    if problem:
+    if problem := missing_text(raw, "instance_id", "repo", "base_commit", "problem_statement", "patch", "test_patch"):
         return problem
     tests = {key: names(raw.get(key)) for key in TESTS}
     unreadable = [key for key, listed in tests.items() if listed is None]

@@ -330,9 +330,7 @@ def literals(node: ast.expr) -> Sequence[ast.expr]:
             return [node] if is_alterable(value) else []
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return literals(operand)
-        case ast.List(elts=parts) | ast.Tuple(elts=parts) | ast.Set(elts=parts):
-            return [leaf for part in parts for leaf in literals(part)] if parts else [node]
-        case ast.Dict(values=parts):
+        case ast.List(elts=parts) | ast.Tuple(elts=parts) | ast.Set(elts=parts) | ast.Dict(values=parts):
             return [leaf for part in parts for leaf in literals(part)] if parts else [node]
         case ast.Call(args=[value], keywords=[]) if name_of(node) == "approx":
             return literals(value)
