@@ -116,8 +116,8 @@ def put_learning(draft: ConfigDraft, by_node: Mapping[str, Parameters]) -> None:
     parameters = draft.parameters | _of_nodes(draft, by_node)
     estimator = parameters.get("algorithm.adv_estimator")
     place = estimator.place if estimator else draft.place(("nodes",))
-    wanted = estimator.value if estimator else None
-    name = draft.attempt(lambda: algorithm_name(draft.team, wanted), ("algorithm",), place)
+    requested = estimator.value if estimator else None
+    name = draft.attempt(lambda: algorithm_name(draft.team, requested), ("algorithm",), place)
     draft.put(("algorithm", "name"), name, place)
     for path, value in draft.attempt(lambda: list(kl_settings(parameters)), ("algorithm", "kl")) or ():
         draft.put_sourced(path, value)
