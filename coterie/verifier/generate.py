@@ -7,6 +7,7 @@ at its first missing part, and gets the same answers as one that was not killed.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import nan
@@ -129,7 +130,10 @@ def _episodes(run: Run, collector: Collector, plan: Plan, tasks: Sequence[Task],
     # Greedy episodes of a task are all the same.
     episodes = collector.collect(tasks, 1 if greedy else plan.episodes, players, seed)
     run.engine.clear()  # every part starts with an empty cache, so that a resumed process samples the same
-    return drop_failed(episodes, plan.config.rollout.max_failed)
+    played = drop_failed(episodes, plan.config.rollout.max_failed)
+    if len(played) < len(episodes):
+        print(f"{len(episodes) - len(played)} of {len(episodes)} episodes failed and are left out", file=sys.stderr)
+    return played
 
 
 def players_of(run: Run, variant: Variant) -> dict[str, Player]:

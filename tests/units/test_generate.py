@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +18,7 @@ import yaml
 
 from coterie.config import ConfigError
 from coterie.models.store import load_tokenizer
+from coterie.rewards.exact_match import number
 from coterie.verifier.answers import Answer, read_answers
 from coterie.verifier.generate import OtherPlan
 from tests.commands import coterie, stdout_of
@@ -142,3 +145,55 @@ def test_a_workflow_that_returns_no_whole_reply_is_refused(model_folder: Callabl
     file = written(model_folder("llama"), tmp_path, workflow="shout.py:Shout")
     with pytest.raises(ConfigError, match=r"no turn of .* wrote the team's answer"):
         sample(file, tmp_path / "a.parquet")
+
+
+SUMS = """
+tasks_per_step: 2
+policies: {solver: {model: demo}}
+roles: {solver: {policy: solver, max_tokens: 12}}
+workflow: {name: single, prompt: "{question} = ? Reply with the number only."}
+env: {name: rows, train: sums.jsonl, test: sums.jsonl}
+reward: number
+algorithm: grpo
+sampling: {stop: ["\\n"]}
+device: cpu
+"""
+
+
+@pytest.mark.slow
+def test_a_real_model_that_is_killed_twice_writes_the_same_answers_and_they_can_be_balanced(tmp_path: Path) -> None:
+    sums = {f"{a} + {b}": a + b for a in range(2, 8) for b in (3, 9)}
+    rows = [{"question": question, "answer": truth} for question, truth in sums.items()]
+    (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "sums.yaml").write_text(SUMS)
+    words = ["generate", tmp_path / "sums.yaml", "--temperature", "0.4", "--temperature", "0.8", "--answers", "4"]
+    for parts in (1, 3):
+        kill_after(parts, tmp_path / "killed.parquet", words)
+    killed = generated_by(words, tmp_path / "killed.parquet")
+    assert killed.read_bytes() == generated_by(words, tmp_path / "whole.parquet").read_bytes()
+    answers = read_answers(killed)
+    assert len(answers) == len(sums) * 2 * 4
+    assert all(one.label == number(one.text, sums[one.question]) for one in answers)
+    assert 0.1 < sum(one.right for one in answers) / len(answers) < 0.9
+    stdout_of("verifier", "balance", killed, "--out", tmp_path / "b.parquet", "--config", tmp_path / "sums.yaml")
+    kept = read_answers(tmp_path / "b.parquet")
+    assert len(kept) >= len(sums) and all(one.label == number(one.text, sums[one.question]) for one in kept)
+    for question in {one.question for one in kept}:
+        labels = [one.label for one in kept if one.question == question]
+        assert sum(labels) == len(labels) / 2
+
+
+def kill_after(parts: int, out: Path, words: list[Any]) -> None:
+    """Start the command, and kill it when it has written so many parts."""
+    command = [sys.executable, "-m", "coterie", "verifier", *map(str, words), "--out", str(out)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    while len(list(out.with_name(f"{out.name}.parts").glob("*.parquet"))) < parts:
+        assert process.poll() is None, "it ended before it could be killed"
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL and not out.exists()
+
+
+def generated_by(words: list[Any], out: Path) -> Path:
+    stdout_of("verifier", *words, "--out", out)
+    return out
