@@ -66,7 +66,10 @@ class Plan:
     def describe(self) -> dict[str, Any]:
         """Everything that the answers depend on, as flat data."""
         played = [f"{one.policy or 'as configured'} at {one.temperature}" for one in self.variants]
-        tasks = {"tasks": len(self.tasks), "hash of the tasks": stable_hash(*(t.id + t.prompt for t in self.tasks))}
+        tasks = {
+            "tasks": len(self.tasks),
+            "hash of the tasks": stable_hash(*(t.id + t.prompt + repr(t.answer) for t in self.tasks)),
+        }
         own = {"answers": self.episodes, "policies and temperatures": played, "checkpoint": self.checkpoint}
         return tasks | own | {"round": self.round} | _flat(to_tree(self.config))
 

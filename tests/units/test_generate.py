@@ -109,9 +109,11 @@ def test_a_killed_process_continues_and_writes_the_same_rows(config: Path, tmp_p
         assert [path.name for path in (tmp_path / moment).iterdir()] == ["answers.parquet"]
 
 
-def test_other_options_cannot_continue_what_was_begun(
-    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_other_options_or_references_cannot_continue_what_was_begun(
+    model_folder: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    config = written(model_folder("llama"), tmp_path)
+
     def stop(*_: Any) -> None:
         raise KeyboardInterrupt
 
@@ -121,6 +123,10 @@ def test_other_options_cannot_continue_what_was_begun(
     for changes, text in (({"episodes": 3}, "answers=2, not 3"), ({"tasks": 2}, "tasks=5, not 2")):
         with pytest.raises(OtherPlan, match=text):
             sample(config, tmp_path / "a.parquet", **changes)
+    rows = (tmp_path / "rows.jsonl").read_text()
+    (tmp_path / "rows.jsonl").write_text(rows.replace('"answer": "?"', '"answer": "!"', 1))
+    with pytest.raises(OtherPlan, match="hash of the tasks"):
+        sample(config, tmp_path / "a.parquet")
     assert not (tmp_path / "a.parquet").exists()
 
 
