@@ -10,6 +10,10 @@ class UserError(Exception):
     """An error that the user can fix; its text says how. Any other exception is a bug."""
 
 
+class StopsRun(UserError):
+    """Raised while an episode is played or scored: no episode of the run can be, so the run stops."""
+
+
 class ModelError(UserError):
     """A model, tokenizer or chat template that cannot be loaded or used; the text says what would work."""
 

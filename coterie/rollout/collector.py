@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from coterie.errors import StopsRun, UserError
 from coterie.learners.distributed import SINGLE_PROCESS, Processes
 from coterie.models.chat import Chat
 from coterie.rollout.agent import AgentTeam, FixedTurns, Players, RecordingAgent
 from coterie.rollout.scoring import Scorer, within_deadline
-from coterie.sandbox import SandboxMissing
 from coterie.seeds import stable_hash
 from coterie.types import Engine, Env, Episode, Fork, Outcome, Task, Turn, Workflow
 from coterie.watchdog import run_with_watchdog
@@ -92,11 +92,13 @@ class Collector:
             await self.score(episode, outcome)
         except (Exception, SystemExit, asyncio.CancelledError) as error:
             # The one place that turns an error of a workflow or a grader into a failed episode.
-            if isinstance(error, SandboxMissing):
+            if isinstance(error, StopsRun):
                 raise  # no episode of this run can be played; its text says what the user can do
             if isinstance(error, asyncio.CancelledError) and (task := asyncio.current_task()) and task.cancelling():
                 raise  # the run itself is being cancelled
-            episode.error, episode.error_kind = traceback.format_exc(), type(error).__name__
+            # The text of a user error says everything; where it was raised is no news.
+            episode.error = str(error) if isinstance(error, UserError) else traceback.format_exc()
+            episode.error_kind = type(error).__name__
 
 
 def _without_task(episode: Episode) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
-from coterie.errors import UserError
+from coterie.errors import StopsRun
 
 PACKAGES = tuple(dict.fromkeys(sysconfig.get_paths()[kind] for kind in ("purelib", "platlib")))
 SYSTEM = ("/usr", "/bin", "/lib", "/lib32", "/lib64", "/sbin")
@@ -37,7 +37,7 @@ FORBIDDEN = (
 )
 
 
-class SandboxMissing(UserError, RuntimeError):
+class SandboxMissing(StopsRun, RuntimeError):
     """Programs would run unprotected, and the config does not say `sandbox: unsafe`."""
 
 
