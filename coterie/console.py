@@ -27,8 +27,10 @@ COLORS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 WIDTH = 40  # of bars and sparklines, in characters
 # Prefixes of metrics that belong to the run; any other `<name>/loss` belongs to a policy.
 RUN_PREFIXES = ("reward", "seconds", "failed", "groups", "eval")
+VERIFIED = "verifier/score"  # a step with this metric has rewards that a verifier gave
 FORMATS = {
     "reward": "reward {:.3f}",
+    "verifier/auc": "verifier's AUC {:.2f}",
     "eval/reward": "eval {:.3f}",
     "accuracy": "accuracy {:.3f}",
     "loss": "loss {:.4f}",  # of a verifier; a team has one per policy
@@ -140,8 +142,9 @@ class LivePanel(Display):
         now = self.latest
         counts = formatted(now, "accuracy", "loss", "tokens_per_second", "groups/constant")
         counts += [*formatted(now, "eval/reward", "eval/auc", "eval/auc_within"), failures(now)]
-        counts += formatted(now, "sandbox/unsafe")
-        parts: list[RenderableType] = [self._progress(), *([reward_table(self.rewards)] if self.rewards else [])]
+        counts += formatted(now, "verifier/auc", "sandbox/unsafe")
+        rewards = [reward_table(self.rewards, whose(now))] if self.rewards else []
+        parts: list[RenderableType] = [self._progress(), *rewards]
         if now:
             parts += [share_bar(under("seconds/", now)), policy_table(now), Text("  ".join(counts))]
         self.live.update(Panel(Group(*parts), title=Text(self.name), expand=False, padding=(0, 1)))
@@ -165,9 +168,12 @@ def plain_line(step: int, steps: int, metrics: Metrics) -> str:
     gaps, kls = of_policies("logprob_gap", metrics).values(), of_policies("kl", metrics).values()
     parts = [
         f"step {step:>{len(str(steps)) + 1}}/{steps}",
-        *formatted(metrics, "reward", "loss"),
+        *[whose(metrics) + text for text in formatted(metrics, "reward")],
+        *formatted(metrics, "loss"),
         " ".join(f"{role} {reward:.2f}" for role, reward in under("reward/", metrics).items()),
-        *formatted(metrics, "eval/reward", "eval/auc", "eval/auc_within"),
+        *[whose(metrics, "eval/") + text for text in formatted(metrics, "eval/reward")],
+        *(formatted(metrics, "accuracy", "verifier/auc") if whose(metrics) else []),
+        *formatted(metrics, "eval/auc", "eval/auc_within"),
         f"gap {max(gaps):.2g}" if gaps else "",
         f"kl {max(kls):.2g}" if kls else "",
         *formatted(metrics, "tokens_per_second"),
@@ -178,13 +184,20 @@ def plain_line(step: int, steps: int, metrics: Metrics) -> str:
     return "  ".join(part for part in parts if part)
 
 
-def reward_table(rewards: Mapping[str, Sequence[float]]) -> Table:
+def whose(metrics: Mapping[str, float], prefix: str = "") -> str:
+    """`verifier's ` before a reward that is a verifier's score, which is no measure of the team by itself."""
+    return "verifier's " if prefix + VERIFIED in metrics else ""
+
+
+def reward_table(rewards: Mapping[str, Sequence[float]], owner: str = "") -> Table:
     """The rewards of the team and of each role: now, mean of 10, best, and a sparkline of the last steps."""
     grid = Table.grid(padding=(0, 2))
     for _ in range(4):
         grid.add_column(justify="right")
     grid.columns[0].justify = "left"
-    grid.add_row(*[Text(word, "dim") for word in ("reward", "now", "mean of 10", "best", f"last {WIDTH} steps")])
+    grid.add_row(
+        *[Text(word, "dim") for word in (f"{owner}reward", "now", "mean of 10", "best", f"last {WIDTH} steps")]
+    )
     for who, course in rewards.items():
         lately, best = course[-10:], max(filter(math.isfinite, course), default=math.nan)
         numbers = (course[-1], sum(lately) / len(lately), best)

@@ -90,6 +90,8 @@ class Turn:
     dropped: Literal["stale", "round"] | None = None
 
     reward: float | None = None  # of this turn, in addition to the team's
+    score: float | None = None  # a verifier's probability that it is right
+    correct: bool | None = None  # whether a grader found it right; a verifier's score alone does not say
     credit: float | None = None  # this turn's share of all rewards, by credit assignment
     utility: float | None = None  # the mixer's value of this message for the team, standardized
     old_logprobs: Tensor | None = None  # [L], of the learner before any update of the step
@@ -111,6 +113,7 @@ class Episode:
     turns: list[Turn] = field(default_factory=list)
     answer: Any = None
     reward: float = 0.0
+    correct: bool | None = None  # whether a grader found the answer right; a verifier's score alone does not say
     metrics: dict[str, float] = field(default_factory=dict)
     error: str | None = None  # the traceback if the episode failed
     error_kind: str | None = None  # its exception class
@@ -301,8 +304,9 @@ class World(Protocol):
 class Workflow(Protocol):
     """How the roles work on a task. Its fields are its options in the config.
 
-    Optional: `needs_sandbox` (it executes model output), `judges_turns` (it sets the reward of each turn) and
-    `problems(config)`, which yields conflicts with the rest of the config as (dotted key, message).
+    Optional: `needs_sandbox` (it executes model output), `judges_turns` (it sets the reward of each turn),
+    `problems(config)`, which yields conflicts with the rest of the config as (dotted key, message), and
+    `open_models(device, deadline)`, which loads models of its own before the run and returns their hashes by name.
     """
 
     @property
@@ -316,8 +320,8 @@ class Workflow(Protocol):
 class Env(Protocol):
     """Provides tasks and scores episodes. Its fields are its options in the config.
 
-    Optional: `needs_sandbox` and `problems(config)`, as of a workflow, and `own_deadline`: `score` limits its
-    own time, so that `rollout.score_deadline` does not apply.
+    Optional: `needs_sandbox`, `problems(config)` and `open_models`, as of a workflow, and `own_deadline`: `score`
+    limits its own time, so that `rollout.score_deadline` does not apply.
     """
 
     def tasks(self, split: Split) -> Sequence[Task]: ...

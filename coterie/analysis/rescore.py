@@ -39,10 +39,11 @@ def rescore_episodes(episodes: Sequence[Episode], config: Config, env: Env) -> N
         if fresh.error is not None:
             why = fresh.error.strip().rpartition("\n")[2]
             raise ConfigError(f"reward: {episode.id} cannot be rescored by its workflow: {why}")
-        episode.reward, episode.metrics = fresh.reward, fresh.metrics
-        judged = {(turn.role, turn.round): turn.reward for turn in fresh.turns}
+        episode.reward, episode.correct, episode.metrics = fresh.reward, fresh.correct, fresh.metrics
+        judged = {(turn.role, turn.round): turn for turn in fresh.turns}
         for turn in episode.turns:
-            turn.reward = judged[turn.role, turn.round]
+            again = judged[turn.role, turn.round]
+            turn.reward, turn.score, turn.correct = again.reward, again.score, again.correct
 
 
 def _players(episodes: Sequence[Episode]) -> dict[str, Player]:

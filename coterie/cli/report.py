@@ -14,9 +14,10 @@ from rich.text import Text
 
 from coterie.analysis.replay import ReplayedTurn
 from coterie.config import Config, Policy
-from coterie.console import BARS, table, under
+from coterie.console import BARS, table, under, whose
 from coterie.evaluation.evaluate import Report
 from coterie.evaluation.single_agent_baseline import SingleAgent
+from coterie.rewards.verifier import uses_verifier
 from coterie.statistics import mean
 from coterie.types import Episode, Metrics, Turn
 
@@ -40,6 +41,12 @@ def plan(config: Config) -> Iterator[RenderableType]:
     amount = f"{config.steps} steps × {config.tasks_per_step} tasks × {config.episodes_per_task} episodes"
     yield table(f"{config.name}: {amount}, {config.algorithm.name}", rows)
     yield Text(f"  workflow {config.workflow.name} · env {config.env.name} · reward {config.reward.name}\n")
+    if uses_verifier(config.reward):
+        yield Text(
+            "  rewards are scores of a verifier: a higher reward is not a higher accuracy, "
+            "which is logged only where the reward has `labels` and tasks have answers\n",
+            style="yellow",
+        )
 
 
 def training_mode(policy: Policy) -> str:
@@ -49,8 +56,8 @@ def training_mode(policy: Policy) -> str:
     return f"{rank if policy.adapter is None else f'the adapter {policy.adapter}'}, lr {policy.lr:g}"
 
 
-def learning_curve(evaluations: Mapping[int, float]) -> Iterator[RenderableType]:
-    """A bar chart of the held-out reward per evaluation; nothing with fewer than two.
+def learning_curve(evaluations: Mapping[int, float], owner: str = "") -> Iterator[RenderableType]:
+    """A bar chart of the held-out reward per evaluation; nothing with fewer than two. `owner`: whose reward it is.
 
         1.00 ┤
              │                 ▆▆▆▆
@@ -66,7 +73,7 @@ def learning_curve(evaluations: Mapping[int, float]) -> Iterator[RenderableType]
     shown = _spread(list(finite.items()), MOST_BARS)
     low, high = min(0.0, *finite.values()), max(1.0, *finite.values())
     heights = [round((reward - low) / (high - low) * HEIGHT * len(BARS)) for _, reward in shown]
-    plot = Text("held-out reward during training\n")
+    plot = Text(f"held-out {owner}reward during training\n")
     for row in reversed(range(HEIGHT)):
         mark = {HEIGHT - 1: f"{high:.2f} ┤", 0: f"{low:.2f} ┤"}
         plot.append(f"{mark.get(row, '│'):>10}")
@@ -109,8 +116,13 @@ def evaluation(title: str, reports: Mapping[str, Report]) -> Table:
 
 
 def _numbers(metrics: Metrics) -> dict[str, float]:
-    passes = {name: value for name, value in metrics.items() if name.startswith("pass@")}
-    return {"reward": metrics["reward"], **passes, "tokens": metrics["tokens"], "failed": int(metrics["failed"])}
+    """The columns of a report. A verifier's reward says so; without labels pass@k is its verdict, too."""
+    owner = whose(metrics)
+    judge = "" if "accuracy" in metrics else owner
+    passes = {f"{judge}{name}": value for name, value in metrics.items() if name.startswith("pass@")}
+    auc = {"AUC": metrics["verifier/auc"]} if "verifier/auc" in metrics else {}
+    sizes = {"tokens": metrics["tokens"], "failed": int(metrics["failed"])}
+    return {f"{owner}reward": metrics["reward"], **passes, **auc, **sizes}
 
 
 def single_agents(config: Config, agents: Mapping[str, SingleAgent]) -> Iterator[Text]:

@@ -27,6 +27,7 @@ from coterie.evaluation.single_agent_baseline import (
 )
 from coterie.files import WriteFailed, read_rows, write_atomic
 from coterie.learners.distributed import process_group
+from coterie.rewards.verifier import uses_verifier
 from coterie.rollout.agent import Player
 from coterie.seeds import stable_hash
 from coterie.training import checkpoint
@@ -67,7 +68,7 @@ def _train(config: Config, folder: Path, examples: int, resuming: bool, which: s
         run.stopping = True
     finally:
         run.log.close()
-    show(report.learning_curve(run.log.evaluations))
+    show(report.learning_curve(run.log.evaluations, "verifier's " if uses_verifier(config.reward) else ""))
     if before is not None and not run.stopping:
         after = _held_out(run)
         show(report.dialogues(before, after, examples))

@@ -104,6 +104,7 @@ BUILTIN: dict[Kind, dict[str, str]] = {
         "choice": "coterie.rewards.choice:choice",
         "format": "coterie.rewards.format:format",
         "length": "coterie.rewards.length:length",
+        "verifier": "coterie.rewards.verifier:verifier",
         "compose": "coterie.rewards.grader:compose",
         "native": "coterie.config.registry:native",
     },

@@ -23,7 +23,8 @@ class Rows(TaskEnv):
     train: Path  # training rows, jsonl or Parquet
     test: Path | None = None  # held-out rows, for evaluation
     question: str = "question"  # the name of the field with the question
-    answer: str = "answer"  # the name of the field with the reference answer
+    # the name of the field with the reference answer; rows need none with a reward that does not compare (verifier)
+    answer: str = "answer"
     limit: Count | None = None  # only the first rows of each file; null: all
 
     def tasks(self, split: Split) -> list[Task]:
@@ -35,10 +36,11 @@ class Rows(TaskEnv):
         return [self._task(path, number, raw) for number, raw in islice(read(path), self.limit)]
 
     def _task(self, path: Path, number: int, raw: Raw) -> Task:
-        for name in (self.question, self.answer):
+        for name in (self.question, *([self.answer] if self.needs_answers else ())):
             if name not in raw:
                 raise ValueError(f"{path}, row {number}: no field {name}; it has {', '.join(raw)}")
             if raw[name] is None or raw[name] == "":
                 raise ValueError(f"{path}, row {number}: {name} is empty; fill it in, or leave the row out")
         meta = other_fields(raw, self.question, self.answer)
-        return Task(f"{path.stem}/{number}", str(raw[self.question]), raw[self.answer], meta)
+        answer = raw.get(self.answer)  # may be missing with a reward that does not compare
+        return Task(f"{path.stem}/{number}", str(raw[self.question]), None if answer == "" else answer, meta)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import comb
 
+from coterie.envs.base import ACCEPTED
 from coterie.rollout.agent import Players
 from coterie.rollout.collector import Collector
 from coterie.rollout.metrics import rollout_metrics
@@ -51,5 +52,12 @@ def accuracy_by_task(episodes: Sequence[Episode]) -> dict[str, float]:
 def _correct_by_task(episodes: Sequence[Episode]) -> dict[str, list[bool]]:
     by_task: dict[str, list[bool]] = {}
     for episode in episodes:
-        by_task.setdefault(episode.task.id, []).append(episode.error is None and is_correct(episode.reward))
+        by_task.setdefault(episode.task.id, []).append(episode.error is None and _is_right(episode))
     return by_task
+
+
+def _is_right(episode: Episode) -> bool:
+    """By the grader; without labels, by the verifier, whose score is rarely 1; else by the full reward."""
+    if episode.correct is not None:
+        return episode.correct
+    return is_correct(episode.metrics.get(ACCEPTED, episode.reward))

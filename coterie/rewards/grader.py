@@ -19,6 +19,7 @@ from coterie.rewards.reward_function import RewardSignature, load
 from coterie.types import Task, Weighted
 
 COMPOSE = "compose"  # several rewards at once
+VERIFIER = ("verifier", "coterie.rewards.verifier:verifier")  # its name, and the function that makes its grader
 # Called in this process: linear in the length of the text.
 INLINE = {"exact": "coterie.rewards.exact_match:exact", "number": "coterie.rewards.exact_match:number"}
 # Forked: may take arbitrarily long on an adversarial answer, or under a user's own pattern.
@@ -54,6 +55,11 @@ class Grader:
     def compares(self) -> bool:
         """True if it compares with the reference answer; format and length look at the answer alone."""
         return self.name not in ("format", "length")
+
+    @property
+    def verifier(self) -> Any:
+        """The part of it that is a verifier's score (`coterie.rewards.verifier`); None if no part is."""
+        return None
 
     async def __call__(self, answer: Any, truth: Any, task: Task | None = None) -> float:
         if self.name in INLINE:
@@ -117,6 +123,10 @@ class Composed(Grader):
     def compares(self) -> bool:
         return any(part.compares for _, part in self.parts)
 
+    @property
+    def verifier(self) -> Any:
+        return next((part.verifier for _, part in self.parts if part.verifier is not None), None)
+
     async def __call__(self, answer: Any, truth: Any, task: Task | None = None) -> float:
         rewards = await asyncio.gather(*(part(answer, truth, task) for _, part in self.parts))
         return sum(weight * value for (weight, _), value in zip(self.parts, rewards, strict=True))
@@ -136,7 +146,10 @@ def make_grader(name: str, options: Mapping[str, Any], deadline: float) -> Grade
     """A builtin reward by name, a user's `path/to/file.py:function`, or `compose`."""
     if name == COMPOSE:
         return compose(deadline, **options)
-    known = [*INLINE, *FORKED, *SANDBOXED, COMPOSE]
+    if name == VERIFIER[0]:
+        grader: Grader = load(VERIFIER[1])(deadline, **options)
+        return grader
+    known = [*INLINE, *FORKED, *SANDBOXED, VERIFIER[0], COMPOSE]
     if ":" not in name and name not in known:
         hint = did_you_mean(name, known)
         raise ValueError(f"reward {name}: there are {', '.join(known)} and path/to/file.py:function{hint}")

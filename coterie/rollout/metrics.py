@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from coterie.envs.base import SCORE
 from coterie.errors import UserError
 from coterie.rewards import TIMEOUTS
-from coterie.statistics import mean
+from coterie.statistics import auc, mean
 from coterie.types import Episode, Learner, Metrics, Turn
 
 
@@ -22,9 +23,11 @@ def drop_failed(episodes: list[Episode], max_failed: float) -> list[Episode]:
     failed = [episode for episode in episodes if episode.error is not None]
     if failed and len(failed) > max_failed * len(episodes):
         kinds = ", ".join(f"{n} {kind}" for kind, n in Counter(e.error_kind for e in failed).most_common())
+        error = str(failed[0].error)
+        separator = "\n" if "\n" in error else " "  # a traceback, or one line
         raise TooManyFailures(
             f"{len(failed)} of {len(episodes)} episodes failed ({kinds}); rollout.max_failed allows "
-            f"{max_failed:.0%}. The first was {failed[0].id}:\n{failed[0].error}"
+            f"{max_failed:.0%}. The first was {failed[0].id}:{separator}{error}"
         )
     return [episode for episode in episodes if episode.error is None]
 
@@ -43,6 +46,7 @@ def rollout_metrics(episodes: Sequence[Episode]) -> Metrics:
     metrics["reward"] = mean([episode.reward for episode in played])
     for name in sorted({name for episode in played for name in episode.metrics} - {TIMEOUTS}):
         metrics[name] = mean([episode.metrics[name] for episode in played if name in episode.metrics])
+    metrics |= verifier_auc(played)
     for role in dict.fromkeys(turn.role for episode in played for turn in episode.turns):
         pairs = [(episode, turn) for episode in played for turn in episode.turns if turn.role == role]
         # The turn's own reward, else the team's. What credit assignment makes of both is `credit/…`.
@@ -50,6 +54,33 @@ def rollout_metrics(episodes: Sequence[Episode]) -> Metrics:
         metrics[f"tokens/{role}"] = mean([len(turn.response_ids) for _, turn in pairs])
         metrics[f"truncated/{role}"] = mean([turn.stop == "length" for _, turn in pairs])
     return metrics
+
+
+def verifier_auc(episodes: Sequence[Episode]) -> Metrics:
+    """How well a verifier's scores separate right from wrong answers, where answers have labels.
+
+    Over all answers, and as the mean over the tasks that have both kinds: the first is also high for a verifier that
+    only knows how hard a task is.
+    """
+    by_task: dict[str, list[tuple[float, bool]]] = {}
+    for episode in episodes:
+        by_task.setdefault(episode.task.id, []).extend(_scored(episode))
+    pairs = [pair for task in by_task.values() for pair in task]
+    within = [value for task in by_task.values() if (value := _auc(task)) is not None]
+    metrics = {"verifier/auc": _auc(pairs), "verifier/auc_within_task": mean(within) if within else None}
+    return {name: value for name, value in metrics.items() if value is not None}
+
+
+def _scored(episode: Episode) -> list[tuple[float, bool]]:
+    """Score and label of each turn that has both, else of the team's answer."""
+    pairs = [(t.score, t.correct) for t in episode.turns if t.score is not None and t.correct is not None]
+    if not pairs and SCORE in episode.metrics and episode.correct is not None:
+        return [(episode.metrics[SCORE], episode.correct)]
+    return pairs
+
+
+def _auc(pairs: Sequence[tuple[float, bool]]) -> float | None:
+    return auc([score for score, _ in pairs], [label for _, label in pairs])
 
 
 def turn_metrics(episodes: Sequence[Episode], learners: Mapping[str, Learner]) -> Metrics:

@@ -23,6 +23,7 @@ from coterie.models.base import Base
 from coterie.rollout.collector import Collector
 from coterie.seeds import stable_hash
 from coterie.training import collapse, opponents
+from coterie.training.checkpoint import MODEL_HASHES
 from coterie.training.critic_factory import CriticFactory, critics_of
 from coterie.training.log import NoLog, RunLog
 from coterie.training.loop import Run
@@ -51,6 +52,7 @@ def build(config: Config, folder: Path, console: bool = True, training: bool = T
     if processes.is_main:
         warn_about_tasks(config, tasks.tasks, held_out)
     check_devices(config, processes)
+    hashes = open_models(config, env)
     log = build_log(config, folder, console, processes)
 
     with_opponents = with_saved_adapters(opponents.with_slots(config), saved)
@@ -79,9 +81,18 @@ def build(config: Config, folder: Path, console: bool = True, training: bool = T
         rng=random.Random(stable_hash(config.seed, "algorithm")),
         credit=config.credit.instance,
         critic=algorithm.make_critic(factory) if training else None,
-        memory=opponents.memory_of(config) | collapse.memory_of(config),
+        memory=opponents.memory_of(config) | collapse.memory_of(config) | ({MODEL_HASHES: hashes} if hashes else {}),
         processes=processes,
     )
+
+
+def open_models(config: Config, env: Env) -> dict[str, str]:
+    """Load the verifiers of the environment and the workflow, or connect to them; returns their hashes."""
+    hashes: dict[str, str] = {}
+    for part in (env, config.workflow.instance):
+        load = getattr(part, "open_models", None)  # a user's own part need not have it
+        hashes |= load(config.device, config.rollout.score_deadline) if callable(load) else {}
+    return hashes
 
 
 def build_log(config: Config, folder: Path, console: bool, processes: Processes) -> RunLog:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from coterie.training.loop import Run
 
 CRITIC = "critic"
+MODEL_HASHES = "model_hashes"  # in the memory of a run: of the verifiers that score it
 REWOUND = "rewound"  # in a run's folder
 NUMBERED = {"checkpoints": "", "episodes": ".jsonl", "counterfactuals": ".jsonl"}  # named by a step's number
 
@@ -137,8 +138,10 @@ def resume(run: Run, which: str | None = None) -> Path | None:
     """Resume from the latest checkpoint, or from the start if there is none. `which`: rewind to this one; returns the
     folder that the later steps were moved to, if there were any."""
     rewound = None
+    opened = run.memory.get(MODEL_HASHES, {})
     if (saved := latest(run.folder) if which is None else find(run.folder, which)) is not None:
         restore(run, saved)
+        _require_same_models(run, opened)
     run.processes.barrier()  # until all have read it
     if run.processes.is_main and which is not None:
         rewound = rewind(run.folder, run.step)
@@ -149,6 +152,16 @@ def resume(run: Run, which: str | None = None) -> Path | None:
         remove_later(run.folder, run.step)
     _restore_evaluation(run, run.log.resume(run.step, run.evaluation_due))
     return rewound
+
+
+def _require_same_models(run: Run, opened: Mapping[str, str]) -> None:
+    """A run is scored by one verifier from its first step to its last."""
+    for part, saved in run.memory.get(MODEL_HASHES, {}).items():
+        if opened.get(part, saved) != saved:
+            raise BadCheckpoint(
+                f"{part}: {run.folder} was trained with the verifier of hash {saved[:12]}, and now it has "
+                f"{opened[part][:12]}; scores of two models are not comparable: bring the first one back"
+            )
 
 
 def _restore_evaluation(run: Run, rows: Sequence[Mapping[str, float]]) -> None:

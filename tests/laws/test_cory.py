@@ -84,10 +84,11 @@ def test_a_mapping_that_is_not_by_role_is_the_reward_s_business(tmp_path: Path) 
 
 def test_a_debate_may_have_every_answer_graded_and_stop_when_enough_agree() -> None:
     lines = {"first": ["4", "4", "5"], "second": ["5", "4", "4"], "third": ["6", "4.0", "4"]}
-    answers = asyncio.run(Debate(rounds=3, grade="each").run(TASK, Scripted(lines), None))
-    assert answers == lines
+    outcome = asyncio.run(Debate(rounds=3, grade="each").run(TASK, Scripted(lines), None))
+    assert outcome.answer == lines
     early = Debate(rounds=3, grade="each", consensus=1.0)
-    assert asyncio.run(early.run(TASK, Scripted(lines), None)) == {role: said[:2] for role, said in lines.items()}
+    stopped = asyncio.run(early.run(TASK, Scripted(lines), None))
+    assert stopped.answer == {role: said[:2] for role, said in lines.items()}
     assert asyncio.run(Debate(rounds=3, consensus=0.3).run(TASK, Scripted(lines), None)) == "4"
 
 

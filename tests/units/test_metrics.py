@@ -82,6 +82,7 @@ def described(key: str, tree: Mapping[str, Any]) -> str:
             holder = {"policies": f"^{name}/", "roles": f"(?<=/){name}$"}[kind]
             bare = re.sub(holder, {"policies": "<policy>/", "roles": "<role>"}[kind], bare)
     bare = re.sub(r"^critic/team/", "critic/<critic>/", bare)
+    bare = re.sub(r"^(debate/\w+)/\d+$", r"\1/<round>", bare)
     bare = re.sub(r"^seconds/\w+$", "seconds/<phase>", bare)
     bare = re.sub(r"^failed/\w+$", "failed/<exception>", bare)
     bare = re.sub(r"^pass@(?!1$)\d+$", "pass@<k>", bare)

@@ -1,0 +1,147 @@
+"""The reward `verifier`: the probability that an answer is right, from a model that reads question and answer.
+
+The model is not loaded by grading workers: one thread of this process owns it, or a server does. It is called by name,
+because this room must not import `coterie.verifier`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from coterie.limits import Share
+from coterie.rewards.batching import Arguments, Batcher
+from coterie.rewards.grader import Grader
+from coterie.rewards.reward_function import load
+from coterie.types import Part, Task
+
+NAME = "verifier"
+OPEN = "coterie.verifier.reward:open_verifier"
+SCORE = "coterie.verifier.reward:score_answers"
+KEY_VARIABLE = "COTERIE_VERIFIER_KEY"  # environment variable with the key of the server
+# Decimals of a score. Its last bits depend on the answers that share its batch, and a group of equal replies must have
+# equal rewards: GRPO divides by their deviation.
+DECIMALS = 4
+MOST_KNOWN = 20_000  # scores that are remembered
+
+
+@dataclass(frozen=True)
+class VerifierSource:
+    """Where a verifier is: in the folder of its run, or behind a URL."""
+
+    run: Path | None = None  # the folder of a run of `coterie verifier train`; loaded once, into this process
+    url: str | None = None  # the address of `coterie verifier serve`; its key is in COTERIE_VERIFIER_KEY
+
+    def __post_init__(self) -> None:
+        if (self.run is None) == (self.url is None):
+            raise ValueError("verifier: give either run, a folder, or url, a server")
+        if self.run is not None and not self.run.is_dir():
+            raise ValueError(f"run: there is no folder {self.run}; `coterie verifier train` makes one")
+        if self.url is not None and not self.url.startswith(("http://", "https://")):
+            raise ValueError(f"url: {self.url!r} is not an address such as http://127.0.0.1:8000")
+
+    def __str__(self) -> str:
+        return str(self.run or self.url)
+
+
+@dataclass
+class VerifierScores:
+    """The scores of one verifier, remembered by question and answer; answers that arrive together are one call."""
+
+    source: VerifierSource
+    deadline: float = 30.0  # seconds for one call, retries included
+    known: dict[tuple[str, str], float] = field(default_factory=dict)
+    batcher: Batcher = field(default_factory=Batcher)
+
+    async def score(self, question: str, answer: str) -> float:
+        pair = (question, answer)
+        if pair not in self.known:
+            score = await self.batcher.score(pair, self._batch)
+            if len(self.known) >= MOST_KNOWN:
+                self.known.clear()
+            self.known.setdefault(pair, score)
+        return self.known[pair]
+
+    async def _batch(self, pairs: Sequence[Arguments]) -> Sequence[float]:
+        unique = list(dict.fromkeys(pairs))
+        scores = await load(SCORE)(self.source, unique, self.deadline)
+        by_pair = {pair: round(score, DECIMALS) for pair, score in zip(unique, scores, strict=True)}
+        return [by_pair[pair] for pair in pairs]
+
+
+_scores: dict[VerifierSource, VerifierScores] = {}
+
+
+def scores_of(source: VerifierSource) -> VerifierScores:
+    """The scores of a verifier, the same object for the reward and the workflow of a run."""
+    return _scores.setdefault(source, VerifierScores(source))
+
+
+def open_source(source: VerifierSource, device: str, deadline: float) -> str:
+    """Load a verifier, or connect to it; returns its hash. What an earlier run in this process asked is forgotten."""
+    model_hash: str = load(OPEN)(source, device, deadline)
+    _scores[source] = VerifierScores(source, deadline)
+    return model_hash
+
+
+@dataclass(frozen=True)
+class VerifierGrader(Grader):
+    """Grades an answer by a verifier's score."""
+
+    @property
+    def source(self) -> VerifierSource:
+        return VerifierSource(self.options["run"], self.options["url"])
+
+    @property
+    def compares(self) -> bool:
+        return False
+
+    @property
+    def verifier(self) -> VerifierGrader:
+        return self
+
+    @property
+    def labels(self) -> str | None:
+        """The reward that labels answers beside the score."""
+        labels: str | None = self.options["labels"]
+        return labels
+
+    async def score(self, answer: Any, task: Task) -> float:
+        """The probability that the answer is right, whatever the mode."""
+        return await scores_of(self.source).score(task.prompt, str(answer))
+
+    def accepts(self, score: float) -> bool:
+        threshold: float = self.options["threshold"]
+        return score >= threshold
+
+    async def __call__(self, answer: Any, truth: Any, task: Task | None = None) -> float:
+        if task is None:
+            raise ValueError("reward verifier reads the question: call the grader with (answer, truth, task)")
+        score = await self.score(answer, task)
+        return score if self.options["mode"] == "score" else float(self.accepts(score))
+
+
+def verifier(
+    deadline: float,
+    *,
+    run: Path | None = None,  # the folder of a run of `coterie verifier train`, loaded into this process; or `url`
+    url: str | None = None,  # the address of `coterie verifier serve`; its key is in COTERIE_VERIFIER_KEY
+    mode: Literal["score", "threshold"] = "score",  # the probability itself, or 1 if it reaches `threshold`
+    threshold: Share = 0.5,  # from which score an answer is accepted
+    labels: str | None = None,  # a reward, such as number or native, logged beside the score where tasks have answers
+) -> VerifierGrader:
+    """The probability that an answer is right, given by a trained verifier; tasks need no reference answers.
+
+    reward: {name: verifier, run: runs/v, labels: number}
+    """
+    options = {"run": run, "url": url, "mode": mode, "threshold": threshold, "labels": labels}
+    VerifierSource(run, url)
+    return VerifierGrader(NAME, options, deadline)
+
+
+def uses_verifier(reward: Part) -> bool:
+    """True if a reward is a verifier's score, or composed of one."""
+    parts = reward.options.get("parts", ())  # of `compose`
+    return reward.name == NAME or any(isinstance(part, Part) and uses_verifier(part) for part in parts)
