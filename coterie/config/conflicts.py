@@ -108,7 +108,7 @@ def _critics(config: Config) -> Iterator[tuple[str, str]]:
         roles = [role for role in critic.roles or config.roles if role in config.roles]
         if roles and not any(_is_trained(config, role) for role in roles):
             yield f"critics.{name}", f"has no effect: only frozen policies play {', '.join(roles)}"
-        if algorithm.central_critic and critic.sees == "own":
+        if algorithm.central_critic and critic.sees != "joint":
             yield f"critics.{name}.sees", f"{type(algorithm).__name__} needs critics that see the joint context: joint"
     without = [role for role in config.roles if _is_trained(config, role) and role not in critic_of]
     if config.critics and without:

@@ -67,7 +67,8 @@ class CriticConfig:
     """A separate value model for some roles. Without critics, PPO puts a value head on the policy itself."""
 
     roles: tuple[str, ...] = ()  # the roles whose turns it values; none named: all
-    sees: Literal["own", "joint"] = "own"  # `own`: the role's prompt; `joint`: the task and all turns so far
+    # before a turn: `own`, the role's prompt; `joint`, the task and all turns so far; `reply`, the task alone
+    sees: Literal["own", "joint", "reply"] = "own"
     model: Model = DEMO  # the model, as in policies
     lora: Lora | None = field(default_factory=Lora)  # its adapter, as in policies; null trains all weights
     lr: PositiveShare = 1e-4  # learning rate of the model; that of its value head is algorithm.value_lr

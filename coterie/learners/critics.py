@@ -1,6 +1,6 @@
 """Critics with a model of their own: each predicts token values for the turns of some roles.
 
-A critic reads the role's own prompt, or the joint context (a centralized critic, as in MAPPO).
+A critic reads the role's own prompt, the joint context (a centralized critic, as in MAPPO), or the question alone.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Critic:
     learner: TorchLearner
     roles: frozenset[str]
     trained_policies: frozenset[str]  # turns of other policies are environment and get no values
-    sees: Literal["own", "joint"]
+    sees: Literal["own", "joint", "reply"]
     truncated: int = 0  # contexts that were too long for its model
 
     def valued_turns(self, episode: Episode) -> list[Turn]:
@@ -54,8 +54,9 @@ class Critic:
     def context(self, episode: Episode, turn: Turn) -> tuple[int, ...]:
         """The prompt that the critic reads before a turn, truncated on the left to its model's context."""
         ids = turn.prompt_ids
-        if self.sees == "joint":
-            ids = self.learner.base.chat.prompt([{"role": "user", "content": joint_context(episode, turn)}])
+        if self.sees != "own":
+            content = joint_context(episode, turn) if self.sees == "joint" else episode.task.prompt
+            ids = self.learner.base.chat.prompt([{"role": "user", "content": content}])
         context, response = self.learner.base.context, len(turn.response_ids)
         room = context - response
         if room < 1:

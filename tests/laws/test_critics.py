@@ -39,6 +39,7 @@ def kinds(model: Path) -> dict[str, dict[str, Any]]:
         "whole models": {"algorithm": "vdn_token", "critics": {n: whole | {"roles": [n]} for n in ("left", "right")}},
         "central": {"algorithm": "happo", "critics": {"team": lora | {"sees": "joint"}}},
         "central by default": {"algorithm": "mappo"},
+        "replies": {"algorithm": "ppo", "critics": {"team": lora | {"sees": "reply"}}},
     }
 
 
@@ -165,6 +166,20 @@ def test_a_central_critic_reads_what_all_have_said_and_who_is_to_speak(model_fol
             said = [f"{t.role}: {t.text}" for t in played.turns[:k]]
             assert context == "\n\n".join([played.task.prompt, *said, f"{spoken.role}:"])
             assert read.response_ids == spoken.response_ids and spoken.prompt_ids != read.prompt_ids
+
+
+def test_a_critic_of_replies_reads_the_question_and_nothing_that_others_said(
+    model_folder: Folder, tmp_path: Path
+) -> None:
+    tree = config(model_folder("llama"), "replies")
+    tree["workflow"] |= {"rounds": 2}
+    run = started(tree, tmp_path)
+    (played, *_), _ = collect_episodes(run, run.tasks.next(), 1)
+    team = critics(run).critics["team"]
+    question = team.learner.base.chat.prompt([{"role": "user", "content": played.task.prompt}])
+    view = team.critic_view(played)
+    assert [turn.prompt_ids for turn in view.turns] == [question] * 4
+    assert [turn.response_ids for turn in view.turns] == [turn.response_ids for turn in played.turns]
 
 
 def test_of_a_context_that_is_too_long_a_critic_reads_the_end_and_says_so(model_folder: Folder, tmp_path: Path) -> None:
