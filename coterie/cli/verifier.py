@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any
@@ -213,3 +214,52 @@ def evaluate(
     """
     with user_errors():
         import_module("coterie.cli.verifier_runs").evaluate_verifier(run, answers, checkpoint, json, plot)
+
+
+@app.command()
+def serve(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a verifier's run.")],
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Another host than this machine needs a key.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="The port; 0: any free one.")] = 8000,
+    checkpoint: Annotated[str, typer.Option(metavar="WHICH", help="best, latest or a step's number.")] = "best",
+    device: Annotated[str, typer.Option(metavar="DEVICE", help="cpu, cuda, cuda:1 … or auto.")] = "auto",
+    key_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The key that clients must send.  [default: $COTERIE_VERIFIER_KEY]"),
+    ] = None,
+    max_queue: Annotated[int, typer.Option(min=1, metavar="N", help="Conversations that may wait; then 429.")] = 2048,
+    max_body: Annotated[float, typer.Option(min=0.001, metavar="MB", help="The largest body; then 413.")] = 8.0,
+) -> None:
+    """Serve a verifier over HTTP, for the reward `{name: verifier, url: …}` and for others.
+
+    \b
+    Examples:
+      coterie verifier serve runs/v --port 8000
+      curl -d '{"answers": [{"question": "1 + 1?", "answer": "2"}]}' http://127.0.0.1:8000/v1/score
+      COTERIE_VERIFIER_KEY=secret coterie verifier serve runs/v --host 0.0.0.0
+
+    SIGTERM and Ctrl-C answer the requests that were accepted, then end the server.
+    """
+    with user_errors():
+        _require_serve()
+        from coterie.verifier.model import Verifier
+        from coterie.verifier.serve import read_key
+        from coterie.verifier.serve import serve as serve_verifier
+
+        serve_verifier(
+            lambda: Verifier.load(run, device, checkpoint),
+            f"verifier {run}",
+            host,
+            port,
+            read_key(key_file),
+            max_queue,
+            int(max_body * 1e6),
+        )
+
+
+def _require_serve() -> None:
+    for package in ("starlette", "uvicorn"):
+        if find_spec(package) is None:
+            raise UserError(f"{package} is not installed; `pip install -e '.[serve]'` installs it")
