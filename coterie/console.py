@@ -294,9 +294,10 @@ def formatted(metrics: Metrics, *names: str) -> list[str]:
 
 
 def failures(metrics: Metrics) -> str:
-    """Failed episodes by kind, and graders that were killed; empty if none."""
-    kinds = ", ".join(f"{kind} {count:.3g}" for kind, count in under("failed/", metrics).items() if count)
-    killed = metrics.get("grader_timeouts", 0.0)
+    """Failed episodes of the step or of its evaluation by kind, and graders that were killed; empty if none."""
+    failed = under("failed/", metrics) | under("eval/failed/", metrics)
+    kinds = ", ".join(f"{kind} {count:.3g}" for kind, count in failed.items() if count)
+    killed = metrics.get("grader_timeouts", metrics.get("eval/grader_timeouts", 0.0))
     parts = [f"failed: {kinds}" if kinds else "", f"graders killed: {killed:.2g} an episode" if killed else ""]
     return "  ".join(part for part in parts if part)
 

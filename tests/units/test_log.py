@@ -391,6 +391,11 @@ def test_a_pipe_gets_one_plain_line_per_step(tmp_path: Path, capsys: pytest.Capt
     assert capsys.readouterr().out == line + "\n"
 
 
+def test_the_line_of_an_evaluation_tells_its_failures() -> None:
+    metrics = {"eval/reward": 0.24, "eval/failed": 64, "eval/failed/TimeoutError": 64, "eval/grader_timeouts": 0.0}
+    assert plain_line(0, 10, metrics) == "step   0/10  eval 0.240  failed: TimeoutError 64"
+
+
 def test_the_line_tells_the_highest_kl_to_the_reference_where_one_is_read() -> None:
     assert plain_line(0, 9, {"shared/kl": 0.0213, "other/kl": 0.004}) == "step  0/9  kl 0.021"
     assert plain_line(0, 9, {"reward/kl": 1.0}) == "step  0/9  kl 1.00"  # a role called so
