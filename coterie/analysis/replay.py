@@ -20,6 +20,7 @@ from coterie.config.requirements import require_sandbox
 from coterie.credit.base import Credit
 from coterie.envs.base import attach_reward
 from coterie.files import numbered_paths
+from coterie.training.build import open_models
 from coterie.training.log import read_episodes
 from coterie.types import Episode, Turn
 
@@ -50,6 +51,7 @@ def replay(folder: Path, config: Config, rescore: bool) -> Iterator[ReplayedTurn
     env = attach_reward(config.env.instance, config.reward.name, config.reward.options, config.rollout.score_deadline)
     if rescore:
         require_sandbox(config, env)
+        open_models(config, env)
     # Of the whole run: in a single step all episodes with one purpose may have failed.
     purposes = {e.fork for path in numbered_paths(folder / "counterfactuals", ".jsonl") for e in read_episodes(path)}
     for path in _episode_files(folder):

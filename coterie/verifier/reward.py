@@ -17,6 +17,7 @@ from coterie.verifier.client import Pair, VerifierClient, VerifierRefused, Verif
 from coterie.verifier.scoring_thread import Conversations, ScoringThread
 from coterie.watchdog import run_in_daemon_thread
 
+POLL = 0.02  # seconds
 PROBE: Pair = ("What is 1 + 1?", "2")
 
 
@@ -42,7 +43,10 @@ class LocalVerifier:
         return self.thread.verifier.hash
 
     async def score(self, pairs: Sequence[Pair], deadline: float) -> list[float]:
+        """The deadline starts with the batch: time in the queue does not count."""
         future = self.thread.submit(conversations_of(pairs))
+        while not future.running() and not future.done():
+            await asyncio.sleep(POLL)
         try:
             return await asyncio.wait_for(_refusing(future), deadline)
         except TimeoutError:
@@ -108,7 +112,5 @@ def close_verifier(source: VerifierSource) -> None:
 
 
 async def score_answers(source: VerifierSource, pairs: Sequence[Pair], deadline: float) -> list[float]:
-    """The probability that each answer to its question is right. A verifier that is not open is opened first."""
-    if source not in _open:
-        open_verifier(source, "auto", deadline)
+    """The probability that each answer to its question is right; the verifier must be open."""
     return await _open[source].score(pairs, deadline)
