@@ -37,8 +37,6 @@ class VerifierSource:
     def __post_init__(self) -> None:
         if (self.run is None) == (self.url is None):
             raise ValueError("verifier: give either run, a folder, or url, a server")
-        if self.run is not None and not self.run.is_dir():
-            raise ValueError(f"run: there is no folder {self.run}; `coterie verifier train` makes one")
         if self.url is not None and not self.url.startswith(("http://", "https://")):
             raise ValueError(f"url: {self.url!r} is not an address such as http://127.0.0.1:8000")
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Protocol
 
-from coterie.errors import UserError
+from coterie.errors import ModelError, UserError
 from coterie.rewards.verifier import KEY_VARIABLE, VerifierSource
 from coterie.verifier.client import Pair, VerifierClient, VerifierRefused, VerifierTimeout
 from coterie.verifier.scoring_thread import Conversations, ScoringThread
@@ -96,6 +96,8 @@ def open_verifier(source: VerifierSource, device: str, deadline: float) -> str:
     if source.run is not None:
         from coterie.verifier.model import Verifier  # imports torch
 
+        if not source.run.is_dir():
+            raise ModelError(f"verifier: there is no folder {source.run}; `coterie verifier train` makes one")
         _open[source] = LocalVerifier(ScoringThread(Verifier.load(source.run, device=device)))
     else:
         assert source.url is not None
