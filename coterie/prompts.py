@@ -66,7 +66,12 @@ def _unbalanced_brace(template: str) -> int | None:
     return open_[0] if open_ else None
 
 
-def chat_messages(prompt: str, system: str | None = None) -> list[Message]:
-    """A user message, after a system message if there is one."""
-    user = Message(role="user", content=prompt)
-    return [user] if system is None else [Message(role="system", content=system), user]
+Examples = tuple[tuple[str, str], ...]  # few-shot: user messages and their replies
+
+
+def chat_messages(prompt: str, system: str | None = None, examples: Examples = ()) -> list[Message]:
+    """A user message, after a system message if there is one and the few-shot examples."""
+    messages = [] if system is None else [Message(role="system", content=system)]
+    for question, reply in examples:
+        messages += [Message(role="user", content=question), Message(role="assistant", content=reply)]
+    return [*messages, Message(role="user", content=prompt)]

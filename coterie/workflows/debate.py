@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from coterie.limits import PositiveShare
-from coterie.prompts import chat_messages, check, fill
+from coterie.prompts import Examples, chat_messages, check, fill
 from coterie.rewards.verifier import VerifierSource, open_source, scores_of
 from coterie.statistics import mean
 from coterie.types import Grade, Message, Metrics, Outcome, Task, Team, Turn
@@ -31,6 +31,7 @@ class Debate:
     # prompt of later rounds; {others} are the others' last answers, {scores} the verifier's scores of all last answers
     revise: str = "{others}\n\nCompare this with your answer, then give your final answer to the question."
     system: str | None = None  # everyone's system message; null: none
+    examples: Examples = ()  # few-shot: [user message, reply] pairs that come before the prompt
     # stop once this fraction of the roles agrees; null: play all rounds
     consensus: PositiveShare | None = None
     # {run: FOLDER} or {url: ADDRESS}, as of the reward `verifier`: scores the answers, for {scores} and `min_score`
@@ -63,7 +64,7 @@ class Debate:
         return {} if self.verifier is None else {"workflow": open_source(self.verifier, device, deadline)}
 
     async def run(self, task: Task, team: Team, world: Any) -> Any:
-        start = chat_messages(fill(self.prompt, {"question": task.prompt}), self.system)
+        start = chat_messages(fill(self.prompt, {"question": task.prompt}), self.system, self.examples)
         conversations = {role: list(start) for role in self.roles}
         rounds = [await self._round(task, team, conversations)]
         while len(rounds) < self.rounds and not self._agree(rounds[-1]):

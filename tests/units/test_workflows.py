@@ -47,6 +47,15 @@ def test_a_lone_solver_hears_the_question_and_its_text_is_the_answer() -> None:
     ]
 
 
+@pytest.mark.parametrize("kind", [Single, Debate])
+def test_examples_are_earlier_turns_of_the_conversation(kind: type[Single | Debate]) -> None:
+    workflow = kind(system="Add.", examples=(("1 + 1?", "2"), ("1 + 2?", "3")))
+    _, team = play(workflow, {role: ["4", "4"] for role in workflow.roles})
+    first = team[workflow.roles[0]].prompts[0]
+    assert [message["content"] for message in first] == ["Add.", "1 + 1?", "2", "1 + 2?", "3", "What is 2 + {2}?"]
+    assert [message["role"] for message in first] == ["system", *("user", "assistant") * 2, "user"]
+
+
 def test_a_later_role_reads_what_earlier_ones_said() -> None:
     chain = Chain(
         roles=("reasoner", "critic", "actor"),
