@@ -34,8 +34,8 @@ Examples are parts of a config whose roles are `reasoner` and `actor`, each with
 
 PPO and its family need values. Without `critics`, a value head on each policy's own model predicts them and trains
 with it. A critic is a separate LoRA with a value head, or (`lora: null`) a whole model, for the roles that it names
-or for all. With `sees: joint` it reads the task and all messages so far (a centralized critic); MAPPO and HAPPO need
-that, and create one if none is given.
+or for all. With `sees: reply` it reads the task and the reply alone, as in MaPoRL; with `sees: joint` the task and all
+messages so far (a centralized critic): MAPPO and HAPPO need that, and create one if none is given.
 
 ```yaml
 algorithm: {name: ippo, value_fits: 2, warmup: 5}

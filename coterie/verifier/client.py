@@ -66,7 +66,7 @@ class VerifierClient:
             if not isinstance(reply, UserError):
                 return self._scores(reply, len(pairs))
             if time.monotonic() + pause >= end:
-                raise type(reply)(f"verifier {self.url}: {reply} within {deadline:g} s") from reply
+                raise type(reply)(f"verifier {self.url}: {reply} (within {deadline:g} s)") from reply
             time.sleep(pause)
             pause = min(2 * pause, BACKOFF[1])
 
@@ -77,12 +77,11 @@ class VerifierClient:
         except httpx.TimeoutException:
             return VerifierTimeout("no reply")
         except httpx.TransportError as error:
-            return VerifierDown(
-                f"no connection ({error or type(error).__name__}); is `coterie verifier serve` running?"
-            )
+            why = str(error) or type(error).__name__
+            return VerifierDown(f"no connection, {why}; is `coterie verifier serve` running?")
         status = response.status_code
         if status == 429 or status >= 500:
-            return VerifierDown(f"no score, but status {status} ({_error_of(response)})")
+            return VerifierDown(f"no score, but status {status}, {_error_of(response)}")
         if status == 401:
             raise WrongKey(f"verifier {self.url}: {_error_of(response)}; set {KEY_VARIABLE} to the server's key")
         if status != 200:

@@ -287,7 +287,7 @@ def test_a_server_that_is_too_slow_fails_episodes_and_gives_no_zeros(short_pause
         verifier.seconds = 1.5
         episodes, _ = played(env, TASKS[:2])
     assert {e.error_kind for e in episodes} == {"VerifierTimeout"}
-    assert all("no reply within 0.5 s" in e.error for e in episodes)
+    assert all("no reply (within 0.5 s)" in e.error for e in episodes)
     assert "reward" not in rollout_metrics(episodes)
 
 
