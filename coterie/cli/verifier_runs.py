@@ -77,7 +77,7 @@ def _train(config: VerifierConfig, folder: Path, resuming: bool) -> int:
 
 def plan(run: VerifierRun) -> str:
     """The size of the run, in one line."""
-    answers = sum(map(len, run.training))
+    answers = sum(map(len, run.training))  # distinct ones, to questions with right and wrong answers
     held_out = {one.answer.question for one in run.held_out}
     return (
         f"{run.folder}: {run.config.model}, LoRA of rank {run.config.lora.rank}; {run.steps} steps; "

@@ -71,8 +71,13 @@ class Verifier:
         return self.score_rows([self.encode(one, f"conversation {i}") for i, one in enumerate(conversations, 1)])
 
     def score_rows(self, rows: Sequence[tuple[int, ...]]) -> list[float]:
-        """The scores of encoded conversations."""
-        return [float(p) for p in torch.sigmoid(self.logits(pack_rows(rows)).double())] if rows else []
+        """The scores of encoded conversations; equal ones are computed once."""
+        if not rows:
+            return []
+        distinct = list(dict.fromkeys(rows))
+        chances = torch.sigmoid(self.logits(pack_rows(distinct)).double()).tolist()
+        by_row = dict(zip(distinct, chances, strict=True))
+        return [by_row[row] for row in rows]
 
     def logits(self, batch: Batch) -> Tensor:
         """The log-odds of each row, in fp32 on the CPU: [rows]."""

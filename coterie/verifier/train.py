@@ -1,5 +1,7 @@
 """Trains a verifier on labelled answers with binary cross-entropy; held-out questions say which checkpoint is best.
 
+Right and wrong answers to a question have the same total weight, or a verifier would learn which questions are hard.
+
 A run's folder is like that of a team: config.yaml, metrics.jsonl, tensorboard, checkpoints with checksums, `latest` and
 `best`. Everything random is a function of the seed and the step, so that a resumed run repeats the same bits.
 """
@@ -10,8 +12,9 @@ import hashlib
 import json
 import random
 import time
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil
 from pathlib import Path
 
@@ -51,6 +54,7 @@ class Example:
 
     answer: Answer
     ids: tuple[int, ...]  # of the whole conversation, with the end token
+    weight: float = 0.0  # its share of its question's loss
 
 
 @dataclass
@@ -60,7 +64,7 @@ class VerifierRun:
     config: VerifierConfig
     folder: Path
     verifier: Verifier
-    training: list[list[Example]]  # by question
+    training: list[list[Example]]  # by question, each with right and wrong answers
     held_out: list[Example]
     log: RunLog
     step: int = 0  # completed steps; logs count from 1
@@ -102,29 +106,43 @@ def build(config: VerifierConfig, folder: Path, console: bool = True) -> Verifie
         raise BadTrainingData(f"{file} has changed since this run started; a resumed run needs the same answers")
     train, test = split_by_question(answers, config.held_out, config.seed)
     check_kinds(file, train, test)
-    steps = total_steps(config, len({answer.question for answer in train}))
-    verifier = build_verifier(config, steps=steps)
+    mixed = mixed_questions(train)
+    verifier = build_verifier(config, steps=total_steps(config, len(mixed)))
     rows = {id(answer): number for number, answer in enumerate(answers, 1)}
 
     def example(answer: Answer) -> Example:
         messages = conversation(answer.question, answer.text)
         return Example(answer, verifier.encode(messages, f"{file}, row {rows[id(answer)]}"))
 
-    by_question: dict[str, list[Example]] = {}
+    by_question: dict[str, list[Example]] = {answer.question: [] for answer in train}
     for answer in train:
-        by_question.setdefault(answer.question, []).append(example(answer))
+        if answer.question in mixed:
+            by_question[answer.question].append(example(answer))
     copies = {QUESTIONS: json.dumps(list(by_question), ensure_ascii=False, indent=0).encode()}
-    log = RunLog(folder, config.to_yaml(), steps, None, console, copies)
-    held_out = [example(answer) for answer in sampled_if_mixed(test)]
-    return VerifierRun(config, folder, verifier, list(by_question.values()), held_out, log)
+    log = RunLog(folder, config.to_yaml(), total_steps(config, len(mixed)), None, console, copies)
+    training = [weighted(own) for own in by_question.values() if own]
+    return VerifierRun(config, folder, verifier, training, [example(answer) for answer in sampled_if_mixed(test)], log)
+
+
+def weighted(examples: Sequence[Example]) -> list[Example]:
+    """The distinct answers to a question, with weights: its right answers count one half, and its wrong ones the other.
+
+    right right wrong   →  ¼ ¼ ½
+    right wrong wrong, the last two with the same text   →  ½ ½
+
+    So the question alone predicts nothing, and a question counts as much as any other.
+    """
+    counts = Counter((one.ids, one.answer.right) for one in examples)
+    sizes = Counter(one.answer.right for one in examples)
+    distinct = {(one.ids, one.answer.right): one for one in examples}
+    return [replace(one, weight=counts[key] / (2 * sizes[one.answer.right])) for key, one in distinct.items()]
 
 
 def check_kinds(file: Path, train: Sequence[Answer], test: Sequence[Answer]) -> None:
     """Reject answers from which nothing could be learned or measured."""
-    if len({answer.right for answer in train}) < 2:
-        raise BadTrainingData(f"{file}: the training questions do not have {MIXED}")
-    if not mixed_questions(test):
-        raise BadTrainingData(f"{file}: no held-out question has {MIXED}")
+    for side, answers in (("training", train), ("held-out", test)):
+        if not mixed_questions(answers):
+            raise BadTrainingData(f"{file}: no {side} question has {MIXED}")
 
 
 def mixed_questions(answers: Sequence[Answer]) -> set[str]:
@@ -167,15 +185,21 @@ def train(run: VerifierRun) -> None:
 def training_step(run: VerifierRun) -> Metrics:
     """One optimizer step on all answers of the step's questions."""
     started, learner = time.perf_counter(), run.verifier.learner
-    examples = [example for question in step_questions(run) for example in question]
+    questions = step_questions(run)
+    examples = [example for question in questions for example in question]
     batch = pack_rows([one.ids for one in examples], [one.answer.label for one in examples])
     learner.schedule_lr(run.step)
     try:
-        metrics = learner.fit(batch, torch.full((len(batch),), 1 / len(examples)), bce)
+        metrics = learner.fit(batch, row_weights(batch, [one.weight / len(questions) for one in examples]), bce)
     except NotFinite as error:
         raise NotFinite("verifier: its gradient is not finite, so its weights were not updated; lower --lr") from error
     rate = len(batch) / (time.perf_counter() - started)
     return metrics | {"answers": len(examples), "tokens_per_second": rate}
+
+
+def row_weights(batch: Batch, weights: Sequence[float]) -> Tensor:
+    """The weight of each token's row: [T]."""
+    return torch.tensor(weights)[batch.row]
 
 
 def step_questions(run: VerifierRun) -> list[list[Example]]:

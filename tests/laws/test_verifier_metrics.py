@@ -19,8 +19,9 @@ from coterie.verifier.answers import Answer
 from coterie.verifier.baselines import baselines, by_majority, logistic
 from coterie.verifier.evaluate import Evaluation, NothingToMeasure, evaluate
 from coterie.verifier.metrics import ece, measures, reliability
+from coterie.verifier.model import pack_rows
 from coterie.verifier.plots import reliability_plot
-from coterie.verifier.train import bce, split_by_question
+from coterie.verifier.train import Example, bce, row_weights, split_by_question, weighted
 from tests.verifiers import toy_answers
 
 
@@ -97,6 +98,21 @@ def test_the_gradient_of_the_score_head() -> None:
     torch.testing.assert_close(head.weight.grad, (off[:, None] * hidden.detach()).sum(0, keepdim=True))
     torch.testing.assert_close(head.bias.grad, off.sum(0, keepdim=True))
     torch.testing.assert_close(hidden.grad, off[:, None] * torch.tensor([[0.3, -0.7]]))
+
+
+def test_right_and_wrong_answers_to_a_question_weigh_the_same() -> None:
+    ids = {"4": (1, 4, 2), "four": (1, 5, 2), "5": (1, 6, 7, 2), "6": (1, 8, 2)}
+
+    def shares(*given: tuple[str, bool]) -> list[tuple[str, float]]:
+        examples = [Example(answer("2 + 2?", text, right), ids[text]) for text, right in given]
+        return [(one.answer.text, one.weight) for one in weighted(examples)]
+
+    assert shares(("4", True), ("four", True), ("5", False)) == [("4", 0.25), ("four", 0.25), ("5", 0.5)]
+    # The same text twice is one row with the weight of two.
+    many = [("4", True), ("5", False), ("5", False), ("5", False), ("6", False)]
+    assert shares(*many) == [("4", 0.5), ("5", 0.375), ("6", 0.125)]
+    batch = pack_rows([ids["4"], ids["5"]], [1.0, 0.0])
+    assert row_weights(batch, [0.75, 0.25])[batch.mask].tolist() == [0.75, 0.25]
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5])
