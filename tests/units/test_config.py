@@ -21,7 +21,10 @@ from coterie.config.schema import descriptions, schema
 
 DOCS = Path(__file__).parents[2] / "docs"
 PPO = {"const": "ppo"}
-RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
+RECIPES = [
+    *sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml")),
+    *sorted((Path(__file__).parents[2] / "recipes/maporl").glob("*.yaml")),
+]
 
 GOOD = """\
 policies:
