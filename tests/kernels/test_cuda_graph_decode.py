@@ -67,7 +67,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> Callable[[Base], NativeEngin
     return make
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+@pytest.mark.parametrize("kind", ["llama", pytest.param("qwen3", marks=pytest.mark.slow)])
 def test_the_cuda_graph_decoder_samples_what_the_eager_one_samples(
     kind: str, tmp_path: Path, interpreted: Callable[[Base], NativeEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
