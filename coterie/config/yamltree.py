@@ -73,7 +73,8 @@ def composed(text: str) -> yaml.Node | None:
     for event in yaml.parse(text, Loader=Loader):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > MAX_DEPTH:
-            raise yaml.MarkedYAMLError(problem=f"nested more than {MAX_DEPTH} deep", problem_mark=event.start_mark)
+            mark: Any = event.start_mark  # libyaml's has a class of its own
+            raise yaml.MarkedYAMLError(problem=f"nested more than {MAX_DEPTH} deep", problem_mark=mark)
     return yaml.compose(text, Loader=Loader)
 
 
