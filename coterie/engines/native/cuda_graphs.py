@@ -249,7 +249,8 @@ def capture(step: Callable[[], None], pool: Any) -> Callable[[], None]:
         step()
     torch.cuda.current_stream().wait_stream(aside)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool):
+    # Thread-local: a verifier's thread may allocate memory meanwhile, which a global capture forbids.
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
         step()
     return graph.replay
 
