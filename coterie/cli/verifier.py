@@ -90,6 +90,27 @@ def generate(
 
 
 @app.command()
+def collect(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a training run.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="A new Parquet file for the answers.")],
+    last: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Only those of the last N steps.  [default: all]")
+    ] = None,
+) -> None:
+    """Collect the answers that a run sampled while it trained, labelled by the reward they got.
+
+    They cost nothing: no answer is sampled again. Early steps show the mistakes of the untrained policy.
+
+    \b
+    Example:
+      coterie verifier collect runs/solver --out answers.parquet --last 50
+    """
+    with user_errors():
+        refuse_existing(out)
+        _data().collect(run, out, last)
+
+
+@app.command()
 def balance(
     answers: Annotated[Path, typer.Argument(metavar="ANSWERS", help="A Parquet file of labelled answers.")],
     out: Annotated[Path, typer.Option(metavar="FILE", help="A new Parquet file for the answers that are kept.")],
@@ -158,6 +179,9 @@ def train(
     questions_per_step: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="A step trains on all answers to N questions.")
     ] = None,
+    every_token: Annotated[
+        bool, typer.Option("--every-token", help="Train the score before every token of an answer, not only its end.")
+    ] = False,
     held_out: Annotated[
         float | None, typer.Option(min=0, max=0.9, metavar="SHARE", help="The share of the questions to hold out.")
     ] = None,
@@ -181,7 +205,13 @@ def train(
       coterie verifier train --resume runs/v
     """
     options: dict[str, Any] = {"epochs": epochs, "lr": lr, "questions_per_step": questions_per_step}
-    options |= {"held_out": held_out, "evaluations": evaluations, "context": context, "seed": seed}
+    options |= {
+        "every_token": every_token or None,
+        "held_out": held_out,
+        "evaluations": evaluations,
+        "context": context,
+        "seed": seed,
+    }
     given = {name: value for name, value in options.items() if value is not None}
     if (answers is None) == (resume is None):
         raise typer.BadParameter("pass a file of answers, or --resume RUN, and not both")

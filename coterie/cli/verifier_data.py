@@ -8,16 +8,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import rich
+
 from coterie.cli.commands import team_config
+from coterie.config import Config, ConfigError
 from coterie.console import progress, show, table
 from coterie.errors import UserError
 from coterie.files import remove_folder
+from coterie.rewards.verifier import uses_verifier
 from coterie.statistics import mean
 from coterie.training import checkpoint
 from coterie.training.loop import Run
 from coterie.verifier.answers import Answer, parts_folder, read_answers, write_answers
 from coterie.verifier.balance import Balance, Question, choose, group
 from coterie.verifier.balance_plot import plot_balance
+from coterie.verifier.collect import stored_answers
 from coterie.verifier.generate import Plan, Report, check_policies, make_plan, make_variants
 from coterie.verifier.generate import generate as sample_answers
 from coterie.verifier.top_up import References, Resampling, resample
@@ -43,6 +48,21 @@ def generate(
     with showing(plan) as report:
         answers = sample_answers(run, plan, out, report)
     show([table(str(out), list(_by_policy(answers)))])
+
+
+def collect(folder: Path, out: Path, last: int | None) -> None:
+    """Write the labelled answers of a training run's steps to a file, and show how many are right."""
+    require_labels(team_config(folder, [], None))
+    with rich.get_console().status(f"reading the episodes of {folder}"):
+        answers = stored_answers(folder, last)
+    write_answers(out, answers)
+    show([table(str(out), list(_by_policy(answers)))])
+
+
+def require_labels(config: Config) -> None:
+    """Reject a config whose reward is a verifier's score: it would label answers with what it is to learn."""
+    if uses_verifier(config.reward):
+        raise ConfigError("reward: is a verifier's score, which is no label; use a run whose reward grades the answers")
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from coterie.verifier.evaluate import Evaluation, evaluate
 from coterie.verifier.metrics import Measures
 from coterie.verifier.model import NAME, Verifier, base_hash
 from coterie.verifier.plots import reliability_plot
+from coterie.verifier.selection import Selection
 from coterie.verifier.settings import BadVerifierConfig, VerifierConfig, read_settings
 from coterie.verifier.train import PLOT, VerifierRun, build, file_hash, resume, summary, train
 
@@ -110,7 +111,8 @@ def evaluate_verifier(
     if json_file is not None:
         reports = {name: asdict(one) for name, one in evaluation.reports.items()}
         figures = {"verifier": str(folder), "hash": verifier.hash, "answers": str(answers), "reports": reports}
-        write_atomic(json_file, json.dumps(figures | {"verdict": evaluation.verdict}, indent=2) + "\n")
+        chosen = {"verdict": evaluation.verdict, "selections": [asdict(one) for one in evaluation.selections]}
+        write_atomic(json_file, json.dumps(figures | chosen, indent=2) + "\n")
     if plot is not None:
         labels = [answer.right for answer in evaluation.answers]
         write_atomic(plot, reliability_plot(evaluation.scores, labels, summary(evaluation.reports[NAME])))
@@ -127,6 +129,15 @@ def evaluation_tables(found: Evaluation) -> Iterator[RenderableType]:
     if found.trained:
         yield Text(f"  left out: {found.trained} answers to questions that the verifier was trained on")
     yield Text(f"  {found.verdict}")
+    if found.selections:
+        yield table("questions answered rightly, choosing one of k answers", [_choice(one) for one in found.selections])
+
+
+def _choice(one: Selection) -> dict[str, str | float | int]:
+    shares = {"one answer": one.single, "majority": one.majority, "sum of scores": one.weighted}
+    shares |= {"highest score": one.best, "any": one.any}
+    gain = f"{one.difference.difference:+.3f} ({one.difference.low:+.3f} to {one.difference.high:+.3f})"
+    return {"k": one.k, **shares, "sum − majority": gain, "p": f"{one.difference.p:.2g}"}
 
 
 def _columns(one: Measures) -> dict[str, float]:

@@ -12,6 +12,7 @@ from coterie.verifier.answers import Answer
 from coterie.verifier.baselines import baselines
 from coterie.verifier.metrics import Measures, measures
 from coterie.verifier.model import NAME, Verifier, conversation
+from coterie.verifier.selection import Selection, selections
 from coterie.verifier.train import QUESTIONS, mixed_questions, sampled_if_mixed
 
 
@@ -28,6 +29,7 @@ class Evaluation:
     reports: Mapping[str, Measures]  # the verifier, then each baseline
     trained: int  # answers that were left out: the verifier was trained on their questions
     perturbed: Measures | None  # the verifier with the perturbed answers too, which the reports leave out
+    selections: list[Selection]  # how often a choice by its scores is right
 
     @property
     def verdict(self) -> str:
@@ -56,7 +58,7 @@ def evaluate(verifier: Verifier, run: Path, file: Path, answers: Sequence[Answer
     ]
     reports = {name: _measures(column, measured) for name, column in {NAME: own, **baselines(measured)}.items()}
     perturbed = _measures(scores, fresh) if len(measured) < len(fresh) else None
-    return Evaluation(measured, own, reports, left_out, perturbed)
+    return Evaluation(measured, own, reports, left_out, perturbed, list(selections(measured, own)))
 
 
 def score(verifier: Verifier, file: Path, answers: Sequence[Answer], chosen: Sequence[Answer]) -> list[float]:

@@ -1,4 +1,7 @@
-"""Verifier-weighted vote: a verifier scores each of many solutions; the answer with the largest sum of scores wins."""
+"""Verifier-weighted vote: a verifier scores each of many solutions; the answer with the largest sum of scores wins.
+
+The verifier is a role that writes a digit, or a trained reward model (`coterie verifier train`), which writes nothing.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,8 @@ from functools import partial
 from typing import Any, ClassVar
 
 from coterie.prompts import chat_messages, check, check_counts, fill
-from coterie.statistics import auc
+from coterie.rewards.verifier import VerifierSource, open_source, scores_of
+from coterie.statistics import auc, mean
 from coterie.types import Grade, Message, Metrics, Outcome, Task, Team, Turn, is_correct
 from coterie.workflows.vote import ballot, majority
 
@@ -27,7 +31,7 @@ SCORE = re.compile(r"score\W{0,4}([0-9])\b", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class VerifiedVote:
-    """The solver samples `answers` solutions; the verifier scores each with `grades` digits.
+    """The solver samples `answers` solutions; the verifier scores each with `grades` digits, or with its probability.
 
     A solution is rewarded by the config's reward. A digit d gets 1 − (d/9 − y)², with y = 1 if the solution is right:
     the Brier score, a proper scoring rule, so the true probability maximizes its expectation. No digit gets 0.
@@ -40,15 +44,19 @@ class VerifiedVote:
     conversation: bool = False  # the verifier continues the solver's conversation instead of a fresh one
     prompt: str = "{question}"  # the solver's prompt
     review: str | None = None  # the verifier's prompt; null: a request for a digit
+    # {run: FOLDER} or {url: ADDRESS}, as of the reward `verifier`: scores the solutions; null: the role `verifier` does
+    verifier: VerifierSource | None = None
 
     def __post_init__(self) -> None:
         check(self.prompt, ["question"], "prompt")
+        if self.verifier is not None and (self.grades > 1 or self.conversation or self.review is not None):
+            raise ValueError("verifier: grades, conversation and review have no effect with it; it needs no prompt")
         check(self.request, [] if self.conversation else ["question", "solution"], "review")
         check_counts(self, "answers", "grades")
 
     @property
     def roles(self) -> tuple[str, ...]:
-        return ("solver", "verifier")
+        return ("solver", "verifier") if self.verifier is None else ("solver",)
 
     @property
     def request(self) -> str:
@@ -57,14 +65,23 @@ class VerifiedVote:
             return self.review
         return SELF_REVIEW if self.conversation else REVIEW
 
+    def open_models(self, device: str, deadline: float) -> dict[str, str]:
+        """Load the reward model, or connect to it."""
+        return {} if self.verifier is None else {"workflow": open_source(self.verifier, device, deadline)}
+
     async def run(self, task: Task, team: Team, world: Any) -> Outcome:
         messages = chat_messages(fill(self.prompt, {"question": task.prompt}))
         solutions = await asyncio.gather(*(team.solver.say(messages) for _ in range(self.answers)))
-        reviews = [self._review(task, messages, solution.text) for solution in solutions for _ in range(self.grades)]
+        texts = [solution.text for solution in solutions]
+        if self.verifier is not None:
+            model = scores_of(self.verifier)
+            scores = await asyncio.gather(*(model.score(task.prompt, text) for text in texts))
+            return Outcome(elected(texts, scores), judge=partial(judge, solutions, scores, ()))
+        reviews = [self._review(task, messages, text) for text in texts for _ in range(self.grades)]
         flat = await asyncio.gather(*(team.verifier.say(review) for review in reviews))
         digits = [flat[i : i + self.grades] for i in range(0, len(flat), self.grades)]
-        texts = [solution.text for solution in solutions]
-        return Outcome(elected(texts, [score(turns) for turns in digits]), judge=partial(judge, solutions, digits))
+        scores = [score(turns) for turns in digits]
+        return Outcome(elected(texts, scores), judge=partial(judge, solutions, scores, digits))
 
     def _review(self, task: Task, messages: list[Message], solution: str) -> list[Message]:
         if self.conversation:
@@ -94,23 +111,30 @@ def elected(texts: Sequence[str], scores: Sequence[float]) -> str:
     return max(zip(texts, scores, strict=True), key=lambda pair: (ballot(pair[0]) == best, pair[1]))[0]
 
 
-async def judge(solutions: Sequence[Turn], digits: Sequence[Sequence[Turn]], grade: Grade) -> Metrics:
-    """Set the reward of every turn; metrics of solver and verifier."""
-    right = []
-    for solution, turns in zip(solutions, digits, strict=True):
+async def judge(
+    solutions: Sequence[Turn], scores: Sequence[float], digits: Sequence[Sequence[Turn]], grade: Grade
+) -> Metrics:
+    """Set the reward of every turn; metrics of solver and verifier. `digits` is empty for a reward model."""
+    for solution in solutions:
         solution.reward = await grade(solution.text)
-        right.append(is_correct(solution.reward))
-        for turn in turns:
-            turn.reward = brier(digit(turn), right[-1])
-    unreadable = [digit(turn) is None for turns in digits for turn in turns]
+    right = [is_correct(solution.reward or 0.0) for solution in solutions]
+    texts = [solution.text for solution in solutions]
     metrics = {
         "solver_right": sum(right) / len(right),
         "any_right": float(any(right)),
-        "majority_right": float(is_correct(await grade(majority([solution.text for solution in solutions])))),
-        "unreadable": sum(unreadable) / len(unreadable),
+        "majority_right": float(is_correct(await grade(majority(texts)))),
+        "best_scored_right": float(max(zip(scores, right, strict=True), key=lambda pair: pair[0])[1]),
     }
-    within = auc([score(turns) for turns in digits], right)
-    return metrics if within is None else metrics | {"auc_within_task": within}
+    within = auc(scores, right)
+    return metrics | _reward_digits(digits, right) | ({} if within is None else {"auc_within_task": within})
+
+
+def _reward_digits(digits: Sequence[Sequence[Turn]], right: Sequence[bool]) -> Metrics:
+    """Set the reward of the verifier's turns; the share of them without a digit."""
+    turns = [(turn, y) for own, y in zip(digits, right, strict=False) for turn in own]
+    for turn, y in turns:
+        turn.reward = brier(digit(turn), y)
+    return {"unreadable": mean([digit(turn) is None for turn, _ in turns])} if turns else {}
 
 
 def brier(digit: int | None, right: bool) -> float:

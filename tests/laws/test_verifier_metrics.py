@@ -21,6 +21,7 @@ from coterie.verifier.evaluate import Evaluation, NothingToMeasure, evaluate
 from coterie.verifier.metrics import ece, measures, reliability
 from coterie.verifier.model import pack_rows
 from coterie.verifier.plots import reliability_plot
+from coterie.verifier.selection import selections
 from coterie.verifier.train import Example, bce, row_weights, split_by_question, weighted
 from tests.verifiers import toy_answers
 
@@ -104,7 +105,7 @@ def test_right_and_wrong_answers_to_a_question_weigh_the_same() -> None:
     ids = {"4": (1, 4, 2), "four": (1, 5, 2), "5": (1, 6, 7, 2), "6": (1, 8, 2)}
 
     def shares(*given: tuple[str, bool]) -> list[tuple[str, float]]:
-        examples = [Example(answer("2 + 2?", text, right), ids[text]) for text, right in given]
+        examples = [Example(answer("2 + 2?", text, right), ids[text], 0) for text, right in given]
         return [(one.answer.text, one.weight) for one in weighted(examples)]
 
     assert shares(("4", True), ("four", True), ("5", False)) == [("4", 0.25), ("four", 0.25), ("5", 0.5)]
@@ -215,3 +216,21 @@ def test_perturbed_answers_are_measured_apart(tmp_path: Path) -> None:
     found = evaluated(lambda q, t: 0.0 if t == "perturbed" else 0.5, [*uneven(), *made], tmp_path)
     assert found.reports["verifier"].answers == 48 and found.reports["verifier"].accuracy_within == 0.5
     assert found.perturbed is not None and found.perturbed.answers == 60 and found.perturbed.accuracy_within > 0.6
+
+
+def test_a_choice_among_k_answers_is_right_as_often_as_counted_by_hand() -> None:
+    def answers(question: str, texts: str, right: str, scores: Sequence[float]) -> list[tuple[Answer, float]]:
+        made = [Answer(question, question, f"so {t}", (1,), "s", 1.0, float(t == right), -1.0) for t in texts]
+        return list(zip(made, scores, strict=True))
+
+    scored = [
+        *answers("a", "1122", "2", (0.1, 0.2, 0.9, 0.3)),  # tie of votes: the first wins; by scores the second
+        *answers("b", "3334", "4", (0.2, 0.2, 0.2, 0.9)),  # 0.6 against 0.9
+        *answers("c", "5556", "5", (0.3, 0.3, 0.3, 0.8)),  # 0.9 against 0.8, though 6 has the highest score
+    ]
+    two, four = selections([answer for answer, _ in scored], [score for _, score in scored])
+    assert (two.k, two.single, two.any) == (2, pytest.approx(1 / 3), pytest.approx(1 / 3))
+    assert (four.k, four.questions, four.any) == (4, 3, 1)
+    assert four.single == pytest.approx((2 + 1 + 3) / 12)
+    assert (four.majority, four.weighted, four.best) == pytest.approx((1 / 3, 1, 2 / 3))
+    assert four.difference.difference == pytest.approx(2 / 3)

@@ -203,3 +203,18 @@ def kill_after(parts: int, out: Path, words: list[Any]) -> None:
 def generated_by(words: list[Any], out: Path) -> Path:
     stdout_of("verifier", *words, "--out", out)
     return out
+
+
+def test_a_runs_own_answers_are_collected_with_the_labels_they_were_trained_on(
+    model_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    model = model_folder("llama")
+    config = written(model, tmp_path, policies={"a": {"model": str(model), "lora": {"rank": 2}}})
+    stdout_of("train", config, "steps=2", "episodes_per_task=3", "name=r", "--out", tmp_path)
+    for last, episodes in ((None, 12), (1, 6)):
+        out = tmp_path / f"{last}.parquet"
+        stdout_of("verifier", "collect", tmp_path / "r", "--out", out, *(["--last", last] if last else []))
+        answers = read_answers(out)
+        assert len(answers) == episodes and all(
+            answer.right == (re.search(PATTERN, answer.text) is not None) for answer in answers
+        )

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from coterie.rewards import verifier as verifier_reward
+from coterie.rewards.verifier import VerifierSource
 from coterie.types import Outcome, Task
 from coterie.workflows.verified_vote import VerifiedVote, brier, digit, elected
 from tests.scripted import Scripted
@@ -32,6 +34,20 @@ def test_the_answer_with_the_largest_sum_of_digits_wins_against_the_majority() -
     assert metrics["majority_right"] == 0 and metrics["any_right"] == 1
     assert metrics["solver_right"] == pytest.approx(1 / 3)
     assert metrics["auc_within_task"] == 1
+
+
+def test_a_reward_model_scores_the_solutions_without_a_turn_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def score_answers(source: VerifierSource, pairs: list[tuple[str, str]], deadline: float) -> list[float]:
+        assert all(question == TASK.prompt for question, _ in pairs)
+        return [0.9 if text.endswith("4") else 0.3 for _, text in pairs]
+
+    monkeypatch.setattr(verifier_reward, "load", lambda name: score_answers)
+    monkeypatch.setattr(verifier_reward, "_scores", {})
+    solutions = ["so 5", "it is 5", "so 4"]
+    outcome, metrics, team = play(solutions, [""] * 3, verifier=VerifierSource(url="http://127.0.0.1:1"))
+    assert outcome.answer == "so 4" and [turn.reward for turn in team.solver.turns] == [0, 0, 1]
+    assert metrics["best_scored_right"] == 1 and metrics["auc_within_task"] == 1 and "unreadable" not in metrics
+    assert VerifiedVote(verifier=VerifierSource(url="http://127.0.0.1:1")).roles == ("solver",)
 
 
 @pytest.mark.parametrize(
@@ -76,6 +92,10 @@ def test_the_verifier_reads_one_solution_or_goes_on_in_its_conversation() -> Non
         ({"answers": 0}, "answers: at least 1"),
         ({"grades": 0}, "grades: at least 1"),
         ({"review": "{answer}"}, "review: unknown field {answer}"),
+        (
+            {"verifier": VerifierSource(url="http://v"), "grades": 2},
+            "verifier: grades, conversation and review",
+        ),
         ({"conversation": True, "review": "{solution}"}, "review: unknown field {solution}"),
     ],
 )

@@ -1,0 +1,24 @@
+"""Labelled answers from a training run's stored episodes: what its policies sampled while they learned."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from coterie.errors import UserError
+from coterie.files import numbered_paths
+from coterie.training.log import read_episodes
+from coterie.verifier.answers import Answer
+from coterie.verifier.generate import answers_of
+
+
+class NoStoredEpisodes(UserError):
+    """A run that has stored no episodes."""
+
+
+def stored_answers(run: Path, last: int | None = None) -> list[Answer]:
+    """The answers of a run's steps, or of its last ones, with the labels of the run's own reward."""
+    files = numbered_paths(run / "episodes", ".jsonl")
+    if not files:
+        raise NoStoredEpisodes(f"{run}: no stored episodes; `coterie train` writes them, step by step")
+    played = (episode for file in files[-last if last else 0 :] for episode in read_episodes(file))
+    return [answer for episode in played if episode.error is None for answer in answers_of(episode)]
