@@ -8,7 +8,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from coterie.prompts import chat_messages, check, check_counts, fill
+from coterie.prompts import Examples, chat_messages, check, check_counts, fill
 from coterie.rewards.answer_extraction import NUMBER, last_number, marked_answer
 from coterie.types import Task, Team
 
@@ -21,6 +21,7 @@ class Vote:
     voters: int = 5  # votes per task
     prompt: str = "{question}"  # the prompt; may use {question}
     system: str | None = None  # the system message; null: none
+    examples: Examples = ()  # few-shot: [user message, reply] pairs that come before the prompt
 
     def __post_init__(self) -> None:
         check(self.prompt, ["question"], "prompt")
@@ -31,7 +32,7 @@ class Vote:
         return (self.role,)
 
     async def run(self, task: Task, team: Team, world: Any) -> str:
-        messages = chat_messages(fill(self.prompt, {"question": task.prompt}), self.system)
+        messages = chat_messages(fill(self.prompt, {"question": task.prompt}), self.system, self.examples)
         turns = await asyncio.gather(*(team[self.role].say(messages) for _ in range(self.voters)))
         return majority([turn.text for turn in turns])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -243,3 +244,12 @@ def test_workers_of_a_plan_work_at_the_same_time() -> None:
 
     team, barrier = Scripted({"orchestrator": ["a\nb", "4"], "worker": ["1", "2"]}, Meets), asyncio.Barrier(2)
     asyncio.run(asyncio.wait_for(Orchestrate().run(TASK, team, None), HANG))
+
+
+def test_a_single_agents_run_can_be_evaluated_as_a_vote() -> None:
+    """`coterie eval RUN workflow.name=vote`: the run's config names every option of `single`."""
+    assert {f.name for f in fields(Single)} < {f.name for f in fields(Vote)}
+    team = Scripted({"solver": ["5", "4", "4"]})
+    examples = (("1 + 1?", "2"),)
+    answer = asyncio.run(Vote(voters=3, examples=examples).run(Task("t", "2 + 2?", "4"), team, None))
+    assert answer == "4" and [m["content"] for m in team.solver.prompts[0]] == ["1 + 1?", "2", "2 + 2?"]
