@@ -167,21 +167,18 @@ def train(
         Path | None, typer.Argument(metavar="ANSWERS", help="A Parquet file of labelled answers.")
     ] = None,
     model: Annotated[
-        str, typer.Option(metavar="MODEL", help="The base model: demo, a folder, a .gguf file or a hub name.")
+        str, typer.Option(metavar="NAME", help="The base model: demo, a folder, a .gguf file or a hub name.")
     ] = "demo",
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="The folder of the new run.")] = Path("runs/verifier"),
     resume: Annotated[
         Path | None, typer.Option(metavar="RUN", help="Resume the run in this folder from its latest checkpoint.")
     ] = None,
     epochs: Annotated[int | None, typer.Option(min=1, metavar="N", help="Passes over the questions.")] = None,
-    lr: Annotated[float | None, typer.Option(min=0, max=1, metavar="LR", help="The learning rate.")] = None,
+    lr: Annotated[float | None, typer.Option(min=0, max=1, metavar="RATE", help="The learning rate.")] = None,
     rank: Annotated[int | None, typer.Option(min=1, metavar="N", help="The rank of the LoRA adapter.")] = None,
     questions_per_step: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="A step trains on all answers to N questions.")
     ] = None,
-    every_token: Annotated[
-        bool, typer.Option("--every-token", help="Train the score before every token of an answer, not only its end.")
-    ] = False,
     held_out: Annotated[
         float | None, typer.Option(min=0, max=0.9, metavar="SHARE", help="The share of the questions to hold out.")
     ] = None,
@@ -205,13 +202,7 @@ def train(
       coterie verifier train --resume runs/v
     """
     options: dict[str, Any] = {"epochs": epochs, "lr": lr, "questions_per_step": questions_per_step}
-    options |= {
-        "every_token": every_token or None,
-        "held_out": held_out,
-        "evaluations": evaluations,
-        "context": context,
-        "seed": seed,
-    }
+    options |= {"held_out": held_out, "evaluations": evaluations, "context": context, "seed": seed}
     given = {name: value for name, value in options.items() if value is not None}
     if (answers is None) == (resume is None):
         raise typer.BadParameter("pass a file of answers, or --resume RUN, and not both")
@@ -254,7 +245,7 @@ def serve(
     ),
     port: Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="The port; 0: any free one.")] = 8000,
     checkpoint: Annotated[str, typer.Option(metavar="WHICH", help="best, latest or a step's number.")] = "best",
-    device: Annotated[str, typer.Option(metavar="DEVICE", help="cpu, cuda, cuda:1 … or auto.")] = "auto",
+    device: Annotated[str, typer.Option(metavar="WHERE", help="cpu, cuda, cuda:1 … or auto.")] = "auto",
     key_file: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="The key that clients must send.  [default: $COTERIE_VERIFIER_KEY]"),

@@ -18,8 +18,12 @@ from typing import Any
 
 import pytest
 import torch
+import typer
 
 from coterie import __version__
+from coterie.bench import app as bench
+from coterie.cli import data, verifier
+from coterie.cli.app import app
 from coterie.cli.commands import new_run_folder
 from coterie.cli.report import dialogue, visible
 from coterie.config import load
@@ -50,6 +54,19 @@ def trained(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> tuple
 
 def metrics(run: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_no_option_has_its_own_name_as_placeholder() -> None:
+    """Typer 0.27 takes `metavar="LR"` of `lr` for its name: the option would be `--LR`."""
+
+    def options(command: Any) -> Iterator[Any]:
+        yield from (one for one in command.params if one.param_type_name == "option")
+        for inner in getattr(command, "commands", {}).values():
+            yield from options(inner)
+
+    apps = (app, data.app, verifier.app, bench.app)  # the last three are loaded when they are called
+    found = [option for one in apps for option in options(typer.main.get_command(one))]
+    assert len(found) > 50 and [one.name for one in found if one.metavar == str(one.name).upper()] == []
 
 
 @pytest.mark.parametrize("command", ["train", "eval", "check", "schema"])
