@@ -33,14 +33,25 @@ class Evaluation:
 
     @property
     def verdict(self) -> str:
-        """One line: whether the verifier knows more than the question."""
+        """Whether the verifier knows more than the question, and whether choosing by its scores beats the majority."""
         own = self.reports[NAME].accuracy_within
         others = {name: one.accuracy_within for name, one in self.reports.items() if name != NAME} | {"chance": 0.5}
         rival = max(others, key=lambda name: others[name])
-        pairs = f"within a question the verifier ranks {own:.3f} of the pairs rightly"
+        known = f"within a question the verifier ranks {own:.3f} of the pairs rightly"
         if own > others[rival]:
-            return f"{pairs}, more than every baseline ({rival}: {others[rival]:.3f})"
-        return f"{pairs}, no better than {rival} ({others[rival]:.3f}): do not rely on it to choose between answers"
+            return f"{known}, more than every baseline ({rival}: {others[rival]:.3f}){self._choice()}"
+        return f"{known}, no better than {rival} ({others[rival]:.3f}){self._choice()}"
+
+    def _choice(self) -> str:
+        """What the scores are worth for choosing among the most answers that questions have."""
+        if not self.selections:
+            return ""
+        most = self.selections[-1]
+        gain = most.difference
+        better = gain.p < 0.05 and gain.difference > 0
+        advice = "use it to choose" if better else "do not rely on it to choose"
+        sums = f"of {most.k} answers the largest sum of scores is right on {most.weighted:.3f}"
+        return f"; {sums}, the majority on {most.majority:.3f} (p = {gain.p:.2g}): {advice}"
 
 
 def evaluate(verifier: Verifier, run: Path, file: Path, answers: Sequence[Answer]) -> Evaluation:

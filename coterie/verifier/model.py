@@ -87,31 +87,20 @@ class Verifier:
 
     def encode(self, messages: Sequence[Message], name: str) -> tuple[int, ...]:
         """The ids of a conversation with its end token; `name` is how an error calls it."""
-        return self.encode_parts(messages, name)[0]
-
-    def encode_parts(self, messages: Sequence[Message], name: str) -> tuple[tuple[int, ...], int]:
-        """The ids of a conversation with its end token, and the index at which its last message begins."""
         if len(messages) < 2 or messages[-1]["role"] != "assistant":
             raise BadConversation(f"{name}: the last message must be the assistant's, after at least one other")
         chat = self.learner.base.chat
-        prompt = chat.prompt(messages[:-1])
-        ids = (*prompt, *chat.reply(messages[-1]["content"]), chat.end_id)
+        ids = (*chat.prompt(messages[:-1]), *chat.reply(messages[-1]["content"]), chat.end_id)
         if len(ids) > self.context:
             raise BadConversation(f"{name}: {len(ids)} tokens are more than the verifier's context of {self.context}")
-        return ids, len(prompt)
+        return ids
 
 
-def pack_rows(
-    rows: Sequence[tuple[int, ...]], labels: Sequence[float] | None = None, starts: Sequence[int] | None = None
-) -> Batch:
-    """Rows of token ids as a batch, with the label as the return of each sampled token: from `starts` on, else only
-    the last one."""
+def pack_rows(rows: Sequence[tuple[int, ...]], labels: Sequence[float] | None = None) -> Batch:
+    """Rows of token ids as a batch in which the last token of each is the sampled one, with the label as its return."""
     episodes = []
     for i, (ids, label) in enumerate(zip(rows, labels or [0.0] * len(rows), strict=True)):
-        start = starts[i] if starts else len(ids) - 1
-        size = len(ids) - start
-        returns = torch.full((size,), label)
-        turn = Turn(NAME, NAME, 0, 0, ids[:start], ids[start:], (0.0,) * size, 1.0, "", "end", returns=returns)
+        turn = Turn(NAME, NAME, 0, 0, ids[:-1], ids[-1:], (0.0,), 1.0, "", "end", returns=torch.tensor([label]))
         episodes.append(Episode(str(i), Task(str(i), "", None), 0, [turn]))
     return make_batches(episodes, require_advantages=False)[NAME]
 

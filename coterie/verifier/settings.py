@@ -34,7 +34,6 @@ class VerifierConfig:
     head_lr: PositiveShare = 1e-3  # of the score head
     epochs: Count = 3  # passes over the training questions
     questions_per_step: Count = 8  # a step trains on all answers of so many questions
-    every_token: bool = False  # train the score before every token of an answer, not only before its end token
     held_out: Share = 0.2  # share of the questions that are held out
     evaluations: Count = 10  # on the held-out questions, evenly spaced over the steps; each writes a checkpoint
     context: Count | None = None  # tokens of a conversation, at most; null: the model's own limit

@@ -54,7 +54,6 @@ class Example:
 
     answer: Answer
     ids: tuple[int, ...]  # of the whole conversation, with the end token
-    start: int  # where the answer begins in it
     weight: float = 0.0  # its share of its question's loss
 
 
@@ -113,7 +112,7 @@ def build(config: VerifierConfig, folder: Path, console: bool = True) -> Verifie
 
     def example(answer: Answer) -> Example:
         messages = conversation(answer.question, answer.text)
-        return Example(answer, *verifier.encode_parts(messages, f"{file}, row {rows[id(answer)]}"))
+        return Example(answer, verifier.encode(messages, f"{file}, row {rows[id(answer)]}"))
 
     by_question: dict[str, list[Example]] = {answer.question: [] for answer in train}
     for answer in train:
@@ -188,8 +187,7 @@ def training_step(run: VerifierRun) -> Metrics:
     started, learner = time.perf_counter(), run.verifier.learner
     questions = step_questions(run)
     examples = [example for question in questions for example in question]
-    starts = [one.start for one in examples] if run.config.every_token else None
-    batch = pack_rows([one.ids for one in examples], [one.answer.label for one in examples], starts)
+    batch = pack_rows([one.ids for one in examples], [one.answer.label for one in examples])
     learner.schedule_lr(run.step)
     try:
         metrics = learner.fit(batch, row_weights(batch, [one.weight / len(questions) for one in examples]), bce)
@@ -200,9 +198,8 @@ def training_step(run: VerifierRun) -> Metrics:
 
 
 def row_weights(batch: Batch, weights: Sequence[float]) -> Tensor:
-    """The weight of each token's row, shared by the sampled tokens of the row: [T]."""
-    sampled = torch.bincount(batch.row[batch.mask], minlength=len(weights))
-    return (torch.tensor(weights) / sampled)[batch.row]
+    """The weight of each token's row: [T]."""
+    return torch.tensor(weights)[batch.row]
 
 
 def step_questions(run: VerifierRun) -> list[list[Example]]:

@@ -23,7 +23,7 @@ from coterie.types import Message
 from coterie.verifier.answers import write_answers
 from coterie.verifier.model import BadConversation, Verifier, conversation, pack_rows
 from coterie.verifier.settings import BadVerifierConfig, read_settings
-from coterie.verifier.train import BadTrainingData, VerifierRun, resume, row_weights, split_by_question, train
+from coterie.verifier.train import BadTrainingData, VerifierRun, resume, split_by_question, train
 from tests.commands import coterie, stdout_of
 from tests.killed_verifier import MOMENTS
 from tests.models import tiny
@@ -105,22 +105,6 @@ def test_it_learns_what_is_right(model_folder: Folder, tmp_path: Path) -> None:
     assert min(right) > 0.5
     first = Verifier.load(tmp_path / "v", "cpu", str(run.step))
     assert (first.hash == verifier.hash) == (run.step == run.best_step)
-
-
-def test_with_every_token_an_answer_counts_as_much_and_all_its_scores_learn(
-    model_folder: Folder, tmp_path: Path
-) -> None:
-    run = built(model_folder("llama"), tmp_path / "v", every_token=True)
-    examples = run.training[0]
-    batch = pack_rows([e.ids for e in examples], [e.answer.label for e in examples], [e.start for e in examples])
-    weights = row_weights(batch, [e.weight for e in examples])
-    for row, example in enumerate(examples):
-        own = batch.mask & (batch.row == row)
-        assert own.sum() == len(example.ids) - example.start
-        assert batch.returns[own].tolist() == [example.answer.label] * int(own.sum())
-        assert float(weights[own].sum()) == pytest.approx(example.weight)
-    train(run)
-    assert held_out(run)["eval/auc"] > 0.9  # the score is still read at the end
 
 
 def test_labels_shuffled_within_questions_cannot_be_learned(model_folder: Folder, tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def test_right_and_wrong_answers_to_a_question_weigh_the_same() -> None:
     ids = {"4": (1, 4, 2), "four": (1, 5, 2), "5": (1, 6, 7, 2), "6": (1, 8, 2)}
 
     def shares(*given: tuple[str, bool]) -> list[tuple[str, float]]:
-        examples = [Example(answer("2 + 2?", text, right), ids[text], 0) for text, right in given]
+        examples = [Example(answer("2 + 2?", text, right), ids[text]) for text, right in given]
         return [(one.answer.text, one.weight) for one in weighted(examples)]
 
     assert shares(("4", True), ("four", True), ("5", False)) == [("4", 0.25), ("four", 0.25), ("5", 0.5)]
@@ -199,6 +199,14 @@ def test_a_verifier_that_only_knows_the_question_is_found_out(tmp_path: Path) ->
     assert "no better than" in found.verdict
     better = evaluated(lambda question, text: 0.9 if "yes" in text else 0.1, uneven(), tmp_path)
     assert better.reports["verifier"].accuracy_within == 1.0 and "more than every baseline" in better.verdict
+
+
+def test_the_verdict_says_whether_to_choose_by_the_scores(tmp_path: Path) -> None:
+    """All minorities are right: eight questions are enough to be sure that the right scores choose better."""
+    answers = [answer(f"question {q}", f"so {number}", number == 7) for q in range(8) for number in (5, 5, 5, 7)]
+    for right, advice in ((0.9, ": use it to choose"), (0.1, ": do not rely on it to choose")):
+        scored = {"so 7": right, "so 5": 0.2}
+        assert evaluated(lambda _, text, scored=scored: scored[text], answers, tmp_path).verdict.endswith(advice)
 
 
 def test_questions_that_it_was_trained_on_are_left_out(tmp_path: Path) -> None:
