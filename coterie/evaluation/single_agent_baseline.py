@@ -17,7 +17,6 @@ from coterie.types import Episode, Task, Team
 from coterie.workflows.vote import majority
 
 SOLVER = "solver"
-MIN_VOTERS = 3  # a majority of two is the first one's answer
 LENGTH_TASKS = 32  # tasks that estimate the length of a sampled answer
 
 
@@ -54,7 +53,8 @@ def baselines(
     agents: Mapping[str, SingleAgent],
     seed: int,
 ) -> dict[str, Report]:
-    """Evaluate each agent alone; then a majority vote of the best, with as many votes as the team's tokens allow."""
+    """Evaluate each agent alone; then a majority vote of the best, with as many whole answers as the team's tokens pay
+    for. Tokens that pay for one answer only pay for no vote."""
 
     def played(
         workflow: SingleAgentWorkflow, player: Player, tasks: Sequence[Task] = tasks, repeats: int = repeats
@@ -66,8 +66,10 @@ def baselines(
     # The length is estimated from samples: greedy answers are shorter.
     voter = with_temperature(best.player, best.temperature)
     sampled = played(best.workflow, voter, tasks[:LENGTH_TASKS], 1)
-    player, voters = fit_token_budget(voter, team.metrics["tokens"], sampled.metrics["tokens"])
-    return {**reports, f"majority of {voters}": played(replace(best.workflow, voters=voters), player)}
+    voters = round(team.metrics["tokens"] / max(sampled.metrics["tokens"], 1.0))
+    if voters < 2:
+        return reports
+    return {**reports, f"majority of {voters}": played(replace(best.workflow, voters=voters), voter)}
 
 
 def first_speaker(episodes: Sequence[Episode]) -> str | None:
@@ -93,12 +95,3 @@ def with_temperature(player: Player, temperature: float) -> Player:
     """A player that samples: if its temperature is 0, it gets this one. Greedy votes would all be equal."""
     sampling = player.sampling
     return replace(player, sampling=replace(sampling, temperature=sampling.temperature or temperature or 1.0))
-
-
-def fit_token_budget(player: Player, team_tokens: float, answer_tokens: float) -> tuple[Player, int]:
-    """The number of votes that the team's tokens allow; if fewer than three, three with a lower `max_tokens`."""
-    voters = round(team_tokens / max(answer_tokens, 1.0))
-    if voters >= MIN_VOTERS:
-        return player, voters
-    shorter = replace(player.sampling, max_tokens=max(1, int(team_tokens / MIN_VOTERS)))
-    return replace(player, sampling=shorter), MIN_VOTERS
