@@ -26,7 +26,7 @@ Chain = Literal["role", "team"]
 
 
 class CriticFactory(Protocol):
-    """Builds critics for an algorithm; `training.build` has one for the run's config."""
+    """Builds the critics of an algorithm; implemented by `training.critic_factory.CriticFactory`."""
 
     def critics(self, loss: Loss, weights: Callable[[Batch], Tensor], lr: float, fits: int) -> ValueEstimator | None:
         """Token critics as the config has them; None where values come from a head on the policy's trunk."""

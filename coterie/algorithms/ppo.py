@@ -73,7 +73,7 @@ class Ppo(Algorithm):
     def chain_gae(self, turns: Sequence[Turn], other_values: Sequence[float]) -> Iterator[TurnEstimate]:
         """GAE along one chain of turns. `other_values` is added to each turn's values: the other roles' share (VDN).
 
-        Turns without values, those of frozen policies, are environment: their reward goes to the step before.
+        Turns of frozen policies have no values and count as environment: their credit goes to the step before them.
         """
         valued, values, others, rewards = [], [], [], []
         for turn, other in zip(turns, other_values, strict=True):

@@ -85,7 +85,8 @@ def mixer_problems(algorithm: Any, config: Any) -> Iterator[tuple[str, str]]:
 def without_noise(groups: Groups) -> Groups:
     """Remove the utilities of groups in which the team earned the same reward in every episode.
 
-    There, utilities differ mostly by their error, and dividing by its deviation would make it as large as any signal.
+    In such a group utilities differ mostly by estimation error, and dividing by their deviation would scale that error
+    to the size of a real advantage.
     """
     team = torch.tensor([_team_return(sample.episode) for sample in groups.samples], dtype=torch.float64)
     utilities = torch.tensor([sample.turns[0].utility or 0.0 for sample in groups.samples], dtype=torch.float64)

@@ -1,6 +1,7 @@
 """Hints for unknown keys: names from verl, TRL, rLLM, siiRL and MARFT, and old names of Coterie's own keys.
 
 A name matches the end of a path: `optim.lr` also matches `actor_rollout_ref.actor.optim.lr`. The longest match wins.
+Similar names ("did you mean …?") come from `errors.did_you_mean`; `reader.unknown` uses both.
 """
 
 from __future__ import annotations

@@ -165,6 +165,7 @@ class Reader:
             self.invalid(path, f"{where}: {type(error).__name__}: {error}")
 
     def unknown(self, owner: str, known: list[str], data: Any, path: Path) -> None:
+        """Report an unknown key: what another system's name for it is called here, or did you mean …?"""
         hints = {leaf: hint_for(leaf) for leaf in _leaves(data, path)}
         if not any(hints.values()):
             names = listed(known, like=path[-1]) or "no options"

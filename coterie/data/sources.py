@@ -1,4 +1,4 @@
-"""The datasets that Coterie knows by name."""
+"""The datasets of `coterie data prepare`, by name; a new one is added here."""
 
 from __future__ import annotations
 

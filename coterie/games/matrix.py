@@ -26,7 +26,7 @@ class AtOnce:
 
 
 class OneMove:
-    """Identical tasks."""
+    """Base of the one-move games: all tasks are the same empty question, and there is no world."""
 
     size: int
 

@@ -10,5 +10,6 @@ from typing import Any
 
 @cache
 def kernels_for(device: str, reference: str, triton: str) -> Any:
-    """The module to call on this device type; both have the same functions. CPU builds of PyTorch have no Triton."""
+    """The Triton module on CUDA, else the PyTorch reference; both define the same functions. CPU builds of PyTorch
+    have no Triton."""
     return import_module(triton if device == "cuda" and find_spec("triton") is not None else reference)

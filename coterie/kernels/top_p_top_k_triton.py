@@ -1,4 +1,4 @@
-"""Top-k and top-p masks in Triton, inside a CUDA graph: a binary search for each row's threshold logit, no sort."""
+"""Top-k and top-p (nucleus) masks in Triton, for CUDA graphs: a binary search for each row's threshold, no sort."""
 
 from __future__ import annotations
 

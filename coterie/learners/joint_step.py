@@ -102,7 +102,7 @@ def fit_together(jobs: Sequence[FitJob]) -> list[Metrics]:
 
 
 def _passes(jobs: Sequence[FitJob]) -> Iterator[list[tuple[FitJob, Microbatch]]]:
-    """Microbatches of several policies that go through a base at once, within the token budget."""
+    """Microbatches of policies on one base model, grouped into forward and backward passes within the token budget."""
     open_passes: list[list[tuple[FitJob, Microbatch]]] = []
     for job in jobs:
         for micro in job.learner.microbatches(job.batch):

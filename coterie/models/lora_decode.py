@@ -1,4 +1,4 @@
-"""Per-row LoRA in decode: linear layers with all adapters stacked into their weights, at fixed addresses for graphs."""
+"""Per-row LoRA (multi-LoRA) in decode: linear layers with all adapters stacked, at fixed addresses for graphs."""
 
 from __future__ import annotations
 

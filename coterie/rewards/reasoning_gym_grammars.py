@@ -44,7 +44,7 @@ def answer_in(text: str) -> str:
 
 
 def is_in_grammar(dataset: str, text: str, entry: Entry) -> bool:
-    """True if an answer may be passed to the dataset's scorer. The reference itself always may."""
+    """True if an answer is safe to pass to the dataset's scorer, which may `eval` it. The reference always is."""
     if text == entry["answer"]:
         return True
     if len(text) > max(LONGEST, 8 * len(str(entry["answer"]))):

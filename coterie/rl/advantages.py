@@ -66,7 +66,7 @@ def scaled(differences: Tensor, rewards: Tensor, group: Tensor, epsilon: float =
 
 
 def gae(rewards: Tensor, values: Tensor, gamma: Tensor, lam: Tensor) -> tuple[Tensor, Tensor]:
-    """Generalised advantage estimation along one chain of T sampled tokens: advantages and returns.
+    """Generalized advantage estimation (GAE) along one chain of T sampled tokens: advantages and returns.
 
     `gamma[t]` and `lam[t]` belong to the step from token t to the next one in play order, so steps within a turn and
     steps to the next turn can have different discounts. `gamma[t] = 0` cuts the chain after t.

@@ -1,4 +1,4 @@
-"""Credit assignment as pure functions: returns to go, round aggregation, MaPoRL, influence, Shapley values."""
+"""The formulas behind `coterie/credit`, as pure functions: returns to go, rounds, MaPoRL, influence, Shapley values."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def is_clipped(ratio: Tensor, advantages: Tensor, low: float, high: float) -> Te
 
 
 def truncated_importance_weight(old: Tensor, sampler: Tensor, cap: float) -> Tensor:
-    """Truncated importance sampling: the learner/sampler probability ratio of each token, at most `cap`.
+    """Truncated importance sampling (TIS): the learner/sampler probability ratio of each token, at most `cap`.
 
     Corrects for a sampler whose numerics or weights differ from the learner's.
     """

@@ -49,7 +49,10 @@ class Collector:
         return self._play_shares([(episode, {}) for episode in episodes], players)
 
     def fork(self, forks: Sequence[Fork], players: Players) -> list[Episode]:
-        """Replay episodes with some turns fixed. With `resample` 0 the other turns use the seed of the origin."""
+        """Play counterfactual or sibling episodes: replays with some turns fixed.
+
+        With `resample` 0 the other turns use the seed of the origin.
+        """
         episodes: list[tuple[Episode, FixedTurns]] = []
         for fork in forks:
             origin = fork.origin

@@ -87,7 +87,7 @@ class SandboxProcess:
             raise SandboxBroken(f"a sandbox did not start: {stderr.strip() or 'no output on stderr'}")
 
     def _communicate(self, pipes: Pipes, deadline: float, limits: Limits, cancelled: threading.Event) -> Status | None:
-        """Move data until the job ends; the limit that it broke, or None if it ended by itself."""
+        """Pump stdin, stdout and stderr until the job ends; returns the limit that it broke, or None."""
         checked = time.monotonic()
         while pipes.open:
             now = time.monotonic()

@@ -1,4 +1,4 @@
-"""Detects collapse: constant replies, near-zero entropy, constant rewards."""
+"""Detects collapse: constant replies, entropy collapse (near-zero entropy), constant rewards."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CREDIT = "collapse/credit"  # and the credit of each role in the last step
 
 
 def memory_of(config: Config) -> dict[str, Any]:
-    """The initial memory of a run."""
+    """The initial counters of the collapse detector, kept in the memory of the run; empty if it is off."""
     return {} if config.collapse is None else {SIGNS: {}, CREDIT: {}}
 
 

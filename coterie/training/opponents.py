@@ -30,13 +30,13 @@ def slots(config: Config, policy: str) -> list[str]:
 
 
 def with_slots(config: Config) -> Config:
-    """The config with a frozen policy for every slot."""
+    """The config plus a frozen policy for every snapshot that is kept: it plays as a past version of a trained policy."""
     past = {name: replace(p, frozen=True) for policy, p in config.policies.items() for name in slots(config, policy)}
     return replace(config, policies=config.policies | past)
 
 
 def memory_of(config: Config) -> dict[str, Any]:
-    """The initial memory of a run."""
+    """The initial counter of snapshots, kept in the memory of the run; empty without opponents."""
     return {} if config.opponents is None else {TAKEN: 0}
 
 

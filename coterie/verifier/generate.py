@@ -59,7 +59,7 @@ class Plan:
 
     @property
     def parts(self) -> list[tuple[Task, ...]]:
-        """The tasks, as many at a time as in a training step."""
+        """The tasks in chunks of `tasks_per_step`."""
         size = self.config.tasks_per_step
         return [self.tasks[start : start + size] for start in range(0, len(self.tasks), size)]
 

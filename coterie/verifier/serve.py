@@ -1,4 +1,4 @@
-"""The server of a verifier: an ASGI app around the thread that owns the model.
+"""The HTTP server of a verifier (a reward model): an ASGI app around the thread that owns the model.
 
     POST /predict    {"query_responses": [[{role, content}, …], …]}        →  {"result": [p, …]}, as in MaPoRL
     POST /v1/score   {"answers": [{"question": …, "answer": …}, …]}       →  {"scores": [p, …], "hash": …}

@@ -1,4 +1,4 @@
-"""Translate a siiRL graph and its parameters into a config; each key keeps the line or override it comes from."""
+"""Translate a siiRL YAML graph and its parameters into a config; each key keeps the line or override it comes from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Prefix index of the KV cache: finds the row with the longest common prefix by binary search."""
+"""Prefix index of the KV cache: finds the row with the longest common prefix by binary search.
+
+`slots` then copies that prefix (a prefix cache hit) instead of prefilling it again.
+"""
 
 from __future__ import annotations
 

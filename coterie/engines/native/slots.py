@@ -1,8 +1,8 @@
 """The slot scheduler: which row has which slot of the KV cache, prefix cache hits, and slot eviction.
 
 Running rows decode. Ready rows are prefilled ahead and will run next. Finished rows stay in the cache, until their slot
-is evicted (least recently finished first), as prefixes for new rows: a new row takes over the slot of the finished row
-that it continues, or copies the keys and values of the longest common prefix. With `compact`, running rows have the
+is evicted (LRU: least recently finished first), as prefixes for new rows: a new row takes over the slot of the finished
+row that it continues, or copies the keys and values of the longest common prefix. With `compact`, running rows have the
 first slots, without gaps; otherwise rows never move.
 """
 

@@ -118,7 +118,7 @@ def test_functions(node: ast.AST, inside: str = "") -> Iterator[tuple[str, Funct
 
 
 def _mutation(function: Function, source: Source, rng: random.Random) -> list[Edit]:
-    """The most specific mutation that is certain to be executed."""
+    """The most specific mutation of a statement that every passing run of the test executes."""
     decorators = map(ast.unparse, function.decorator_list)
     if _leaves_early(function) or not all(map(PLAIN_DECORATORS.match, decorators)):
         return _start(function, source)
@@ -232,7 +232,7 @@ class Mutator:
         return Edit(*self.span(node), text)
 
     def expression(self, expression: ast.expr) -> Iterator[Mutation]:
-        """Mutations of an expression that must be true."""
+        """Mutations of an asserted condition, each of which makes a passing assertion fail."""
         match expression:
             case ast.BoolOp(op=ast.And(), values=values):
                 for value in values:

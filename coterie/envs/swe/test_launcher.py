@@ -27,7 +27,7 @@ def forbid_ptrace() -> None:
 
 
 def parse_command(words: list[str]) -> tuple[list[str], str, list[str]] | None:
-    """Python's options, unittest or pytest, and its arguments; None for any other command."""
+    """Split a test command into Python's options, `unittest` or `pytest`, and its arguments; None for any other."""
     if words[0] == "pytest":
         return [], "pytest", words[1:]
     if words[0] in ("python", "python3") and "-m" in words:

@@ -1,4 +1,4 @@
-"""Runs in the sandbox: the process of the program under test, and the requests that it answers.
+"""Runs in the sandbox: the process of the untrusted program that a model wrote, and the requests that it answers.
 
 Expected values never reach this process, so whatever a program does here, it cannot find them.
 """
