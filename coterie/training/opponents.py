@@ -30,7 +30,7 @@ def slots(config: Config, policy: str) -> list[str]:
 
 
 def with_slots(config: Config) -> Config:
-    """The config plus a frozen policy for every snapshot that is kept: it plays as a past version of a trained policy."""
+    """The config plus a frozen policy for every snapshot that is kept, to play as a past version of a policy."""
     past = {name: replace(p, frozen=True) for policy, p in config.policies.items() for name in slots(config, policy)}
     return replace(config, policies=config.policies | past)
 

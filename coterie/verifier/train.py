@@ -1,4 +1,5 @@
-"""Trains a verifier, a reward model, on labelled answers with binary cross-entropy; held-out questions say which checkpoint is best.
+"""Trains a verifier (a reward model) on labelled answers with binary cross-entropy; held-out questions say which
+checkpoint is best.
 
 Right and wrong answers to a question have the same total weight, or a verifier would learn which questions are hard.
 

@@ -124,8 +124,8 @@ def test_a_majority_is_of_whole_answers_as_many_as_the_tokens_of_the_team_pay_fo
     team, alone = measured(Base(model_folder("llama")), TEAMS[1], most=5, answer=answer)
     assert team.metrics["tokens"] == 18
     assert list(alone) == ["bare"] + [f"majority of {voters}"] * (voters > 1)
-    for turn in list(alone.values())[-1].episodes[0].turns:
-        assert len(turn.response_ids) == answer or turn.stop == "end"
+    for reply in list(alone.values())[-1].episodes[0].turns:
+        assert len(reply.response_ids) == answer or reply.stop == "end"
 
 
 def test_one_agent_is_also_asked_what_the_first_of_the_team_is_asked(model_folder: Callable[[str], Path]) -> None:
