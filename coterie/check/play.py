@@ -17,7 +17,7 @@ from coterie.types import Episode, Turn
 
 def dry_run(run: Run, tasks: int, repeats: int) -> DryRun:
     """Play the first tasks of the run and assign credit, as its first step would; then probe parser and grader."""
-    chosen = TaskStream(run.tasks.tasks, tasks, run.config.seed).next()
+    chosen = TaskStream(run.tasks.tasks, tasks, run.config.seed, run.config.shuffle).next()
     started = time.perf_counter()
     episodes, counterfactuals = collect_episodes(run, chosen, repeats)
     run.engine.clear()

@@ -121,7 +121,7 @@ def train(
         if resume is not None:
             code = commands.resume(commands.unpacked(resume, out), words, examples, checkpoint)
         else:
-            code = commands.train(Path(words[0]), words[1:], out or Path("runs"), examples)
+            code = commands.train(Path(words[0]), words[1:], out, examples)
         raise typer.Exit(code)
 
 

@@ -11,7 +11,8 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from itertools import chain, count
+from dataclasses import replace
+from itertools import chain, count, takewhile
 from pathlib import Path
 
 from coterie.config import Config, ConfigError, load
@@ -19,22 +20,53 @@ from coterie.config.problems import undotted
 from coterie.config.schema import schema
 from coterie.files import TEMPORARY, FolderInUse, WriteFailed, check_output_path, exclusive_lock
 from coterie.learners.distributed import process_group
-from coterie.training.user_files import manual_edits
+from coterie.training.user_files import changed_keys, manual_edits
 from coterie.user_code import CODE_FOLDER
 
 REPLAYED = ("algorithm", "credit", "reward")
 ON_RESUME = ("steps", "eval", "checkpoint", "log", "rollout", "sandbox")  # other keys would make it a different run
+MAY_DIFFER = (*ON_RESUME, "folder", "resume")  # of a run and a config that resumes it
 
 
-def train(config_file: Path, changes: Sequence[str], out: Path, examples: int) -> int:
-    """Train a new run; returns the exit code."""
+def train(config_file: Path, changes: Sequence[str], out: Path | None, examples: int) -> int:
+    """Train a new run, or with the key `resume` the one that its folder has; returns the exit code."""
     if _is_run(config_file):
         raise ConfigError(f"{config_file} is a run's folder; `coterie train --resume {config_file}` resumes it")
     config = load(config_file, changes)
+    folder = run_folder(config, out)
+    if config.resume and (found := _same_run(config, folder)) is not None:
+        return _resume(*found, examples)
     from coterie.cli import run
 
-    with new_run_folder(out / config.name) as folder:
-        return run.train_run(config, folder, examples, resuming=False)
+    with new_run_folder(folder) as claimed:
+        return run.train_run(config, claimed, examples, resuming=False)
+
+
+def run_folder(config: Config, out: Path | None) -> Path:
+    """Where a run goes: the config's own folder, or its name in `out`, by default runs."""
+    if config.folder is None:
+        return (out or Path("runs")) / config.name
+    if out is not None:
+        raise ConfigError(f"folder: {config.folder} is the run's folder, so --out {out} has no effect; remove one")
+    return Path(config.folder).expanduser()
+
+
+def _same_run(config: Config, folder: Path) -> tuple[Config, Path] | None:
+    """The run of this config in the folder, or in folder-2, folder-3 …: its config, with the keys that may change on
+    resume, and its folder. Says why other runs there are not resumed."""
+    for place in takewhile(_is_run, _run_folders(folder)):
+        saved = load(place / "config.yaml")
+        changed = [key for key in changed_keys(place, saved, config) if undotted(key)[0] not in MAY_DIFFER]
+        if not changed:
+            return replace(saved, **{key: getattr(config, key) for key in ON_RESUME}), place
+        listed = ", ".join(changed[:3]) + (" …" if changed[3:] else "")
+        print(f"resume: not the run in {place}, which has other values of {listed}", file=sys.stderr)
+    return None
+
+
+def _run_folders(folder: Path) -> Iterator[Path]:
+    """The folder of a run, and those that are taken if it is: demo, demo-2, demo-3 …"""
+    return chain([folder], (folder.with_name(f"{folder.name}-{n}") for n in count(2)))
 
 
 def resume(folder: Path, changes: Sequence[str], examples: int, which: str | None = None) -> int:
@@ -43,7 +75,10 @@ def resume(folder: Path, changes: Sequence[str], examples: int, which: str | Non
         if group not in ON_RESUME:
             allowed = ", ".join(group if group in ("steps", "sandbox") else f"{group}.*" for group in ON_RESUME)
             raise ConfigError(f"{key}: cannot change when a run is resumed; {allowed} can")
-    config = load(_config_of(folder), changes)
+    return _resume(load(_config_of(folder), changes), folder, examples, which)
+
+
+def _resume(config: Config, folder: Path, examples: int, which: str | None = None) -> int:
     if not os.access(folder, os.W_OK):
         raise WriteFailed(f"{folder} is read-only: a resumed run has to write to it")
     for line in manual_edits(folder) if process_group().is_main else ():
@@ -136,7 +171,7 @@ def new_run_folder(folder: Path) -> Iterator[Path]:
 
     An empty folder, left by a run that was killed before it started, is reused.
     """
-    names = chain([folder], (folder.with_name(f"{folder.name}-{n}") for n in count(2)))
+    names = _run_folders(folder)
     with ExitStack() as locks:
         first = process_group().is_main
         claimed = process_group().broadcast(next(name for name in names if _claim(name, locks)) if first else folder)

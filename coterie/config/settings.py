@@ -155,6 +155,7 @@ class Evaluation:
     """How the team is evaluated on held-out tasks."""
 
     every: CountFromZero = 0  # steps between evaluations; 0: only at the end
+    before_training: bool | None = None  # also before the first step; null: if `every` is set
     tasks: Amount = 100  # held-out tasks
     episodes_per_task: Amount = 1  # repeats of each task
     temperature: Temperature = 0.0  # the sampling temperature; 0: greedy
@@ -196,10 +197,13 @@ class Config:
     critics: dict[str, CriticConfig] = field(default_factory=dict)  # value models, by name
     encoder: Part = ENCODER  # how a mixer (vdn, qmix) encodes texts
     name: str = "run"  # the name of the run and its folder; default: the file's
+    folder: str | None = None  # the run's folder; null: the name, in the folder that --out gives
+    resume: bool = False  # resume the run that the run's folder has already, instead of starting another one beside it
     seed: Seed = 0  # the seed of sampling, shuffling and fresh weights
     steps: Amount = 100  # training steps
     max_sampled_tokens: Count | None = None  # end after the step that reaches this many sampled tokens; null: no limit
     tasks_per_step: Amount = 8  # tasks played in a step
+    shuffle: bool = True  # shuffle the training tasks before each pass over them; false: keep their order
     episodes_per_task: Amount = 8  # episodes of each task in a step: the group size of GRPO
     sampling: Annotated[Sampling, SAMPLING] = field(default_factory=Sampling)  # how turns are sampled in training
     opponents: Opponents | None = None  # self-play against snapshots; null: off

@@ -46,7 +46,7 @@ def build(config: Config, folder: Path, console: bool = True, training: bool = T
     require_packages(config)
     env = attach_reward(config.env.instance, config.reward.name, config.reward.options, config.rollout.score_deadline)
     require_sandbox(config, env)
-    tasks = TaskStream(load_tasks(env, "train", config), config.tasks_per_step, config.seed)
+    tasks = TaskStream(load_tasks(env, "train", config), config.tasks_per_step, config.seed, config.shuffle)
     test_tasks = load_tasks(env, "test", config)
     held_out = [test_tasks[i] for i in range(min(config.eval.tasks, len(test_tasks)))]
     if processes.is_main:

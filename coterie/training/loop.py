@@ -71,7 +71,9 @@ class Run:
     @property
     def evaluation_due(self) -> bool:
         """Whether the current weights are to be evaluated."""
-        every = self.config.eval.every
+        every, before = self.config.eval.every, self.config.eval.before_training
+        if self.step == 0 and before is not None and not self.finished:
+            return before
         return self.finished or (every > 0 and self.step % every == 0)
 
     @property

@@ -14,16 +14,16 @@ from coterie.types import Env, Split, Task
 
 
 class TaskStream:
-    """An endless stream of shuffled epochs.
+    """An endless stream of epochs, each shuffled, or all in the order of the tasks.
 
     Its state is one number, `drawn`, so that a resumed run gets the same tasks.
     """
 
-    def __init__(self, tasks: Sequence[Task], count: int, seed: int) -> None:
+    def __init__(self, tasks: Sequence[Task], count: int, seed: int, shuffle: bool = True) -> None:
         """`count`: tasks per step."""
         if not tasks:
             raise ValueError("the environment has no training tasks")
-        self.tasks, self.count, self.seed, self.drawn = tasks, count, seed, 0
+        self.tasks, self.count, self.seed, self.shuffle, self.drawn = tasks, count, seed, shuffle, 0
         self.shuffled: tuple[int, list[int]] = (-1, [])  # the epoch and its permutation
 
     def next(self) -> list[Task]:
@@ -38,7 +38,8 @@ class TaskStream:
     def _order(self, epoch: int) -> list[int]:
         if self.shuffled[0] != epoch:
             order = list(range(len(self.tasks)))
-            random.Random(stable_hash(self.seed, "tasks", epoch)).shuffle(order)
+            if self.shuffle:
+                random.Random(stable_hash(self.seed, "tasks", epoch)).shuffle(order)
             self.shuffled = epoch, order
         return self.shuffled[1]
 
@@ -84,7 +85,8 @@ def warn_about_tasks(config: Config, training: Sequence[Task], held_out: Sequenc
         repeats = f"there are only {len(training)} training tasks, so a step has some of them more than once"
         warnings.append(f"tasks_per_step={config.tasks_per_step}: {repeats}")
     if config.eval.every > config.steps:
-        end = f"the run ends at steps={config.steps}, so it is evaluated only before the first step and after the last"
+        first = "" if config.eval.before_training is False else "before the first step and "
+        end = f"the run ends at steps={config.steps}, so it is evaluated only {first}after the last"
         warnings.append(f"eval.every={config.eval.every}: {end}")
     for warning in warnings:
         print(warning, file=sys.stderr)

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from coterie.config import yamltree
-from coterie.config.load import read_text
+from coterie.config import Config, yamltree
+from coterie.config.load import read_text, to_tree
 from coterie.config.problems import Path as Keys
 from coterie.config.problems import Problems, Sources, dotted
 from coterie.config.settings import PARTS
@@ -86,6 +86,13 @@ def manual_edits(run: Path) -> list[str]:
     both = {keys: (before.get(keys, ABSENT), now.get(keys, ABSENT)) for keys in {**before, **now}}
     edited = {dotted(keys): f"{old} → {new}" for keys, (old, new) in both.items() if old != new}
     return [f"{config}: {key} was edited by hand: {change}" for key, change in edited.items()]
+
+
+def changed_keys(run: Path, one: Config, other: Config) -> list[str]:
+    """The keys that differ between two configs, except for where the run has its copies of the user's files."""
+    leaves = [dict(_leaves(UserFileCopies(run).config(to_tree(config)), ())) for config in (one, other)]
+    keys = {**leaves[0], **leaves[1]}
+    return [dotted(path) for path in keys if leaves[0].get(path, ABSENT) != leaves[1].get(path, ABSENT)]
 
 
 def _read(file: Path) -> Any:
