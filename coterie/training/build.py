@@ -24,7 +24,7 @@ from coterie.rollout.collector import Collector
 from coterie.seeds import stable_hash
 from coterie.training import collapse, opponents
 from coterie.training.checkpoint import MODEL_HASHES
-from coterie.training.critic_factory import CriticFactory, critics_of
+from coterie.training.critic_factory import CriticFactory, has_critics
 from coterie.training.log import NoLog, RunLog
 from coterie.training.loop import Run
 from coterie.training.models import ModelPool, base_policy, build_adapter, check_max_tokens, with_saved_adapters
@@ -140,7 +140,7 @@ def build_learner(config: Config, name: str, base: Base, algorithm: Algorithm, p
         config.learning,
         config.steps,
         frozen=policy.frozen,
-        value_lr=None if critics_of(config, algorithm) else algorithm.value_head_lr,
+        value_lr=None if has_critics(config, algorithm) else algorithm.value_head_lr,
         reference=Base(base.folder, base.device, bf16=base.bf16) if needs_reference else None,
         processes=processes,
     )

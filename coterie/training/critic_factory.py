@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor
 
@@ -23,13 +24,13 @@ from coterie.training.models import ModelPool, config_errors, fresh_adapter
 from coterie.training.placement import device_beside
 from coterie.types import Batch, Encoder, Loss
 
+TEAM = "team"  # the name of a centralized critic that the config does not name
 
-def critics_of(config: Config, algorithm: Algorithm) -> dict[str, CriticConfig]:
-    """The config's critics; without any, an algorithm that needs a centralized critic gets one on the team's model."""
-    if config.critics or not algorithm.central_critic:
-        return config.critics
-    models = [policy.model for policy in config.policies.values() if not policy.frozen]
-    return {"team": CriticConfig(sees="joint", model=models[0])} if models else {}
+
+def has_critics(config: Config, algorithm: Algorithm) -> bool:
+    """True if values come from critics of their own: the config's, or those that a centralized critic needs."""
+    trains = any(not policy.frozen for policy in config.policies.values())
+    return bool(config.critics) or (algorithm.central_critic and trains)
 
 
 @dataclass(frozen=True)
@@ -46,18 +47,49 @@ class CriticFactory:
         """The config's critics; None if values come from a value head on the policy's model."""
         trained = frozenset(name for name, policy in self.config.policies.items() if not policy.frozen)
         critics = {}
-        for name, settings in critics_of(self.config, self.algorithm).items():
+        for name, settings in self._settings().items():
             device = device_beside(self.config, settings.model)
             base = self.pool.load(("critics", name), settings.model, settings.lora is None, f"critic {name}", device)
             learner = self._learner(name, settings, base, lr)
             roles = frozenset(settings.roles or self.config.roles)
             for policy in sorted(trained & self._policies_of(roles)):
-                check_same_tokenizer(name, base, policy, self.bases[policy])
+                if not _same_tokenizer(base, self.bases[policy]):
+                    raise ConfigError(self._other_tokenizer(name, settings, policy))
             critics[name] = Critic(learner, roles, trained, settings.sees)
         return Critics(critics, loss, weights, fits) if critics else None
 
     def mixer(self, options: MixerOptions) -> Mixer:
         return Mixer(self._encoder(), list(self.config.roles), options, stable_hash(self.config.seed, "mixer"))
+
+    def _settings(self) -> dict[str, CriticConfig]:
+        """The config's critics; without any, an algorithm that needs a centralized critic gets one per tokenizer."""
+        if self.config.critics or not self.algorithm.central_critic:
+            return self.config.critics
+        return self._by_tokenizer("joint")
+
+    def _by_tokenizer(self, sees: Literal["own", "joint", "reply"]) -> dict[str, CriticConfig]:
+        """A critic for the roles of each tokenizer: it reads the sampled token ids. A role that changes its tokenizer
+        belongs to the first, and is refused when its critic is made."""
+        groups: dict[str, list[str]] = {}  # the roles, by the first policy with that tokenizer
+        for role in self.config.roles:
+            trained = [name for name in self._policies_of([role]) if not self.config.policies[name].frozen]
+            for policy in sorted(trained, key=list(self.config.policies).index)[:1]:
+                same = (one for one in groups if _same_tokenizer(self.bases[one], self.bases[policy]))
+                groups.setdefault(next(same, policy), []).append(role)
+        named = {TEAM if len(groups) == 1 else f"{TEAM}_{policy}": policy for policy in groups}
+        return {
+            name: CriticConfig(tuple(groups[policy]), sees, self.config.policies[policy].model)
+            for name, policy in named.items()
+        }
+
+    def _other_tokenizer(self, name: str, critic: CriticConfig, policy: str) -> str:
+        other = f"critics.{name}: {critic.model} has another tokenizer than policies.{policy}"
+        lines = [
+            f"  {key}: {{roles: [{', '.join(one.roles or self.config.roles)}], model: {one.model}, sees: {one.sees}}}"
+            for key, one in self._by_tokenizer(critic.sees).items()
+        ]
+        why = f"{other}, whose token ids it would read; with one critic per tokenizer:"
+        return "\n".join([why, "critics:", *lines])
 
     def _learner(self, name: str, critic: CriticConfig, base: Base, value_lr: float) -> TorchLearner:
         """A value head on an adapter, which may share the policies' base, or on a whole model."""
@@ -90,10 +122,5 @@ class CriticFactory:
         return HiddenStates(base, token_budget(base, self.config.learning))
 
 
-def check_same_tokenizer(critic: str, base: Base, policy: str, other: Base) -> None:
-    """A critic reads the sampled token ids, so its tokenizer must be the policy's."""
-    if base.tokenizer.get_vocab() != other.tokenizer.get_vocab():
-        raise ConfigError(
-            f"critics.{critic}: {base.folder} has another tokenizer than policies.{policy} ({other.folder}); use a "
-            "critic with the same tokenizer for its roles"
-        )
+def _same_tokenizer(base: Base, other: Base) -> bool:
+    return base is other or base.tokenizer.get_vocab() == other.tokenizer.get_vocab()

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from torch import Tensor
 
 from coterie.config import ConfigError
@@ -203,11 +204,7 @@ def test_a_critic_of_one_role_s_own_context_reads_what_the_role_read(model_folde
 
 
 def test_a_critic_with_another_tokenizer_is_refused(model_folder: Folder, tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    tokenizer = tiny_tokenizer()
-    tokenizer.add_tokens(["reasoner"])
-    tokenizer.save_pretrained(other)
-    tiny_model("llama").save_pretrained(other)
+    other = other_tokenizer(tmp_path / "other")
     tree = config(model_folder("llama"), "one for each role")
     tree["critics"]["right"] = tree["critics"]["right"] | {"model": str(other)}
     with pytest.raises(ConfigError, match=r"critics.right: .*other has another tokenizer than policies.right"):
@@ -216,6 +213,34 @@ def test_a_critic_with_another_tokenizer_is_refused(model_folder: Folder, tmp_pa
     tiny_tokenizer().save_pretrained(other)
     tree["critics"]["right"] |= {"lora": None}
     assert critics(started(tree, tmp_path / "run")).critics["right"].learner.base.folder == other
+
+
+def other_tokenizer(folder: Path) -> Path:
+    """A model whose tokenizer has another vocabulary."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_tokens(["reasoner"])
+    tokenizer.save_pretrained(folder)
+    tiny_model("llama", vocab_size=len(tokenizer)).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", ["mappo", "happo"])
+def test_a_team_of_two_tokenizers_gets_a_central_critic_for_each(
+    name: str, model_folder: Folder, tmp_path: Path
+) -> None:
+    tree = config(model_folder("llama"), "central by default") | {"algorithm": {"adv_estimator": name}}
+    tree["policies"]["right"] = tree["policies"]["right"] | {"model": str(other_tokenizer(tmp_path / "other"))}
+    run = started(tree, tmp_path / "run")
+    found = {key: critic.roles for key, critic in critics(run).critics.items()}
+    assert found == {"team_left": {"left"}, "team_right": {"right"}}
+    before = of_all(run)
+    train(run)
+    assert all(not same(old, new) for old, new in zip(before.values(), of_all(run).values(), strict=True))
+    one_for_all = tree | {"critics": {"all": {"model": str(model_folder("llama")), "sees": "joint"}}}
+    with pytest.raises(ConfigError, match=r"all: .* than policies.right, whose token ids") as refused:
+        started(one_for_all, tmp_path / "refused")
+    shown = yaml.safe_load(str(refused.value).partition("tokenizer:\n")[2])
+    assert list(critics(started(tree | shown, tmp_path / "shown")).critics) == list(found)
 
 
 # Whom they judge
@@ -377,6 +402,7 @@ BASELINE = """
 from dataclasses import dataclass
 
 import torch
+import yaml
 
 from coterie.algorithms.base import Algorithm
 from coterie.rl.losses import value_loss
