@@ -15,6 +15,7 @@ from coterie.config.problems import Path as Keys
 from coterie.config.reader import Reader
 from coterie.config.registry import foreign_format, function_name
 from coterie.config.settings import ENCODER, PARTS, Config
+from coterie.config.verl_names import replace_estimator
 from coterie.errors import did_you_mean
 from coterie.types import Part, Weighted
 from coterie.user_code import resolve_copies
@@ -57,6 +58,7 @@ def from_tree(tree: dict[str, Any], problems: Problems, folder: Path, overrides:
     for override in overrides:
         yamltree.override(tree, override, problems)
         _expand_short_forms(tree)
+    replace_estimator(tree, problems)
     _drop_misspelt_roles(tree, problems)
     tree = resolve_copies(tree, folder)
     config = Reader(problems, folder).value(Config, tree, ())

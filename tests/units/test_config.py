@@ -855,3 +855,32 @@ def test_a_part_states_its_own_conflicts_with_the_rest_of_the_config(good: Path)
     check_conflicts(load(good, [*own, "steps=10"]))
     with pytest.raises(ConfigError, match=r"^steps: Picky has tasks for 10 steps only \(override steps=11\)$"):
         check_conflicts(load(good, [*own, "steps=11"]))
+
+
+@pytest.mark.parametrize(
+    ("estimator", "name"),
+    [("gae", "ppo"), ("rloo", "rloo"), ("reinforce_plus_plus", "reinforce++"), ("mappo", "mappo"), ("qmix", "qmix")],
+)
+def test_an_estimator_of_verl_is_an_algorithm_of_ours(estimator: str, name: str, good: Path) -> None:
+    path = good.with_name("team.yaml")
+    path.write_text(yaml.safe_dump({**yaml.safe_load(GOOD), "algorithm": "grpo"}))
+    assert load(path, [f"algorithm.adv_estimator={estimator}"]).algorithm.name == name
+    path.write_text(yaml.safe_dump({**yaml.safe_load(GOOD), "algorithm": {"adv_estimator": estimator}}))
+    assert load(path).algorithm.name == name
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "message"),
+    [
+        ({"adv_estimator": "remax"}, "'remax' has no counterpart here: rloo compares with the other episodes"),
+        ({"adv_estimator": "gpro"}, r"'gpro' has no counterpart here; .*did you mean grpo\?"),
+        ({"adv_estimator": "gae", "name": "grpo"}, "means the algorithm ppo, but algorithm.name is grpo"),
+    ],
+)
+def test_an_estimator_without_a_counterpart_is_told_the_nearest(
+    algorithm: dict[str, str], message: str, good: Path
+) -> None:
+    path = good.with_name("team.yaml")
+    path.write_text(yaml.safe_dump({**yaml.safe_load(GOOD), "algorithm": algorithm}))
+    with pytest.raises(ConfigError, match=rf"algorithm.adv_estimator: .*{message}.*line"):
+        load(path)
