@@ -59,7 +59,7 @@ def _rewards(dry: DryRun) -> Found:
         hint = _reachable(dry) or "compare the answers above with `reward`"
         yield Finding("warning", f"every episode has the reward {reward:g}; {hint}")
         return
-    if dry.own:
+    if not dry.rule.uses_team_reward:
         constant.pop("team", None)  # it is not used
     for name, reward in constant.items():
         yield Finding("warning", f"the reward of {name.removeprefix('· ')} is constant: always {reward:g}")

@@ -49,7 +49,7 @@ def dry_run(run: Run, tasks: int, repeats: int) -> DryRun:
         references,
         probes,
         reward is not None,
-        not run.credit.uses_team_reward,
+        run.credit,
         echoes(played, lambda turn: prompt_of(run, turn)),
         verdicts(played, lambda turn: prompt_of(run, turn)),
         sorted(trained - in_time),

@@ -5,6 +5,7 @@ Nothing is sampled; the workflow runs as usual on the fixed replies.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -33,9 +34,19 @@ class FixedAnswer:
 
 
 def reference_text(task: Task) -> str | None:
-    """The reference answer as text, the first of several; None if it is not text or a number."""
+    """The reference answer as text, the first of several; None if it is not text or a number, or if the text is a JSON
+    object: the tests of a program, which say what it must do and not what it is."""
     answer = task.answer[0] if isinstance(task.answer, list | tuple) and task.answer else task.answer
+    if isinstance(answer, str) and _is_json_object(answer):
+        return None
     return str(answer) if isinstance(answer, str | int | float) else None
+
+
+def _is_json_object(text: str) -> bool:
+    try:
+        return text.lstrip().startswith("{") and isinstance(json.loads(text), dict)
+    except ValueError:
+        return False
 
 
 def reference_probes(run: Run, tasks: Sequence[Task]) -> list[ReferenceProbe]:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from coterie.credit.base import Credit
 from coterie.types import Episode, Metrics, Turn
 
 
@@ -51,7 +52,7 @@ class DryRun:
     references: Sequence[ReferenceProbe] = ()  # for tasks with a reference answer
     probes: Sequence[Probe] = ()
     graded: bool = True  # by a reward that compares with the reference, not by the environment itself
-    own: bool = False  # whether only rewards of turns count, not the team's
+    rule: Credit = field(default_factory=Credit)  # the credit of the config
     echoes: Mapping[str, float] = field(default_factory=dict)  # by role: the share of its reply that repeats the prompt
     verdicts: Mapping[str, Sequence[bool | None]] = field(default_factory=dict)  # of judging roles; None: unreadable
     waiting: Collection[str] = ()  # trained policies that `rotate` does not reach before the run ends
@@ -75,12 +76,11 @@ class DryRun:
         }
 
     def by_role(self, episodes: Sequence[Episode]) -> dict[str, list[float]]:
-        """The rewards of each role's turns: their own, plus the team's where it counts."""
+        """The rewards of each role's turns, as the credit counts their own and the team's."""
         rewards: dict[str, list[float]] = {}
         for episode in episodes:
             for turn in episode.turns:
-                team = 0.0 if self.own else episode.reward
-                rewards.setdefault(turn.role, []).append(team + (turn.reward or 0.0))
+                rewards.setdefault(turn.role, []).append(self.rule.turn_reward(episode, turn))
         return rewards
 
     @property

@@ -29,6 +29,10 @@ class Credit:
         """True if the team's reward counts, False if turns earn their own rewards alone."""
         return True
 
+    def turn_reward(self, episode: Episode, turn: Turn) -> float:
+        """What a turn earns by itself, before later rewards and baselines: `coterie check` shows it by role."""
+        return own_reward(turn) + (episode.reward if self.uses_team_reward else 0.0)
+
     def problems(self, config: Any) -> Iterator[tuple[str, str]]:
         """Options that do not fit the rest of the config, as (dotted key, message)."""
         if self.includes_later_rewards and adds_later_credit(config.algorithm.instance):

@@ -16,6 +16,10 @@ class GraphCredit(Credit):
 
     share_reward_in_agent: bool = True  # a turn without a reward gets that of the next turn that has one, not 0
 
+    def turn_reward(self, episode: Episode, turn: Turn) -> float:
+        shared = episode.reward if self.share_reward_in_agent else 0.0
+        return shared if turn.reward is None else turn.reward
+
     def write_credit(self, episodes: Sequence[Episode], counterfactuals: Counterfactuals, team_chain: bool) -> Metrics:
         for episode in episodes:
             for place, turn in enumerate(episode.turns):
