@@ -190,7 +190,10 @@ def _sampling(config: Config) -> Found:
     for key, off in {"top_p": 1.0, "top_k": 0}.items():
         if getattr(config.sampling, key) != off:
             why = "the learner scores the full distribution, so a truncated one would give wrong importance ratios"
-            yield ("sampling", key), f"training needs {off}: {why}; eval.{key} may truncate"
+            yield (
+                ("sampling", key),
+                f"training needs {off}: {why}; eval.{key} may truncate, with an eval.temperature above 0",
+            )
     for name, role in config.roles.items():
         if _is_trained(config, name) and config.sampling_of(name).temperature == 0:
             path = ("sampling", "temperature") if role.temperature is None else ("roles", name, "temperature")

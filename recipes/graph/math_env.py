@@ -1,8 +1,6 @@
 """An environment in siiRL's format, one instance per episode."""
 
-from coterie.rewards import make_grader
-
-GRADE = make_grader("number", {}, 10.0)
+from siirl.utils.reward_score.math_verify import compute_score
 
 
 class MathEnv:
@@ -14,10 +12,10 @@ class MathEnv:
     def reset(self):
         return None
 
-    async def step(self, actions, ground_truth):
+    def step(self, actions, ground_truth):
         self.tries += 1
         answer = actions[-1].rpartition("\nactor: ")[2]  # an action is the whole conversation after its agent's reply
-        reward = await GRADE(answer, ground_truth)
+        reward = compute_score(answer, ground_truth)
         done = reward == 1.0
-        observation = "That is right. " if done else f"Wrong, {self.tries} times now. "
-        return [observation for _ in actions], reward, done
+        verdict = "That is right." if done else f"Wrong, {self.tries} times now."
+        return [f"{action}<|im_end|>\n<|im_start|>user\n{verdict}" for action in actions], reward, done

@@ -4,14 +4,14 @@ REPLY, END = "<|im_start|>assistant\n", "<|im_end|>\n"
 
 
 def pre_process(tokenizer, prompt_ids, obs, ask=""):
-    """The conversation so far, then a message with the observation and this agent's instruction."""
+    """The conversation so far, which has the environment's verdict, then a message with this agent's instruction."""
 
     def ids(text):
         return tokenizer.encode(text, add_special_tokens=False)
 
     first = prompt_ids[-len(ids(REPLY)) :] == ids(REPLY)  # no agent has replied yet
     so_far = prompt_ids[: -len(ids(REPLY))] if first else prompt_ids + ids(END)
-    return so_far + ids("<|im_start|>user\n") + obs + ids(ask + END + REPLY)
+    return so_far + ids(f"<|im_start|>user\n{ask}{END}{REPLY}")
 
 
 def post_process(tokenizer, prompt_ids, response_ids, name=""):

@@ -17,10 +17,11 @@ import torch
 import yaml
 
 from coterie.cli import commands
+from coterie.compat.siirl.conversations import Conversations, Speaker
 from coterie.compat.siirl.credit import GraphCredit
 from coterie.compat.siirl.env import GraphEnv, GraphTasks, WorldError
-from coterie.compat.siirl.hooks import HookError
-from coterie.compat.siirl.workflow import Graph, GraphAgent, RoundState
+from coterie.compat.siirl.hooks import HookError, Hooks
+from coterie.compat.siirl.workflow import Graph, GraphAgent
 from coterie.config import Config, ConfigError, dump, load
 from coterie.config.conflicts import check_conflicts
 from coterie.config.registry import user_module
@@ -275,6 +276,12 @@ def test_an_advantage_for_each_agent_is_a_chain_for_each(tmp_path: Path) -> None
     assert loaded(tmp_path, MARFT + own).algorithm.name == "ippo"
 
 
+def test_the_only_critic_of_a_graph_is_everybody_s(tmp_path: Path) -> None:
+    config = loaded(tmp_path, without(MARFT, "value_1"))
+    assert {name: critic.roles for name, critic in config.critics.items()} == {"value_0": ("reasoner", "actor")}
+    check_conflicts(config)
+
+
 def test_an_agent_that_no_node_trains_is_frozen(tmp_path: Path) -> None:
     config = loaded(tmp_path, without(MARFT, "actor_0"))
     assert {name: policy.frozen for name, policy in config.policies.items()} == {"reasoner": True, "actor": False}
@@ -459,7 +466,7 @@ def test_a_graph_without_data_says_how_it_is_given(tmp_path: Path) -> None:
 def test_parameters_that_mean_nothing_here_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"data.train_fles: unknown key.*did you mean data.train_files\?"):
         loaded(tmp_path, MARFT, "data.train_fles=x")
-    with pytest.raises(ConfigError, match=r"custom_reward_function.path: unknown key; here it is reward.name"):
+    with pytest.raises(ConfigError, match=r"custom_reward_function.path: unknown key; reward=FILE.py:NAME names"):
         loaded(tmp_path, MARFT, "custom_reward_function.path=x.py")
     with pytest.raises(ConfigError, match=r"algorithm: adv_estimator 'x' has no counterpart here; gae.*override"):
         loaded(tmp_path, MARFT, "algorithm.adv_estimator=x")
@@ -502,7 +509,10 @@ class Parrot:
 
 def played(tmp_path: Path, said: Sequence[str], *overrides: str, text: str = MARFT) -> tuple[Episode, Parrot]:
     """One episode of the graph on 1 + 1, with an engine that says this."""
-    config = loaded(tmp_path, text, "rollout.agent.rewards_with_env=true", *overrides)
+    return play(loaded(tmp_path, text, "rollout.agent.rewards_with_env=true", *overrides), said)
+
+
+def play(config: Config, said: Sequence[str]) -> tuple[Episode, Parrot]:
     parrot = Parrot(said)
     chats = {name: Chat(parrot.tokenizer) for name in config.policies}
     env = config.env.instance.with_grader(config.env.instance.native(1.0))
@@ -522,8 +532,9 @@ def test_agents_read_and_leave_what_their_hooks_say_token_by_token(tmp_path: Pat
     so_far = f"{ASKED}one and one so: "
     assert parrot.read[0] == ("reasoner", f"reason: {ASKED}Begin.")
     assert parrot.read[1] == ("actor", f"act: {so_far}")  # reset showed it nothing
-    assert parrot.read[2] == ("reasoner", f"reason: {so_far}31: wrong")
-    assert parrot.read[3] == ("actor", f"act: {so_far}3again so: 1: wrong")
+    # The observation is the next prompt; this hook adds `obs`, the same once more.
+    assert parrot.read[2] == ("reasoner", "reason: 1: wrong1: wrong")
+    assert parrot.read[3] == ("actor", "act: 1: wrongagain so: 1: wrong")
     ids = [turn.response_ids for turn in only.turns]
     read = only.turns[1].prompt_ids
     assert any(read[i : i + len(ids[0])] == ids[0] for i in range(len(read)))  # the very ids that were sampled
@@ -587,18 +598,23 @@ def test_a_hook_that_returns_text_is_named_with_its_node_and_line(hook: str, tmp
     )
 
 
-def test_an_agent_without_hooks_reads_the_prompt_and_then_the_observation() -> None:
-    agent = GraphAgent("solver", obs_with_env=True)
-    assert agent.hooks.pre(None, [1, 2], [3]) == [1, 2, 3]
-    assert agent.hooks.post(None, [1, 2], (4,)) == [1, 2, 4]
+def test_an_agent_without_hooks_reads_the_prompt_and_the_first_observation_and_then_what_it_was_shown(
+    tmp_path: Path,
+) -> None:
+    data = yaml.safe_load(MARFT)
+    for node in data["nodes"][:2]:
+        for key in ("process_path", "pre_process_kwargs", "post_process_kwargs"):
+            node["agent_options"].pop(key, None)
+    only, parrot = played(tmp_path, ["a", "3", "b", "2"], f"{TURNS}2", text=yaml.safe_dump(data))
+    assert only.error is None
+    prompts = [f"{ASKED}Begin.", f"{ASKED}Begin.a", "1: wrong", "1: wrongb"]
+    assert [prompt for _, prompt in parrot.read] == prompts
 
 
 def test_ids_of_another_tokenizer_are_written_anew() -> None:
     """The second agent's tokenizer knows another word for everything."""
 
     class RecordingAgent:
-        role = "x"
-
         def __init__(self, shift: int) -> None:
             self.chat = Chat(tiny_tokenizer())
             if shift:
@@ -610,12 +626,15 @@ def test_ids_of_another_tokenizer_are_written_anew() -> None:
             return turn("x", ids, (5,))
 
     first, second = RecordingAgent(0), RecordingAgent(1)
-    table = RoundState(first, Task("t", "one and one", None), 2)  # type: ignore[arg-type]
-    asyncio.run(table.speak(GraphAgent("x"), second, 1))  # type: ignore[arg-type]
-    assert second.read == second.chat.tokenizer.encode(
-        "<|im_start|>user\none and one<|im_end|>\n<|im_start|>assistant\n", add_special_tokens=False
+    speakers = [Speaker("a", first, Hooks("a"), (), False), Speaker("b", second, Hooks("b"), ("a",), False)]
+    talk = Conversations(speakers, Task("t", "one and one", None))
+    asyncio.run(talk.speak(0, 0))
+    asyncio.run(talk.speak(1, 0))
+    asked, encode = "<|im_start|>user\none and one<|im_end|>\n<|im_start|>assistant\n", second.chat.tokenizer.encode
+    assert second.read == encode(asked, add_special_tokens=False) + encode(
+        first.chat.tokenizer.decode([5]), add_special_tokens=False
     )
-    assert second.read != list(first.chat.prompt([{"role": "user", "content": "one and one"}]))
+    assert second.read[:-1] != first.read
 
 
 # Rewards

@@ -1,1 +1,1 @@
-"""Graphs in siiRL's YAML format: read, checked, and turned into a config. `docs/graph.md` says what means what."""
+"""Graphs in siiRL's YAML format: read, checked, and turned into a config. `docs/coming-from-siirl.md` describes it."""

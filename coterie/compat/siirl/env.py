@@ -10,8 +10,8 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
+from coterie.compat.siirl.imports import runs_programs, siirl_file
 from coterie.config.problems import ConfigError
-from coterie.config.registry import user_module
 from coterie.data.row import Raw, other_fields
 from coterie.envs.rows import Rows
 from coterie.errors import did_you_mean
@@ -44,7 +44,7 @@ def world_class(name: str) -> Callable[[], Any]:
     if not Path(path).is_file():
         raise ValueError(f"bad env_path: there is no file {path}")
     try:
-        own = vars(user_module(Path(path).resolve()))
+        own = vars(siirl_file(Path(path)))
     except ConfigError as error:
         raise ValueError(f"bad env_path: {error}") from error
     if attribute not in own:
@@ -143,6 +143,11 @@ class GraphTasks(Rows):
                 world_class(name)
             except ValueError as error:
                 raise ValueError(f'worlds."{role}": {error}') from error
+
+    @property
+    def needs_sandbox(self) -> bool:
+        files = [Path(name.rpartition(":")[0]) for name in self.worlds.values()]
+        return super().needs_sandbox or any(runs_programs(siirl_file(file)) for file in files)
 
     def open(self, task: Task) -> Worlds | None:
         return Worlds(self.worlds, self.reference(task)) if self.worlds else None

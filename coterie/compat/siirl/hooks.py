@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from coterie.config.registry import user_module
+from coterie.compat.siirl.imports import siirl_file
 
 PRE, POST = "pre_process", "post_process"
 Ids = list[int]
@@ -46,9 +46,7 @@ class Hooks:
                 raise ValueError(f"{name}_kwargs have no effect: {where}")
 
     def pre(self, tokenizer: Any, prompt: Ids, seen: Ids | None) -> Ids:
-        """The agent's prompt: by default the prompt so far and the observation."""
-        if PRE not in self.functions:
-            return [*prompt, *(seen or [])]
+        """The agent's prompt: what its hook makes of the prompt so far and the observation."""
         returned = self.functions[PRE](tokenizer, list(prompt), list(seen or []), **self.pre_process_kwargs)
         return self._ids(returned, PRE)
 
@@ -60,19 +58,29 @@ class Hooks:
         return self._ids(returned, POST)
 
     def _ids(self, returned: Any, name: str) -> Ids:
-        ids = returned.tolist() if hasattr(returned, "tolist") else returned  # tensors and arrays are fine
-        if isinstance(ids, list | tuple) and all(type(id) is int for id in ids):
-            return list(ids)
+        ids = _plain_ids(returned)
+        if ids is not None:
+            return ids
         kind = "text" if isinstance(returned, str) else f"{returned!r:.60}"
         where = f" ({self.written})" if self.written else ""
         raise HookError(f"{self.role}: {name} of {self.process_path} returned {kind}, not a list of token ids{where}")
+
+
+def _plain_ids(returned: Any) -> Ids | None:
+    """Token ids as a list: of a list, a tensor or an array, a batch of one row, or a tokenizer's mapping with
+    `input_ids` (a BatchEncoding); None if it is none of these."""
+    ids = returned["input_ids"] if isinstance(returned, Mapping) and "input_ids" in returned else returned
+    ids = ids.tolist() if hasattr(ids, "tolist") else ids
+    if isinstance(ids, list | tuple) and len(ids) == 1 and not isinstance(ids[0], int | str):
+        return _plain_ids(ids[0])
+    return list(ids) if isinstance(ids, list | tuple) and all(type(id) is int for id in ids) else None
 
 
 def functions(path: Path) -> dict[str, Callable[..., Any]]:
     """The hooks of a file by name; a ValueError if it has none."""
     if not path.is_file():
         raise ValueError(f"there is no file {path}")
-    own = vars(user_module(path.resolve()))
+    own = vars(siirl_file(path))
     found = {name: own[name] for name in (PRE, POST) if name in own and callable(own[name])}
     if not found:
         raise ValueError(f"{path} has neither {PRE} nor {POST}")

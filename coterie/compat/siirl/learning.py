@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path as File
 from typing import Any
 
@@ -10,25 +10,25 @@ from coterie.compat.siirl.config_draft import ConfigDraft, Parameters, Sourced
 from coterie.compat.siirl.parameter_table import ADAPTERS, COMPOUND, TEAM, minibatches
 from coterie.compat.siirl.team import GraphTeam
 from coterie.config.problems import Path
+from coterie.config.registry import find, options_of
+from coterie.config.verl_names import algorithm_of
 from coterie.data.files import parse_rows
 
-# siiRL's name of a group estimator → Coterie's algorithm
-GROUPED = {"grpo": "grpo", "rloo": "rloo", "gspo": "gspo", "reinforce_plus_plus": "reinforce++"}
-ESTIMATORS = ("gae", "gae_marft", *GROUPED)
 KL_TYPES = {"kl": "k1", "mse": "k2", "low_var_kl": "k3"}
-BY_VALUES = ("ppo", "ippo")  # algorithms with critics
+BY_VALUES = ("ppo", "ippo", "mappo", "happo")  # algorithms with critics
+CENTRAL = ("mappo", "happo")  # whose critics read the joint context
 KL = 0.001  # siiRL's default
 TASKS = 8  # default tasks_per_step
 LOSS, LOSS_WEIGHT, LOSS_TYPE = (f"{TEAM}actor.{key}" for key in ("use_kl_loss", "kl_loss_coef", "kl_loss_type"))
+PROMPT = f"{TEAM}rollout.prompt_length"
 REWARD, REWARD_WEIGHT = "algorithm.use_kl_in_reward", "algorithm.kl_ctrl.kl_coef"
 
 
 def algorithm_name(team: GraphTeam, estimator: Any) -> str:
     """`adv_estimator` if set; else PPO or IPPO if critics come before advantages in the graph, else GRPO."""
-    if estimator is not None and estimator not in ESTIMATORS:
-        raise ValueError(f"adv_estimator {estimator!r} has no counterpart here; {', '.join(ESTIMATORS)} have")
-    if estimator in GROUPED:
-        return GROUPED[estimator]
+    name = "ppo" if estimator is None else algorithm_of(estimator)
+    if name != "ppo":
+        return name
     if estimator is None and not team.needs_values:
         return "grpo"
     return "ippo" if team.advantages_per_agent or (estimator == "gae" and len(team.policies) > 1) else "ppo"
@@ -74,7 +74,10 @@ def batch_sizes(parameters: Parameters, draft: ConfigDraft) -> Iterator[tuple[Pa
     if epochs is not None and train is not None and draft.get("steps") is None:
         steps = epochs.value * max(1, sum(1 for _ in parse_rows(File(train.value))) // batch)
         yield ("steps",), Sourced(steps, epochs.place)
-    prompt, reply = parameters.get("data.max_prompt_length"), parameters.get("data.max_response_length")
+    prompt = parameters.get(PROMPT) or parameters.get("data.max_prompt_length")
+    reply = parameters.get(f"{TEAM}rollout.response_length") or parameters.get("data.max_response_length")
+    if prompt is not None:
+        yield ("workflow", "prompt_length"), prompt
     if prompt is not None and reply is not None and draft.get("engine", "context") is None:
         whole = prompt.value + reply.value if _is_count(prompt.value) and _is_count(reply.value) else prompt.value
         yield ("engine", "context"), Sourced(whole, prompt.place)
@@ -88,8 +91,7 @@ def unused_parameters(parameters: Parameters, draft: ConfigDraft) -> Iterator[st
         REWARD_WEIGHT: _is_on(parameters, REWARD),
         "trainer.total_epochs": "trainer.total_training_steps" not in parameters
         and draft.get("env", "train") is not None,
-        "data.max_prompt_length": "data.max_response_length" in parameters
-        and f"{TEAM}rollout.max_model_len" not in parameters,
+        "data.max_prompt_length": PROMPT not in parameters,
     }
     for lead in (TEAM, "critic."):
         rank = parameters.get(f"{lead}model.lora_rank")
@@ -123,7 +125,7 @@ def put_learning(draft: ConfigDraft, by_node: Mapping[str, Parameters]) -> None:
         draft.put_sourced(path, value)
     _adapters(draft, by_node)
     if name in BY_VALUES:
-        _critics(draft, parameters, by_node)
+        _critics(draft, parameters, by_node, central=name in CENTRAL)
     elif draft.team.critics:
         draft.unused.add(f"the critics {', '.join(draft.team.critics)}")
         draft.tree.pop("critics", None)
@@ -159,11 +161,13 @@ def _adapters(draft: ConfigDraft, by_node: Mapping[str, Parameters]) -> None:
             draft.put_sourced(("policies", policy, "lora"), lora_settings(draft.parameters, TEAM))
 
 
-def _critics(draft: ConfigDraft, parameters: Parameters, by_node: Mapping[str, Parameters]) -> None:
+def _critics(draft: ConfigDraft, parameters: Parameters, by_node: Mapping[str, Parameters], central: bool) -> None:
     """A critic without parameters has the model and the adapter settings of its roles' policy."""
     for critic, roles in draft.team.critics.items():
         policy = draft.tree["roles"][roles[0]]["policy"]
         draft.put(("critics", critic, "roles"), roles, ("nodes", critic))
+        if central:
+            draft.put(("critics", critic, "sees"), "joint", ("nodes", critic))
         if draft.get("critics", critic, "model") is None:
             draft.put_sourced(("critics", critic, "model"), draft.get("policies", policy, "model"))
         nodes = [node for node in draft.graph.with_role("CRITIC") if draft.team.critic(node.agent_group) == critic]
@@ -191,6 +195,37 @@ def _rotate(draft: ConfigDraft) -> None:
         cycle = node.agent_options.train_cycle
         if cycle is not None and len(draft.team.training) > 1:
             draft.put(("algorithm", "rotate"), cycle, node.option("train_cycle"))
+
+
+# Keys that have no effect unless another one is above its limit.
+NEED_MORE = {
+    ("algorithm", "clip"): (("algorithm", "epochs", 1), ("algorithm", "minibatches", 1)),
+    ("algorithm", "clip_high"): (("algorithm", "epochs", 1), ("algorithm", "minibatches", 1)),
+    ("algorithm", "dual_clip"): (("algorithm", "epochs", 1), ("algorithm", "minibatches", 1)),
+    ("algorithm", "value_clip"): (("algorithm", "value_fits", 1),),
+    ("eval", "top_p"): (("eval", "temperature", 0),),
+    ("eval", "top_k"): (("eval", "temperature", 0),),
+    ("eval", "episodes_per_task"): (("eval", "temperature", 0),),
+}
+
+
+def drop_without_effect(draft: ConfigDraft, overridden: Collection[str]) -> None:
+    """Drop what siiRL's launch scripts set for other algorithms and settings, and list it; a config of Coterie's own
+    with such a key would be refused. `overridden` are Coterie's keys that are set after this."""
+    known = options_of(find("algorithm", draft.tree["algorithm"]["name"]))
+    for path in [path for path in draft.values if path[0] == "algorithm" and path[1] not in (*known, "name")]:
+        _drop(draft, path)
+    for path, others in NEED_MORE.items():
+        more = [draft.get(*key) for *key, _ in others]
+        above = [value and value.value > limit for value, (*_, limit) in zip(more, others, strict=True)]
+        if path in draft.values and not any(above) and not {".".join(key) for *key, _ in others} & set(overridden):
+            _drop(draft, path)
+
+
+def _drop(draft: ConfigDraft, path: Path) -> None:
+    group = draft.tree[path[0]]
+    if group.pop(path[1], None) is not None:
+        draft.unused.add(draft.values[path][1].place.removeprefix("override ").partition("=")[0])
 
 
 def _drop_unused(draft: ConfigDraft) -> None:

@@ -41,6 +41,17 @@ def _or_never(value: Any) -> Any:
     return 0 if value == -1 else value
 
 
+def _resume(value: Any) -> bool:
+    if value not in ("auto", "disable"):
+        rewind = "`coterie train --resume RUN --checkpoint STEP` goes back to a checkpoint"
+        raise ValueError(f"{value!r} has no counterpart here; auto and disable have, and {rewind}")
+    return bool(value == "auto")
+
+
+def _or_default(value: Any) -> Any:
+    return None if value == -1 else value  # siiRL's never, but a run here always has checkpoints
+
+
 @dataclass(frozen=True)
 class Setting:
     """The keys of a parameter; {policy}, {role} and {critic} stand for each one it applies to."""
@@ -59,6 +70,7 @@ SETTINGS: dict[str, Setting] = {
     "data.val_files": _to("env.test", read=_one_file),
     "data.prompt_key": _to("env.prompt_key"),
     "data.train_batch_size": _to("tasks_per_step"),
+    "data.shuffle": _to("shuffle"),
     "data.max_response_length": _to("sampling.max_tokens"),
     "actor_rollout_ref.model.path": _to("policies.{policy}.model"),
     "actor_rollout_ref.model.enable_gradient_checkpointing": _to("learning.checkpointing"),
@@ -92,12 +104,17 @@ SETTINGS: dict[str, Setting] = {
     "critic.model.path": _to("critics.{critic}.model"),
     "critic.optim.lr": _to("critics.{critic}.lr"),
     "critic.cliprange_value": _to("algorithm.value_clip"),
+    "critic.ppo_epochs": _to("algorithm.value_fits"),
     "algorithm.gamma": _to("algorithm.gamma_token", "algorithm.gamma_turn"),
     "algorithm.lam": _to("algorithm.lam_token", "algorithm.lam_turn"),
     "algorithm.share_reward_in_agent": _to("credit.share_reward_in_agent"),
     "algorithm.norm_adv_by_std_in_grpo": _to("algorithm.scale", read=_one_of({True: "deviation", False: "none"})),
     "trainer.total_training_steps": _to("steps"),
-    "trainer.save_freq": _to("checkpoint.every"),
+    "trainer.save_freq": _to("checkpoint.every", read=_or_default),
+    "trainer.val_before_train": _to("eval.before_training"),
+    "trainer.default_local_dir": _to("folder"),
+    "trainer.resume_mode": _to("resume", read=_resume),
+    "trainer.seed": _to("seed"),
     "trainer.test_freq": _to("eval.every", read=_or_never),
     "trainer.max_actor_ckpt_to_keep": _to("checkpoint.keep"),
     "trainer.experiment_name": _to("name"),
@@ -109,6 +126,7 @@ ADAPTERS = tuple(f"{lead}model.{key}" for lead in (TEAM, "critic.") for key in L
 COMPOUND = (
     *ADAPTERS,
     "data.max_prompt_length",
+    "actor_rollout_ref.rollout.prompt_length",
     "actor_rollout_ref.actor.ppo_mini_batch_size",
     "actor_rollout_ref.actor.use_kl_loss",
     "actor_rollout_ref.actor.kl_loss_coef",
@@ -128,23 +146,52 @@ WITHOUT_EFFECT = (
     "*trust_remote_code", "*enable_chunked_prefill", "*enforce_eager", "*free_cache_engine", "*.dtype", "*load_format",
     "*max_num_batched_tokens", "*hybrid_engine", "*.checkpoint.*", "*.rollout.name", "*.rollout.mode", "*.do_sample",
     "*.multi_turn.enable", "*.agent.agent_name", "*.agent.num_workers", "*.disable_log_stats", "*max_token_len_per_gpu",
-    "critic.enable", "critic.ppo_mini_batch_size", "critic.ppo_epochs", "critic.grad_clip", "critic.optim.lr_warmup*",
+    "critic.enable", "critic.ppo_mini_batch_size", "critic.grad_clip", "critic.optim.lr_warmup*",
     "critic.optim.weight_decay", "critic.model.tokenizer_path", "critic.model.enable_gradient_checkpointing",
     "algorithm.workflow_type", "algorithm.algorithm_name", "algorithm.kl_ctrl.type", "algorithm.kl_penalty",
-    "data.shuffle", "data.truncation", "data.filter_overlong_prompts*", "data.return_*", "data.num_loader_workers",
+    "data.truncation", "data.filter_overlong_prompt*", "data.return_*", "data.num_loader_workers",
     "data.val_batch_size", "data.reward_fn_key", "data.tokenizer", "data.force_on_the_fly", "data.auto_repeat",
-    "trainer.logger", "trainer.project_name", "trainer.nnodes", "trainer.n_gpus_per_node", "trainer.default_local_dir",
-    "trainer.resume_mode", "trainer.val_before_train", "trainer.device", "dag.*", "profiler.*",
-    "reward_model.enable", "reward_model.reward_manager",
+    "trainer.logger", "trainer.project_name", "trainer.nnodes", "trainer.n_gpus_per_node", "trainer.device",
+    "trainer.balance_batch", "trainer.log_val_generations", "trainer.max_critic_ckpt_to_keep", "dag.*", "profiler.*",
+    "reward_model.reward_manager", "reward_model.launch_reward_fn_async", "reward_model.model.*",
+    "*.rollout.seed", "*.rollout.calculate_log_probs", "*.engine_kwargs.*", "*.layer_name_map.*", "*.multi_turn.format",
+    "*.shuffle", "*.model.model_type", "*.model.external_lib", "critic.rollout_n", "*.load_weight", "*.profile*",
+    "*.recompute_old_log_prob", "*.entropy_checkpointing", "*.entropy_from_logits*", "*.multi_stage_wake_up",
+    "data.image_key", "data.video_key", "data.dataset_cache_dir", "data.multi_agent", "data.processor.*",
+    "data.preprocessing_*", "data.overwrite_cache", "data.serialize_dataset", "data.streaming", "data.buffer_size",
+    "algorithm.kl_ctrl.target_kl", "algorithm.kl_ctrl.horizon", "algorithm.pf_ppo*", "algorithm.weight_factor_in_cpgd",
+    "algorithm.filter_groups.metric", "algorithm.filter_groups.max_num_gen_batches",
+    "trainer.default_hdfs_dir", "trainer.ray_wait*", "trainer.validation_data_dir", "trainer.rollout_data_dir",
+    "trainer.del_local_ckpt*", "trainer.remove_previous_ckpt*", "trainer.should_*",
 )  # fmt: skip
+# Without effect while they are off; there is no counterpart to turn on.
+SWITCHES = (
+    "reward_model.enable", "reward_model.overlong_buffer.*", "algorithm.use_pf_ppo", "*.use_cpgd_loss",
+    "*.policy_drift_coeff", "*.tis_imp_ratio_cap", "*.ignore_eos", "*.use_fire_sampling", "*.train_on_prompt",
+    "*.mask_history", "*.actor.optim.lr_warmup_steps_ratio",
+)  # fmt: skip
+# What to do instead.
+INSTEAD = {
+    "trainer.resume_from_path": "`coterie train --resume RUN --checkpoint STEP` goes back to a checkpoint",
+    "trainer.val_only": "`coterie eval CONFIG` evaluates the untrained team, `coterie eval RUN` a trained one",
+    "custom_reward_function.path": "reward=FILE.py:NAME names a function of (answer, truth)",
+    "custom_reward_function.name": "reward=FILE.py:NAME names a function of (answer, truth)",
+    "actor_rollout_ref.actor.policy_loss.loss_mode": "algorithm.adv_estimator names the algorithm, such as gspo",
+    "actor_rollout_ref.actor.optim.lr_warmup_steps_ratio": "learning.warmup is the number of steps",
+    "actor_rollout_ref.rollout.multi_turn.tool_config_path": "tools are part of a workflow, see docs/adding-a-tool.md",
+}
 
 
 def is_known(key: str) -> bool:
-    return key in SETTINGS or key in COMPOUND or is_without_effect(key)
+    return key in SETTINGS or key in COMPOUND or is_without_effect(key) or is_switch(key)
 
 
 def is_without_effect(key: str) -> bool:
     return key not in SETTINGS and key not in COMPOUND and any(fnmatch(key, pattern) for pattern in WITHOUT_EFFECT)
+
+
+def is_switch(key: str) -> bool:
+    return any(fnmatch(key, pattern) for pattern in SWITCHES)
 
 
 def full_name(key: str, before: tuple[str, ...]) -> str | None:

@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 from coterie.compat.siirl.config_draft import ConfigDraft, Parameters, Sourced
 from coterie.compat.siirl.nodes import GLOBALS, Node
-from coterie.compat.siirl.parameter_table import COMPOUND, GROUPS, SETTINGS, TEAM, Setting, full_name, is_without_effect
+from coterie.compat.siirl.parameter_table import (
+    COMPOUND,
+    GROUPS,
+    INSTEAD,
+    SETTINGS,
+    TEAM,
+    Setting,
+    full_name,
+    is_switch,
+    is_without_effect,
+)
 from coterie.config import yamltree
 from coterie.config.hints import hint_for
 from coterie.config.problems import Path, Problems, undotted
+from coterie.config.settings import Config
 from coterie.errors import did_you_mean
 
+# The first names of Coterie's own keys. `algorithm` and `rollout` also begin parameters of siiRL.
+OWN_KEYS = {(f.name,) for f in fields(Config)} - {("algorithm",), ("rollout",)}
 FILES = (("env", "train"), ("env", "test"))  # keys that are paths
 
 
@@ -22,7 +36,7 @@ def split(overrides: Sequence[str], problems: Problems) -> tuple[Parameters, lis
     rest: list[str] = []
     for override in overrides:
         key = override.partition("=")[0].strip()
-        name = full_name(key, (TEAM,))
+        name = None if undotted(key)[:1] in OWN_KEYS else full_name(key, (TEAM,))
         if name is None and undotted(key)[:1] not in {(group,) for group in GROUPS}:
             rest.append(override)
         elif name is None:
@@ -46,10 +60,21 @@ def in_globals(globals: Mapping[str, Any], problems: Problems) -> Parameters:
 
 def unknown(key: str) -> str:
     """The message for a parameter that Coterie does not have."""
+    if instead := INSTEAD.get(key) or INSTEAD.get(f"{TEAM}{key}"):
+        return f"unknown key; {instead}"
     if hint := hint_for(undotted(key)):
         return f"unknown key; {hint}"
-    near = did_you_mean(key, [*SETTINGS, *COMPOUND]) or did_you_mean(f"{TEAM}{key}", [*SETTINGS, *COMPOUND])
-    return f"unknown key: siiRL has no such parameter, or Coterie has no counterpart{near}"
+    return f"unknown key: siiRL has no such parameter, or Coterie has no counterpart{_near(key)}"
+
+
+def _near(key: str) -> str:
+    """A parameter of the same group with a similar last name; the names before it are alike for all of them."""
+    group, _, last = key.rpartition(".")
+    names = {
+        name.rpartition(".")[2]: name for name in (*SETTINGS, *COMPOUND) if name.rpartition(".")[0].endswith(group)
+    }
+    near = did_you_mean(last, names)
+    return next((near.replace(name, full) for name, full in names.items() if near.endswith(f" {name}?")), "")
 
 
 def leaves(data: Mapping[str, Any], path: Path) -> Iterator[tuple[Path, Any]]:
@@ -112,11 +137,21 @@ def _put(draft: ConfigDraft, parameters: Parameters, names: dict[str, list[str]]
     for name, sourced in parameters.items():
         if is_without_effect(name):
             draft.unused.add(name.removeprefix(TEAM))
+        elif is_switch(name):
+            _switch(draft, name, sourced)
         elif name in SETTINGS and sourced.value is not None:  # null is siiRL's default
             value = _read(draft, name, sourced)
             for path in _targets(SETTINGS[name], names) if value is not None else ():
                 absolute = str(draft.file(value)) if path in FILES and isinstance(value, str) else value
                 draft.put(path, absolute, sourced.place, by_node)
+
+
+def _switch(draft: ConfigDraft, name: str, sourced: Sourced) -> None:
+    if sourced.value in (None, False) or (isinstance(sourced.value, int | float) and sourced.value <= 0):
+        draft.unused.add(name.removeprefix(TEAM))
+    elif not name.startswith("reward_model.overlong_buffer.") or name.endswith(".enable"):
+        instead = INSTEAD.get(name, "remove it")
+        draft.problems.found.append(f"{name}: has no counterpart here; {instead} ({sourced.place})")
 
 
 def _read(draft: ConfigDraft, name: str, sourced: Sourced) -> Any:

@@ -21,6 +21,21 @@ class GraphTeam:
         """The roles, in the order in which they speak."""
         return [node for node in in_order(self.graph) if node.node_role == "ROLLOUT"]
 
+    def reads(self, node: Node) -> list[str]:
+        """The roles whose replies a role reads: its nearest ROLLOUT ancestors, in the order in which they speak."""
+        by_id = {one.node_id: one for one in self.graph.nodes}
+        nearest: set[str] = set()
+        todo = list(node.dependencies)
+        while todo:
+            parent = by_id[todo.pop()]
+            if parent.node_role == "ROLLOUT":
+                nearest.add(parent.node_id)
+            else:
+                todo += parent.dependencies
+        # One that another of them has read already is part of that one's conversation.
+        read = {name for role in nearest for name in before(self.graph, by_id[role])}
+        return [one.node_id for one in self.rollouts if one.node_id in nearest - read]
+
     @property
     def policies(self) -> list[str]:
         """Named after the first role each plays; agents train in this order."""
@@ -33,9 +48,12 @@ class GraphTeam:
         return next(node.node_id for node in self.rollouts if node.agent_group == owner)
 
     def critic(self, group: int) -> str | None:
-        """The critic of a group's roles, named after its first node."""
+        """The critic of a group's roles, named after its first node; a graph's only critic is that of all groups."""
+        critics = self.graph.with_role("CRITIC")
         owner = self._owner(group, ("CRITIC",))
-        nodes = [node.node_id for node in self.graph.with_role("CRITIC") if node.agent_group == owner]
+        if len({node.agent_group for node in critics}) == 1:
+            owner = critics[0].agent_group
+        nodes = [node.node_id for node in critics if node.agent_group == owner]
         return nodes[0] if nodes else None
 
     @property

@@ -12,7 +12,7 @@ from coterie.compat.siirl.check import check_nodes
 from coterie.compat.siirl.config_draft import ConfigDraft
 from coterie.compat.siirl.env import world_class
 from coterie.compat.siirl.hooks import Hooks
-from coterie.compat.siirl.learning import put_learning
+from coterie.compat.siirl.learning import drop_without_effect, put_learning
 from coterie.compat.siirl.nodes import Node, read_nodes
 from coterie.compat.siirl.nodes import is_graph as recognizes
 from coterie.compat.siirl.parameters import in_globals, put_parameters, split
@@ -51,7 +51,8 @@ def _agent(draft: ConfigDraft, node: Node, place: int) -> dict[str, Any]:
     own = {f.name: getattr(hooks, f.name) for f in fields(Hooks)}
     for key in own:
         draft.problems.sources.places["workflow", "agents", str(place), key] = draft.place(node.option(key))
-    return own | {"process_path": None if path is None else str(path), "obs_with_env": options.obs_with_env}
+    own |= {"process_path": None if path is None else str(path), "obs_with_env": options.obs_with_env}
+    return own | {"dependencies": draft.team.reads(node)}
 
 
 def _world(draft: ConfigDraft, node: Node) -> None:
@@ -59,8 +60,9 @@ def _world(draft: ConfigDraft, node: Node) -> None:
     names = [paths] if isinstance(paths, str) else list(paths)
     if len(names) > 1:
         draft.problems.add(at, f"bad env_path: expected one environment, got {len(names)}")
-    elif names and not node.agent_options.obs_with_env:
-        draft.problems.add(at, "bad env_path: has no effect while obs_with_env is false")
+    elif names and not node.agent_options.obs_with_env and not rewards_with_env(draft):
+        off = "obs_with_env is false here, and actor_rollout_ref.rollout.agent.rewards_with_env is not true"
+        draft.problems.add(at, f"bad env_path: nothing asks this environment: {off}")
     elif names:
         file, colon, name = names[0].rpartition(":")
         whole = f"{draft.file(file)}{colon}{name}"
@@ -68,10 +70,14 @@ def _world(draft: ConfigDraft, node: Node) -> None:
         draft.put(("env", "worlds", node.node_id), whole, at)
 
 
+def rewards_with_env(draft: ConfigDraft) -> bool:
+    setting = draft.get("workflow", "rewards_with_env")
+    return setting is not None and setting.value is True
+
+
 def _rewards(draft: ConfigDraft) -> None:
     """Rewards come from the environments, or from grading."""
-    setting = draft.get("workflow", "rewards_with_env")
-    by_env = setting is not None and setting.value is True
+    by_env = rewards_with_env(draft)
     if by_env and not any(node.agent_options.env_path for node in draft.team.rollouts):
         draft.problems.add(("nodes",), "rewards_with_env asks the environments, but no node has an env_path")
     if not by_env and not draft.team.rewarded:
@@ -94,6 +100,8 @@ def translate(text: str, file: Path, overrides: Sequence[str], problems: Problem
     by_node = put_parameters(draft)
     put_team(draft)
     put_learning(draft, by_node)
+    if not problems.found:
+        drop_without_effect(draft, {override.partition("=")[0].strip() for override in rest})
     if draft.get("env", "train") is None and not any(override.startswith("env") for override in rest):
         problems.found.append(f"env.train: missing; data.train_files=FILE says where the tasks are ({file})")
     problems.raise_any()
