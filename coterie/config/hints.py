@@ -64,6 +64,7 @@ ELSEWHERE = {
     "algorithm.gamma_turn and algorithm.gamma_token, the latter of ppo": "gamma",
     "algorithm.value_clip, of ppo": "cliprange_value",
     "algorithm.value_weight, of ppo": "vf_coef value_loss_coef",
+    "algorithm.warmup, of ppo": "critic_warmup",
     "critics.<name>.lr and algorithm.value_lr, the latter of ppo's value head": "critic.optim.lr critic_lr",
     # a run
     "name": "experiment_name",
@@ -100,6 +101,16 @@ NOT_HERE = {
     "retry_limit": "there is nothing to set: a failed episode is counted and not played again, see rollout.max_failed",
     "ref.path": "there is nothing to set: the reference is the base with its adapter off",
 }
+
+# Settings of verl's workers.
+WORKERS = (
+    "param_offload optimizer_offload grad_offload use_remove_padding use_dynamic_bsz use_fused_kernels balance_batch "
+    "enforce_eager free_cache_engine enable_chunked_prefill log_prob_micro_batch_size log_prob_micro_batch_size_per_gpu"
+)
+NOT_HERE |= dict.fromkeys(
+    WORKERS.split(),
+    "there is nothing to set: turns are packed, learning.microbatch_tokens bounds the memory, and nothing is offloaded",
+)
 
 # Old name of a key → its name now.
 OLD_KEYS = {

@@ -25,6 +25,7 @@ from coterie.config.conflicts import check_conflicts
 from coterie.training.build import build
 from coterie.training.loop import Run, train
 from coterie.types import Episode, Task
+from tests.laws.test_critics import other_tokenizer
 from tests.models import tiny_tokenizer
 from tests.units.test_graph import ASKED, TURNS, Parrot, play
 
@@ -473,6 +474,34 @@ def test_the_example_of_the_page_trains_two_steps_as_it_is(
     monkeypatch.chdir(tmp_path)
     commands.train(Path(graph), [*overrides, "device=cpu", "eval.tasks=1"], None, examples=0)
     assert [row["step"] for row in rows(tmp_path / "ckpts" / "team") if "reward" in row] == [1, 2]
+
+
+def test_the_example_of_the_page_on_verl_trains_two_steps(model_folder: Folder, tmp_path: Path) -> None:
+    repository(tmp_path)
+    page = (Path(__file__).parents[2] / "docs" / "coming-from-maverl.md").read_text()
+    text = re.findall(r"^```yaml\n(.*?)^```", page, re.DOTALL | re.MULTILINE)[0]
+    models = {
+        "HuggingFaceTB/SmolLM2-135M-Instruct": model_folder("llama"),
+        "Qwen/Qwen2.5-0.5B-Instruct": tmp_path / "q",
+    }
+    other_tokenizer(tmp_path / "q")
+    for name, folder in models.items():
+        text = text.replace(name, str(folder))
+    (tmp_path / "team.yaml").write_text(
+        text.replace("train.parquet", "train.jsonl").replace("test.parquet", "train.jsonl")
+    )
+    small = [
+        "steps=2",
+        "tasks_per_step=2",
+        "episodes_per_task=1",
+        "sampling.max_tokens=4",
+        "eval.tasks=1",
+        "device=cpu",
+    ]
+    commands.train(tmp_path / "team.yaml", small, tmp_path, examples=0)
+    assert {key for row in rows(tmp_path / "team") for key in row} >= {
+        "critic/team_small/loss", "critic/team_large/loss", "credit/proposer", "large/factor",
+    }  # fmt: skip
 
 
 def test_tests_of_a_program_are_no_gold_answer() -> None:
