@@ -12,13 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from coterie import api_config
-from coterie.cli.commands import new_run_folder
 from coterie.config import ConfigError
 from coterie.config.load import from_tree, to_plain
 from coterie.config.registry import replace_functions
 from coterie.files import write_atomic
-from coterie.training import loop
-from coterie.training.build import build
 from coterie.types import Env, Metrics
 
 
@@ -72,6 +69,11 @@ class AgentTrainer:
 
     def train(self, console: bool = True) -> Trained:
         """Train to the last step in a new run folder."""
+        # Imported here: a grading process imports the user's file, and with it this module, but not the models library.
+        from coterie.cli.commands import new_run_folder
+        from coterie.training import loop
+        from coterie.training.build import build
+
         with new_run_folder(self.out / self.config.name) as folder:
             run = build(self.config, folder, console=console)
             try:
