@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,9 +17,10 @@ from coterie.training.loop import train
 from coterie.training.user_files import UserFileCopies
 from coterie.user_code import imported_files, original_path, run_file
 from tests.commands import coterie, stdout_of
+from tests.forked import run_python
 from tests.games import game
+from tests.hangs import HANG
 
-ROOT = Path(__file__).parents[2]
 MINE = """\
 import json
 from dataclasses import dataclass, field
@@ -94,9 +92,7 @@ def trained_at(home: Path, model: Path, **parts: Any) -> Path:
     """A run of one step, trained by a process of its own, whose code is then gone; its data stays."""
     game(home, model, **parts)
     (home / "vowels.py").unlink()
-    command = [sys.executable, "-P", "-m", "coterie.cli.app", "train", "game.yaml", "steps=1"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=home, env=environment, capture_output=True, text=True)
+    done = run_python(["-m", "coterie", "train", "game.yaml", "steps=1"], home, seconds=HANG)
     assert done.returncode == 0, done.stderr
     for code in home.rglob("*.py"):
         if "runs" not in code.relative_to(home).parts:

@@ -20,6 +20,7 @@ from coterie.learners.distributed import Processes
 from coterie.training.loop import Run
 from coterie.training.placement import check_devices
 from coterie.types import Batch
+from tests.forked import run_python
 from tests.hangs import HANG
 from tests.runs import naming_config, resumed, started, trained, written
 from tests.several import WAYS
@@ -53,9 +54,7 @@ def together(model_folder: Folder, tmp_path_factory: pytest.TempPathFactory) -> 
     root = tmp_path_factory.mktemp("together")
     for way in WAYS:
         written(config(model_folder("llama")), root / way)
-    command = [sys.executable, "-m", "tests.several", str(root)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    told = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, timeout=HANG, check=True)
+    told = run_python(["-m", "tests.several", str(root)], seconds=HANG)
     lost = [2, -signal.SIGKILL]
     assert json.loads(told.stdout) == {"straight": [[0, 0]], "left alone": [lost, [0, 0]], "left for good": [lost]}
     return root

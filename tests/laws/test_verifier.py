@@ -6,8 +6,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -25,12 +23,13 @@ from coterie.verifier.model import BadConversation, Verifier, conversation, pack
 from coterie.verifier.settings import BadVerifierConfig, read_settings
 from coterie.verifier.train import BadTrainingData, VerifierRun, resume, split_by_question, train
 from tests.commands import coterie, stdout_of
+from tests.forked import run_python
+from tests.hangs import HANG
 from tests.killed_verifier import MOMENTS
 from tests.models import tiny
 from tests.verifiers import built, disturbed, shuffled_within, toy_answers
 
 Folder = Callable[[str], Path]
-ROOT = Path(__file__).parents[2]
 
 
 def conversations() -> list[list[Message]]:
@@ -144,10 +143,7 @@ def test_a_killed_run_resumes_to_the_bit(tmp_path: Path) -> None:
         (tmp_path / "killed" / moment).mkdir(parents=True)
         # The same file, at the place that the child looks for it.
         write_answers(tmp_path / "killed" / f"{moment}.parquet", toy_answers())
-    command = [sys.executable, "-m", "tests.killed_verifier", str(tmp_path / "killed")]
-    ended = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
-    )
+    ended = run_python(["-m", "tests.killed_verifier", str(tmp_path / "killed")], seconds=HANG)
     assert json.loads(ended.stdout) == dict.fromkeys(MOMENTS, -signal.SIGKILL), ended.stderr
     for moment in MOMENTS:
         again = built(model, tmp_path / "killed" / moment)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from coterie.bench.app import app
 from coterie.bench.measure import Row, Timing, in_turn
 from coterie.bench.sampling import count_tokens
 from coterie.bench.shapes import SHAPES, batch_of, lengths
+from tests.forked import run_python
 from tests.hangs import HANG, eventually
 
 CPU = torch.device("cpu")
@@ -108,7 +108,7 @@ if __name__ == "__main__":
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_no_game_is_played_on_when_the_bench_was_killed(tmp_path: Path) -> None:
     (tmp_path / "killed.py").write_text(KILLED)
-    ran = subprocess.run([sys.executable, str(tmp_path / "killed.py")], stdout=subprocess.PIPE, text=True, timeout=HANG)
+    ran = run_python([str(tmp_path / "killed.py")], seconds=HANG)
     child = Path("/proc") / ran.stdout.strip()
     assert ran.returncode == -9 and child.name.isdigit()
     assert eventually(lambda: not child.exists())

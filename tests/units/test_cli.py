@@ -14,7 +14,7 @@ import termios
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 import torch
@@ -33,6 +33,7 @@ from coterie.training.build import build
 from coterie.training.log import read_episodes
 from tests.commands import coterie, stdout_of
 from tests.episodes import episode, turn
+from tests.forked import Python
 from tests.games import game
 from tests.oracle import random_adapter
 
@@ -411,28 +412,40 @@ def test_a_dialogue_of_unequal_length_shows_all_turns() -> None:
 
 
 @contextmanager
-def training(tmp_path: Path, model: Path, **how: Any) -> Iterator[subprocess.Popen[str]]:
+def training(tmp_path: Path, model: Path, **how: Any) -> Iterator[Python]:
     """`coterie train` in a process of its own, which would not save for a long time."""
     config = game(tmp_path, model, checkpoint={"every": 1000})
-    command = [sys.executable, "-m", "coterie.cli.app", "train", str(config), "steps=1000", "--out", str(tmp_path)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TERM": "xterm"}
-    with subprocess.Popen(command, text=True, env=environment, cwd=tmp_path, **how) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
+    words = ["-m", "coterie", "train", str(config), "steps=1000", "--out", str(tmp_path)]
+    process = Python(words, tmp_path, os.environ | {"TERM": "xterm"}, **how)
+    try:
+        yield process
+    finally:
+        process.kill()
+
+
+@contextmanager
+def pipe() -> Iterator[tuple[IO[str], int]]:
+    """What a process prints, and the file descriptor for it to print to."""
+    reads, writes = os.pipe()
+    with open(reads) as output:
+        yield output, writes
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_saves_the_run_and_says_how_to_go_on(number: signal.Signals, tmp_path: Path, tiny_model: Path) -> None:
-    with training(tmp_path, tiny_model, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.stdout is not None and process.stderr is not None
-        for line in process.stdout:
+    with (
+        pipe() as (stdout, writes),
+        open(tmp_path / "stderr", "w") as stderr,
+        training(tmp_path, tiny_model, streams={1: writes, 2: stderr.fileno()}) as process,
+    ):
+        os.close(writes)
+        for line in stdout:
             if line.startswith("step"):
                 break
         process.send_signal(number)
-        rest, told = process.stdout.read(), process.stderr.read()
+        rest = stdout.read()
         assert process.wait() == 128 + number
+    told = (tmp_path / "stderr").read_text()
     name = "Ctrl-C" if number == signal.SIGINT else number.name
     assert f"{name}: finishing this step, then saving a checkpoint; a second signal stops at once" in told
     assert "Traceback" not in told
@@ -441,15 +454,14 @@ def test_a_signal_saves_the_run_and_says_how_to_go_on(number: signal.Signals, tm
     stdout_of("train", "--resume", tmp_path / "game", f"steps={done + 1}")
 
 
+def own_terminal() -> None:
+    os.setsid()
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
 def test_a_run_whose_terminal_is_closed_is_saved(tmp_path: Path, tiny_model: Path) -> None:
     ours, theirs = pty.openpty()
-
-    def own_terminal() -> None:
-        os.setsid()
-        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-
-    streams = dict.fromkeys(("stdin", "stdout", "stderr"), theirs)
-    with training(tmp_path, tiny_model, **streams, preexec_fn=own_terminal) as process:
+    with training(tmp_path, tiny_model, streams=dict.fromkeys((0, 1, 2), theirs), before=own_terminal) as process:
         os.close(theirs)
         seen = b""
         while b"2/1000 steps" not in seen:
@@ -459,13 +471,14 @@ def test_a_run_whose_terminal_is_closed_is_saved(tmp_path: Path, tiny_model: Pat
     assert int((tmp_path / "game" / "latest").read_text()) >= 2
 
 
-def test_a_run_under_nohup_outlives_its_terminal(tmp_path: Path, tiny_model: Path) -> None:
-    def nohup() -> None:
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+def nohup() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
-    with training(tmp_path, tiny_model, stdout=subprocess.PIPE, preexec_fn=nohup) as process:
-        assert process.stdout is not None
-        lines = (line for line in process.stdout if line.startswith("step"))
+
+def test_a_run_under_nohup_outlives_its_terminal(tmp_path: Path, tiny_model: Path) -> None:
+    with pipe() as (stdout, writes), training(tmp_path, tiny_model, streams={1: writes}, before=nohup) as process:
+        os.close(writes)
+        lines = (line for line in stdout if line.startswith("step"))
         next(lines)
         process.send_signal(signal.SIGHUP)
         later = [next(lines).split("/")[0] for _ in range(3)]

@@ -22,6 +22,8 @@ from coterie.rewards.exact_match import number
 from coterie.verifier.answers import Answer, read_answers
 from coterie.verifier.generate import OtherPlan
 from tests.commands import coterie, stdout_of
+from tests.forked import run_python
+from tests.hangs import HANG
 from tests.killed_generate import MOMENTS, sample
 
 PATTERN = "[a-l]"  # of an answer that the grader calls right: some of a random model's are
@@ -96,8 +98,7 @@ def test_a_killed_process_continues_and_writes_the_same_rows(config: Path, tmp_p
     for moment in MOMENTS:
         (tmp_path / moment).mkdir()
     (tmp_path / "config.yaml").write_text(config.read_text().replace("rows.jsonl", str(config.parent / "rows.jsonl")))
-    command = [sys.executable, "-m", "tests.killed_generate", str(tmp_path)]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    ran = run_python(["-m", "tests.killed_generate", str(tmp_path)], seconds=HANG)
     assert json.loads(ran.stdout) == dict.fromkeys(MOMENTS, -9), ran.stderr
     sample(tmp_path / "config.yaml", tmp_path / "whole.parquet")
     whole = (tmp_path / "whole.parquet").read_bytes()

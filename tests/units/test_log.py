@@ -9,7 +9,6 @@ import pty
 import resource
 import shutil
 import signal
-import subprocess
 import sys
 import textwrap
 import time
@@ -30,6 +29,7 @@ from coterie.files import WriteFailed, append_line, atomic_folder, filter_rows, 
 from coterie.rewards import TIMEOUTS
 from coterie.training.log import RunLog, TensorBoard, read_episodes
 from coterie.types import Episode, Task, Turn
+from tests.forked import Python, run_python
 from tests.hangs import HANG
 
 METRICS = {
@@ -67,8 +67,7 @@ def die_while(code: str, folder: Path) -> None:
     """Run code in a process of its own that kills itself at `die()` with a signal nothing can catch."""
     head = "import os, signal\nfrom pathlib import Path\nfrom coterie.files import *\n"
     head += f"folder = Path({str(folder)!r})\ndef die(): os.kill(os.getpid(), signal.SIGKILL)\n"
-    process = subprocess.run([sys.executable, "-c", head + textwrap.dedent(code)], timeout=HANG)
-    assert process.returncode == -signal.SIGKILL
+    assert run_python(["-c", head + textwrap.dedent(code)], seconds=HANG).returncode == -signal.SIGKILL
 
 
 def spoken(**changes: Any) -> Turn:
@@ -456,7 +455,7 @@ def test_a_terminal_gets_the_panel_and_it_ends_when_a_step_fails(tmp_path: Path)
     """
     master, slave = pty.openpty()
     settings = os.environ | {"TERM": "xterm", "COLUMNS": "100"}
-    process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=slave, env=settings)
+    process = Python(["-c", textwrap.dedent(code)], env=settings, streams={1: slave})
     os.close(slave)
     seen = b""
     # Linux reports the end of a terminal's output as an error.
@@ -466,7 +465,7 @@ def test_a_terminal_gets_the_panel_and_it_ends_when_a_step_fails(tmp_path: Path)
     except OSError:
         pass
     os.close(master)
-    assert process.wait(timeout=HANG) == 0
+    assert process.wait(HANG) == 0
     text = seen.decode()
     hide, show = "\x1b[?25l", "\x1b[?25h"
     assert text.count(hide) == text.count(show) == 2  # the cursor goes and comes back, once for each start

@@ -6,8 +6,6 @@ import json
 import os
 import shutil
 import stat
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -23,6 +21,7 @@ from coterie.rewards.grader_pool import GraderFailed, Worker
 from coterie.sandbox import Sandbox, SandboxMissing, SandboxReduced, bubblewrap, shared
 from coterie.sandbox import sandbox as pool
 from tests.commands import coterie
+from tests.forked import run_python
 from tests.games import game
 from tests.hangs import HANG
 
@@ -162,8 +161,8 @@ def test_the_command_itself_refuses_where_bubblewrap_is_forbidden(tmp_path: Path
     """The whole way: a process of its own, and a bwrap that is installed and not allowed to do its work."""
     fake_bwrap(tmp_path, "echo 'bwrap: No permissions to\ncreate new namespace' >&2; exit 1")
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
-    words = [sys.executable, "-m", "coterie", "train", str(recipe(tmp_path, workflow="math_tool"))]
-    ran = subprocess.run(words, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=HANG)
+    words = ["-m", "coterie", "train", str(recipe(tmp_path, workflow="math_tool"))]
+    ran = run_python(words, tmp_path, environment, seconds=HANG)
     assert ran.returncode == 2 and ran.stderr.count("\n") == 1, ran.stderr
     assert "bubblewrap does not work here (bwrap: No permissions to create new namespace)" in ran.stderr
     assert "kernel.unprivileged_userns_clone=1" in ran.stderr
