@@ -165,9 +165,9 @@ def at(path: Path, node: ast.AST) -> str:
     return f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}"
 
 
-def found(*kinds: type[ast.AST]) -> Iterator[tuple[Path, ast.AST]]:
-    for path, tree in trees().items():
-        yield from ((path, node) for node in ast.walk(tree) if isinstance(node, kinds))
+@cache
+def found(*kinds: type[ast.AST]) -> list[tuple[Path, ast.AST]]:
+    return [(path, node) for path, tree in trees().items() for node in ast.walk(tree) if isinstance(node, kinds)]
 
 
 @pytest.mark.parametrize("old", FILES)
@@ -257,9 +257,13 @@ def test_a_name_stands_for_one_thing(name: str) -> None:
 
 @pytest.mark.parametrize("term", TERMS)
 def test_the_word_of_the_field_is_in_a_docstring(term: str) -> None:
+    assert any(term.lower() in text for text in docstrings()), f"no docstring says {term}"
+
+
+@cache
+def docstrings() -> list[str]:
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    docstrings = (" ".join((ast.get_docstring(node) or "").split()).lower() for _, node in found(*kinds))  # type: ignore[arg-type]
-    assert any(term.lower() in text for text in docstrings), f"no docstring says {term}"
+    return [" ".join((ast.get_docstring(node) or "").split()).lower() for _, node in found(*kinds)]  # type: ignore[arg-type]
 
 
 def test_a_page_names_only_files_that_are_there() -> None:

@@ -6,6 +6,7 @@ import importlib.util
 import itertools
 import re
 from dataclasses import MISSING, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -577,7 +578,7 @@ def test_what_is_written_reads_as_the_same(value: Any) -> None:
 def test_every_recipe_passes_and_fits_the_schema(recipe: Path) -> None:
     searches = "corpus:" in recipe.read_text()
     checked(recipe, [f"workflow.corpus={recipe}"] if searches else [])  # its data is yet to be prepared
-    assert fits(schema(), yamltree.read(recipe.read_text(), Problems(Sources())))
+    assert fits(known_schema(), yamltree.read(recipe.read_text(), Problems(Sources())))
 
 
 VARIANTS: list[list[str]] = [
@@ -654,7 +655,7 @@ def test_where_a_key_was_written_does_not_make_configs_differ(good: Path) -> Non
 
 
 def test_every_hint_names_an_option_that_exists() -> None:
-    known = keys(schema())
+    known = keys(known_schema())
     for kind, names in BUILTIN.items():
         known |= {f"{kind}.{option}" for name in names for option in options_of(find(kind, name))}
     for key in itertools.chain(*(hint.partition(", ")[0].split(" and ") for hint in HERE.values())):
@@ -671,7 +672,7 @@ def test_a_foreign_name_is_known_by_its_longest_ending() -> None:
 
 
 def test_every_builtin_part_has_options_that_the_schema_lists() -> None:
-    listed = schema()["$defs"]
+    listed = known_schema()["$defs"]
     for kind, names in BUILTIN.items():
         spelled = {form["properties"]["name"]["const"]: form for form in listed[kind]["oneOf"] if "const" in str(form)}
         for name in names:
@@ -683,7 +684,7 @@ def test_every_builtin_part_has_options_that_the_schema_lists() -> None:
 
 @pytest.mark.parametrize("overrides", VARIANTS)
 def test_what_loads_fits_the_schema(good: Path, overrides: list[str]) -> None:
-    assert fits(schema(), yamltree.read(dump(load(good, overrides)), Problems(Sources())))
+    assert fits(known_schema(), yamltree.read(dump(load(good, overrides)), Problems(Sources())))
 
 
 @pytest.mark.parametrize(
@@ -700,8 +701,8 @@ def test_what_loads_fits_the_schema(good: Path, overrides: list[str]) -> None:
     ],
 )
 def test_what_does_not_load_does_not_fit_the_schema(old: str, new: str) -> None:
-    assert fits(schema(), yamltree.read(GOOD, Problems(Sources())))
-    assert not fits(schema(), yamltree.read(GOOD.replace(old, new), Problems(Sources())))
+    assert fits(known_schema(), yamltree.read(GOOD, Problems(Sources())))
+    assert not fits(known_schema(), yamltree.read(GOOD.replace(old, new), Problems(Sources())))
 
 
 def keys(node: dict[str, Any], prefix: str = "") -> set[str]:
@@ -716,6 +717,7 @@ def keys(node: dict[str, Any], prefix: str = "") -> set[str]:
     return found | ({f"{prefix}name"} if "$ref" in node else set())
 
 
+known_schema = cache(schema)  # which takes a fifth of a second to make
 TYPES = {"object": dict, "array": list, "string": str, "boolean": bool, "null": type(None)}
 
 
@@ -814,7 +816,7 @@ def test_no_key_lacks_a_sentence() -> None:
 
 
 def test_the_schema_describes_keys_with_the_sentences_beside_their_fields() -> None:
-    described = schema()
+    described = known_schema()
     assert described["properties"]["steps"]["description"] == "Training steps."
     ppo = next(one for one in described["$defs"]["algorithm"]["oneOf"] if PPO in one.get("properties", {}).values())
     assert ppo["properties"]["lam_turn"]["description"] == "GAE's λ from a turn to the next."
