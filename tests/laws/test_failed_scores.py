@@ -105,21 +105,18 @@ HANGS = "def grade(answer, truth):\n    first(truth)\n    while truth.startswith
 
 def test_a_grader_that_hangs_is_asked_twice_and_then_its_episode_fails(tmp_path: Path) -> None:
     tasks = [Task(f"task {i}", "Go.", "hang" if i == 1 else "fine") for i in range(4)]
-    episodes, engine = played(own(tmp_path, HANGS, deadline=2.0), tasks)
+    episodes, engine = played(own(tmp_path, HANGS, deadline=1.0), tasks)
     assert [e.error_kind for e in episodes] == [None, "GraderTimeout", None, None]
     assert calls(tmp_path, "hang") == 2
     assert engine.asked == 4  # nothing is sampled again
     assert [e.reward for e in drop_failed(episodes, 0.5)] == [1.0] * 3  # nobody learns from a zero
     with pytest.raises(TooManyFailures, match=r"1 of 4 episodes failed \(1 GraderTimeout\)"):
         drop_failed(episodes, 0.2)
-
-
-def test_killed_graders_are_counted_also_where_the_episode_failed(tmp_path: Path) -> None:
-    episodes, _ = played(own(tmp_path, HANGS, deadline=2.0), [Task("a", "Go.", "hang"), Task("b", "Go.", "fine")])
+    # Killed graders are counted, also where the episode failed.
     metrics = rollout_metrics(episodes)
-    assert metrics["grader_timeouts"] == 1.0  # two attempts, two episodes
+    assert metrics["grader_timeouts"] == 0.5  # two attempts, four episodes
     assert metrics["failed/GraderTimeout"] == 1.0 and metrics["reward"] == 1.0
-    only = rollout_metrics(episodes[:1])
+    only = rollout_metrics(episodes[1:2])
     assert only == {"failed": 1.0, "failed/GraderTimeout": 1.0, "grader_timeouts": 2.0}
 
 
@@ -134,7 +131,7 @@ BRIEFLY_DOWN = {
 
 @pytest.mark.parametrize("how", list(BRIEFLY_DOWN))
 def test_a_grader_that_fails_once_still_gives_the_score(how: str, tmp_path: Path) -> None:
-    (episode,), engine = played(own(tmp_path, BRIEFLY_DOWN[how], deadline=2.0), [Task("t", "Go.", "x")])
+    (episode,), engine = played(own(tmp_path, BRIEFLY_DOWN[how], deadline=1.0), [Task("t", "Go.", "x")])
     assert (episode.error, episode.reward, engine.asked) == (None, 1.0, 1)
     assert episode.metrics == {"accuracy": 1.0, "grader_timeouts": float(how == "hangs")}
 

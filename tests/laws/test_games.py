@@ -41,7 +41,7 @@ from tests.laws.test_resume import assert_same_run
 from tests.runs import resumed, started, trained
 
 ALGORITHMS = list(BUILTIN["algorithm"])
-SHORT = ("grpo", "magrpo", "happo", "qmix")  # by groups, by trees, by values, by utilities; the slow law has all
+SHORT = ("magrpo", "happo", "qmix")  # by trees, by values, by utilities; by groups: test_training; the slow law has all
 
 
 @pytest.fixture(scope="module")

@@ -124,11 +124,17 @@ def twins(count: int) -> list[Request]:
     return [("c", random_ids(20, seed=n // 2), n, Sampling(1 + 5 * n % 9)) for n in range(count)]
 
 
-@pytest.mark.parametrize("rows", [1, 8])
-@pytest.mark.parametrize("requests", [ragged(30), groups(30), twins(30)], ids=["ragged", "groups", "twins"])
+ALL = (ragged, groups, twins)
+# Which prompts wait together does not depend on the model: the others are tried once each.
+CASES = [("llama", 1, how) for how in ALL] + [("llama", 8, how) for how in ALL]
+CASES += [("qwen2", 8, twins), ("qwen3", 8, groups), ("gemma3", 8, ragged), ("gemma3", 1, groups)]
+
+
+@pytest.mark.parametrize(("kind", "rows", "how"), CASES)
 def test_prompts_prefilled_ahead_are_computed_once_and_change_no_sample(
-    base: Base, requests: list[Request], rows: int, prefilled: list[int]
+    kind: str, rows: int, how: Callable[[int], list[Request]], team_base: Callable[[str], Base], prefilled: list[int]
 ) -> None:
+    base, requests = team_base(kind), how(30)
     expected = ask(NativeEngine(base, POLICIES, rows=rows), requests)
     todo = sum(prefilled)
     prefilled.clear()

@@ -13,7 +13,6 @@ from coterie.envs.swe import checkout as checkouts
 from coterie.envs.swe.checkout import FORGED, NO_TEST
 from tests.projects import BY_PYTEST, BY_UNITTEST, PYTEST, RIGHT, UNITTEST, project, tried
 
-STYLES = [(UNITTEST, BY_UNITTEST), (PYTEST, BY_PYTEST)]
 FORGE = """
 NAMES = ["tests/test_ops.py::T.test_add", "tests/test_ops.py::test_add", "done"]
 """
@@ -71,8 +70,18 @@ LIES: dict[str, str] = {
 }
 
 
-@pytest.mark.parametrize(("command", "test"), STYLES)
-@pytest.mark.parametrize("lie", LIES)
+# Under pytest one of each kind: what it returns, what it finds in its callers, what it reports when it is imported.
+UNDER_PYTEST = (
+    "the constants of its caller",
+    "what reports, found in its callers' frames",
+    "a report when it is imported",
+)
+
+
+@pytest.mark.parametrize(
+    ("lie", "command", "test"),
+    [*((lie, UNITTEST, BY_UNITTEST) for lie in LIES), *((lie, PYTEST, BY_PYTEST) for lie in UNDER_PYTEST)],
+)
 def test_a_lie_passes_altered_tests_as_well_and_is_worth_nothing(lie: str, command: str, test: str) -> None:
     tested = tried(test, command, FORGE + textwrap.dedent(LIES[lie]))
     assert tested.passed == 0 and FORGED in tested.output, tested.output
@@ -246,9 +255,8 @@ def test_skipped():
     [(UNITTEST, MANY), (PYTEST, MANY), (PYTEST, MANY_BY_PYTEST), (f"{UNITTEST}.T.test_early", MANY)],
 )
 def test_a_right_change_is_never_convicted(command: str, test: str) -> None:
-    for name in ("", "other"):  # alterations are drawn anew for each
-        tested = tried(test, command, RIGHT, name=name)
-        assert tested.passed == 1, tested.output
+    tested = tried(test, command, RIGHT, name=command)  # alterations are drawn by the name
+    assert tested.passed == 1, tested.output
 
 
 def test_a_conviction_by_one_command_is_one_of_the_whole_change() -> None:

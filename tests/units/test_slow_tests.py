@@ -23,12 +23,11 @@ REPAIR = (
 
 @pytest.mark.parametrize("patch", [None, REPAIR])
 def test_a_change_that_hangs_where_the_project_does_not_is_worth_nothing(patch: str | None) -> None:
-    tested = tried(BY_UNITTEST, UNITTEST, HANGS, seconds=8.0, patch=patch)
+    tested = tried(BY_UNITTEST, UNITTEST, HANGS, seconds=4.0, patch=patch)
     assert tested.passed == 0 and "(timeout)" in tested.output
 
 
-@pytest.mark.parametrize("change", [RIGHT, HANGS])
-@pytest.mark.parametrize("patch", [None, REPAIR])
+@pytest.mark.parametrize(("change", "patch"), [(RIGHT, None), (HANGS, REPAIR)])
 def test_tests_that_are_slow_without_the_change_too_give_no_grade(change: str, patch: str | None) -> None:
     with pytest.raises(
         GraderTimeout, match=r"tests.test_ops: not done after the 1 s of env.seconds; without the change"
@@ -41,7 +40,7 @@ def test_the_known_repair_tells_slow_tests_that_the_project_fails_at_once() -> N
     test = BY_UNITTEST.replace(
         "        self.assert", "        import time; time.sleep(30 * (add(2, 3) == 5))\n        self.assert"
     )
-    assert tried(test, UNITTEST, RIGHT, seconds=8.0).passed == 0
+    assert tried(test, UNITTEST, RIGHT, seconds=4.0).passed == 0
     with pytest.raises(GraderTimeout):
         tried(test, UNITTEST, RIGHT, seconds=1.0, patch=REPAIR)
 
