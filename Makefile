@@ -18,11 +18,12 @@ SEED ?= 0
 demo: .venv/installed
 	$(BIN)/coterie train recipes/demo.yaml seed=$(SEED) --examples 3
 
+# worksteal: most files stay in one process, which makes their shared fixtures once.
 test: .venv/for-tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 
 clean:
 	rm -rf .venv runs
