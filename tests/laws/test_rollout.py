@@ -195,7 +195,7 @@ def ample(collector: Collector) -> float:
     collector.collect(TASKS, 1, PLAYERS, seed=0)  # what is only slow the first time does not count
     started = time.perf_counter()
     collector.collect(TASKS, 1, PLAYERS, seed=1)
-    return max(2.0, 20 * (time.perf_counter() - started))
+    return max(1.0, 20 * (time.perf_counter() - started))
 
 
 @dataclass(frozen=True)
@@ -353,7 +353,7 @@ class SlowScore(Naming):
 
 
 def test_an_environment_whose_scoring_waits_for_ever_is_cut(collector: Collector) -> None:
-    waiting = replace(collector, env=SlowScore(ENV.letters), score_deadline=2.0)
+    waiting = replace(collector, env=SlowScore(ENV.letters), score_deadline=1.0)
     assert [e.error_kind for e in waiting.collect(TASKS, 1, PLAYERS, seed=1)] == ["TimeoutError", None, None, None]
 
 
@@ -365,7 +365,7 @@ class Questions(TaskEnv):
 
 def test_graders_that_hang_are_cut_and_those_behind_them_are_answered(collector: Collector, tmp_path: Path) -> None:
     (tmp_path / "grade.py").write_text("def grade(answer, truth):\n    while truth == 'hang': pass\n    return 1.0\n")
-    env = attach_reward(Questions(), f"{tmp_path}/grade.py:grade", {}, deadline=2.0)
+    env = attach_reward(Questions(), f"{tmp_path}/grade.py:grade", {}, deadline=1.0)
     # More hang than there are processes to grade in, so that the good ones have to wait for them.
     tasks = [Task(f"task {i}", "Go.", "hang" if i < 4 else "fine") for i in range(8)]
     patient = replace(collector, workflow=OneByOne(("left",)), env=env, score_deadline=None)

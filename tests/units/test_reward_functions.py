@@ -58,8 +58,8 @@ def own(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Long enough for answers that are given at once to meet in one batch, however busy the machine is."""
-    monkeypatch.setattr(batching, "WAIT", 2.0)
+    """Answers that are given at once meet in one batch: they are all there before the first wait is over."""
+    monkeypatch.setattr(batching, "WAIT", 0.3)
 
 
 def grade(own: Path, name: str, answer: Any = "4", task: Task | None = TASK, **options: Any) -> float:

@@ -211,11 +211,11 @@ def test_a_call_that_never_returns_is_killed_and_the_next_one_is_answered(own: P
 
 
 def test_the_deadline_starts_when_a_call_does(own: Path) -> None:
-    """Eight times as many calls as workers: the last ones wait in line for 3.5 s, which is no fault of theirs."""
-    own.write_text("import time\ndef nap(answer, truth):\n    time.sleep(0.5)\n    return 1.0")
+    """Eight times as many calls as workers: the last ones wait in line for 1.75 s, which is no fault of theirs."""
+    own.write_text("import time\ndef nap(answer, truth):\n    time.sleep(0.25)\n    return 1.0")
 
     async def many() -> list[float]:
-        ask = make_grader(f"{own}:nap", {}, 3.5)
+        ask = make_grader(f"{own}:nap", {}, 1.75)
         return await asyncio.gather(*(ask("", "") for _ in range(8 * grader_pool.WORKERS)))
 
     assert asyncio.run(many()) == [1.0] * (8 * grader_pool.WORKERS)
@@ -235,9 +235,12 @@ async def waits(answer, truth):
 
 
 @pytest.mark.parametrize("name", ["grade", "waits"])
-def test_answers_do_not_wait_for_more_calls_that_hang_than_there_are_workers(own: Path, name: str) -> None:
+def test_answers_do_not_wait_for_more_calls_that_hang_than_there_are_workers(
+    own: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As when a server that a reward asks hangs for some answers: here the others would be asked after an hour."""
     own.write_text(WAITS)
+    monkeypatch.setattr(grader_pool, "IDLE", 0.3)
     hanging = 3 * grader_pool.WORKERS
 
     async def many() -> list[float]:
@@ -265,16 +268,17 @@ def test_answers_do_not_wait_for_more_calls_that_hang_than_there_are_workers(own
         assert eventually(all_ended)  # or the end of the tests would wait for them
 
 
-def test_a_call_that_works_keeps_its_place(own: Path) -> None:
+def test_a_call_that_works_keeps_its_place(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """More processes than processors would only make all of them slower than their deadline."""
     own.write_text(WAITS)
+    monkeypatch.setattr(grader_pool, "IDLE", 0.5)
     told: list[float] = []
     busy = grader_pool.Worker()
     with pytest.raises(GraderTimeout):
         busy.call(f"{own}:grade", ("spin", ""), {}, 4 * grader_pool.IDLE, lambda: told.append(1.0))
     assert not told
     idle = grader_pool.Worker()
-    with pytest.raises(GraderTimeout, match=r"grade took more than 3 s"):
+    with pytest.raises(GraderTimeout, match=r"grade took more than 1.5 s"):
         idle.call(f"{own}:grade", ("hang", ""), {}, 3 * grader_pool.IDLE, lambda: told.append(1.0))
     assert told
 

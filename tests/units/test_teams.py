@@ -357,7 +357,7 @@ def test_a_server_that_fails_is_counted_and_the_team_goes_on(articles: Env) -> N
         def log_message(self, *_: Any) -> None: ...
 
     server = HTTPServer(("127.0.0.1", 0), Broken)
-    Thread(target=server.serve_forever, daemon=True).start()
+    Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     lines = {"query_optimizer": ["Peru"], "retriever": ["NOTHING"], "extractor": ["Lima"]}
     search = Search(server=f"http://127.0.0.1:{server.server_port}", max_rounds=1)
     episode, team = play(search, articles, lines)
@@ -673,7 +673,7 @@ LOOP = "calc/ops.py\n<<<<<<< SEARCH\n    return a - b\n=======\n    while True: 
 
 
 def test_a_test_that_never_ends_takes_the_time_of_all_and_earns_nothing(project: Env) -> None:
-    env = replace(project, seconds=6.0)  # type: ignore[type-var]
+    env = replace(project, seconds=3.0)  # type: ignore[type-var]
     checkout = replace(env.open(env.tasks("train")[0]), tests=["python -m unittest tests.test_ops"] * 50)
     tested = asyncio.run(checkout.test(checkout.edited(LOOP)))
     assert tested.passed == 0

@@ -241,7 +241,7 @@ def test_a_long_result_is_cut() -> None:
 
 
 def test_python_shows_what_is_printed_and_what_went_wrong() -> None:
-    tools = as_tools([python_tool(seconds=5.0)])
+    tools = as_tools([python_tool(seconds=2.0)])
 
     def run(code: str) -> str:
         return asyncio.run(execute(Call("python", {"code": code}), tools, HANG))
@@ -249,7 +249,7 @@ def test_python_shows_what_is_printed_and_what_went_wrong() -> None:
     assert run("print(6 * 7)") == "42"
     assert run("6 * 7") == "(it printed nothing; use print to see a value)"
     assert run("print(1); 1 / 0").endswith("ZeroDivisionError: division by zero")
-    assert run("while True: pass") == "Timeout: it took more than 5 s"
+    assert run("while True: pass") == "Timeout: it took more than 2 s"
     assert "OutOfMemory" in run("bytearray(10 << 30)")
 
 
@@ -491,7 +491,7 @@ class Drips(BaseHTTPRequestHandler):
 def test_nobody_waits_for_a_server_that_never_comes_to_an_end() -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), Drips) as http:
         http.block_on_close = False
-        threading.Thread(target=http.serve_forever, daemon=True).start()
+        threading.Thread(target=http.serve_forever, args=(0.01,), daemon=True).start()
         tools = as_tools([search_tool(Remote(f"http://127.0.0.1:{http.server_port}"))])
         said = asyncio.run(execute(Call("search", {"query": "Rome"}), tools, 0.5))
         assert said == "Error: Timeout: search took more than 0.5 s"
@@ -521,14 +521,14 @@ answers: dict[str, Callable[[dict[str, Any]], Any]] = {
         ]
     },
     "/fields": lambda asked: {"result": [[{"document": {"title": "Rome", "text": "A city."}}]]},
-    "/slow": lambda asked: time.sleep(2),
+    "/slow": lambda asked: time.sleep(1),
 }
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
     with HTTPServer(("127.0.0.1", 0), Retrieval) as http:
-        threading.Thread(target=http.serve_forever, daemon=True).start()
+        threading.Thread(target=http.serve_forever, args=(0.01,), daemon=True).start()
         yield f"http://127.0.0.1:{http.server_port}"
         http.shutdown()
 

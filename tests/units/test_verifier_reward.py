@@ -284,7 +284,7 @@ def test_a_server_that_is_too_slow_fails_episodes_and_gives_no_zeros(short_pause
     verifier = ByLength()
     with served(verifier) as url:
         env = env_at(url, deadline=0.5)
-        verifier.seconds = 1.5
+        verifier.seconds = 1.0
         episodes, _ = played(env, TASKS[:2])
     assert {e.error_kind for e in episodes} == {"VerifierTimeout"}
     assert all("no reply (within 0.5 s)" in e.error for e in episodes)
@@ -326,7 +326,7 @@ def test_an_overloaded_server_is_asked_again(status: int) -> None:
         def log_message(self, *_: Any) -> None: ...
 
     with HTTPServer(("127.0.0.1", 0), Busy) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         client = VerifierClient(f"http://127.0.0.1:{server.server_port}")
         assert client.score([("q", "a")], 30.0) == [0.25] and replies == []
         server.shutdown()
@@ -345,7 +345,7 @@ def test_a_reply_without_scores_is_an_error(reply: bytes) -> None:
         def log_message(self, *_: Any) -> None: ...
 
     with HTTPServer(("127.0.0.1", 0), Wrong) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         with pytest.raises(VerifierRefused, match="the reply has no 1 scores"):
             VerifierClient(f"http://127.0.0.1:{server.server_port}").score([("q", "a")], 30.0)
         server.shutdown()

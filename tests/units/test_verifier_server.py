@@ -253,7 +253,7 @@ def test_what_cannot_be_served_is_one_line(tmp_path: Path, monkeypatch: pytest.M
 
 def test_sigterm_answers_what_was_accepted_and_then_ends() -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.verifier_process", "0", "abc", "2"], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "tests.verifier_process", "0", "abc", "1"], stdout=subprocess.PIPE, text=True
     )
     try:
         assert process.stdout is not None
