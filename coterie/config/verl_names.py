@@ -52,8 +52,7 @@ def replace_estimator(tree: Mapping[str, Any], problems: Problems) -> None:
     try:
         name = algorithm_of(algorithm.pop(KEY[1]))
     except ValueError as error:
-        problems.add(KEY, str(error))
-        return
+        problems.refuse(KEY, str(error))  # without a name the algorithm's options cannot be read
     written, sources = algorithm.get("name", name), problems.sources
     if written != name and not sources.is_overridden(KEY):
         problems.add(KEY, f"means the algorithm {name}, but algorithm.name is {written}; remove one of them")

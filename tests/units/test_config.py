@@ -875,7 +875,7 @@ def test_an_estimator_of_verl_is_an_algorithm_of_ours(estimator: str, name: str,
     ("algorithm", "message"),
     [
         ({"adv_estimator": "remax"}, "'remax' has no counterpart here: rloo compares with the other episodes"),
-        ({"adv_estimator": "gpro"}, r"'gpro' has no counterpart here; .*did you mean grpo\?"),
+        ({"adv_estimator": "rlo"}, r"'rlo' has no counterpart here; .*did you mean rloo\?"),
         ({"adv_estimator": "gae", "name": "grpo"}, "means the algorithm ppo, but algorithm.name is grpo"),
     ],
 )
