@@ -81,6 +81,7 @@ class Turn:
     temperature: float
     text: str
     stop: Stop
+    prompt: str = ""  # the text of `prompt_ids` with control tokens; empty until the episode is stored
     seen: tuple[int, ...] = ()  # indices of the episode's turns that were finished when this one was requested
     # False: replayed from another episode, a fixed text, excluded by the workflow, or sampled with a truncated
     # distribution (top_p, top_k, greedy): no gradient comes from it.

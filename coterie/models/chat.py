@@ -57,6 +57,10 @@ class Chat:
         ended = len(ids) > 0 and ids[-1] in self.end_ids
         return trim(_decode(self.tokenizer, ids[:-1] if ended else ids), stops)
 
+    def prompt_text(self, ids: Sequence[int]) -> str:
+        """The text of a prompt as the model reads it, with all control tokens."""
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
     def extend(
         self,
         read: Sequence[Message],

@@ -61,6 +61,11 @@ class Collector:
             episodes.append((episode, fork.fixed_turns))
         return self._play_shares(episodes, players) if episodes else []
 
+    def decode_prompts(self, episodes: Sequence[Episode]) -> None:
+        """Write `turn.prompt`. Not while sampling: only stored episodes need it, and decoding takes time."""
+        for turn in (turn for episode in episodes for turn in episode.turns):
+            turn.prompt = self.chats[turn.policy].prompt_text(turn.prompt_ids)
+
     async def score(self, episode: Episode, outcome: Outcome) -> None:
         """Write the answer, the rewards and the metrics of an episode."""
         await Scorer(self.env, self.score_deadline).score(episode, outcome)

@@ -143,6 +143,8 @@ def training_step(run: Run, log: StepLog) -> None:
     rate = sampled / (time.perf_counter() - started)
     run.memory[SAMPLED] = run.memory.get(SAMPLED, 0) + sampled
     log.add(rollout_metrics(episodes) | {"sampled_tokens": sampled, "tokens_per_second": rate})
+    if run.processes.is_main:
+        run.collector.decode_prompts([*episodes, *counterfactuals.values()])
     log.episodes(episodes, list(counterfactuals.values()))
     played = drop_failed(episodes, run.config.rollout.max_failed)
     require_turns(run, played)

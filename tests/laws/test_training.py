@@ -265,6 +265,8 @@ def test_two_architectures_with_tokenizers_of_their_own_train_in_one_team(model_
         left, right = played.turns
         assert left.text in run.learners["right"].base.tokenizer.decode(list(right.prompt_ids))
         assert all(turn.text == chats[turn.policy].text(turn.response_ids) for turn in played.turns)
+        for turn in played.turns:  # its prompt is also stored as text, control tokens included
+            assert turn.prompt == run.learners[turn.policy].base.tokenizer.decode(list(turn.prompt_ids)) != ""
     assert chats["left"].end_ids.isdisjoint(chats["right"].end_ids)
 
 

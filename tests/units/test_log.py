@@ -258,6 +258,16 @@ def test_episodes_come_back_as_they_were_played(tmp_path: Path) -> None:
     assert (other.error, other.error_kind, other.turns) == ("Traceback\n…", "TimeoutError", [])
 
 
+def test_episodes_of_an_older_run_have_no_prompt_texts_and_can_be_read(tmp_path: Path) -> None:
+    with run_log(tmp_path).step(1) as log:
+        log.episodes([Episode("t/0", Task("t", "?", None), 0, [spoken(prompt="<s>2+2?")])])
+    path = tmp_path / "episodes" / "000001.jsonl"
+    row = json.loads(path.read_text())
+    assert row["turns"][0].pop("prompt") == read_episodes(path)[0].turns[0].prompt == "<s>2+2?"
+    path.write_text(json.dumps(row) + "\n")
+    assert read_episodes(path)[0].turns == [spoken()]
+
+
 @pytest.mark.parametrize("damage", [lambda line: line[:40], lambda line: "[1]", lambda line: '{"id": "t"}'])
 def test_a_damaged_episode_is_named_by_its_file_and_line(damage: Callable[[str], str], tmp_path: Path) -> None:
     with run_log(tmp_path).step(0) as log:
