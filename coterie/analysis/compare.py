@@ -150,11 +150,13 @@ class Runner:
     def _train(self, name: str, recipe: Path, changes: Sequence[str]) -> None:
         run = self.out / name
         latest = checkpoint.latest(run)
-        steps = load_config(recipe, changes).steps
+        config = load_config(recipe, changes)
         if latest is None:
             self._command(name, self.commands(name)[0])
-        elif int(latest.name) < steps:
-            self._command(name, ["train", "--resume", run, f"steps={steps}"])
+        elif config.epochs is not None:  # a run that has done them ends at once
+            self._command(name, ["train", "--resume", run, f"epochs={config.epochs}"])
+        elif int(latest.name) < config.steps:
+            self._command(name, ["train", "--resume", run, f"steps={config.steps}"])
 
     def _command(self, name: str, words: Sequence[object]) -> None:
         """Run a `coterie` command; its output goes to the arm's log."""

@@ -98,7 +98,7 @@ def next_steps(folder: Path, config: Config, step: int, finished: bool) -> Text:
     """The state of the run, and the commands to continue."""
     budget, again = config.max_sampled_tokens, ""
     if step >= config.steps:
-        again = f" steps={2 * config.steps}"
+        again = f" steps={2 * config.steps}" if config.epochs is None else f" epochs={2 * config.epochs}"
     elif finished and budget is not None:
         again = f" max_sampled_tokens={2 * budget}"
     commands = {

@@ -51,11 +51,13 @@ def _train(config: Config, folder: Path, examples: int, resuming: bool, which: s
     latest = checkpoint.latest(folder) if which is None else checkpoint.find(folder, which)
     read_rows(folder / "metrics.jsonl")  # reports damaged rows before the models load
     done = int(latest.name) if latest else 0
-    if done > config.steps:
-        raise ConfigError(f"steps: {folder} has done {done} steps already, and {config.steps} are requested")
+    if config.epochs is None:
+        _check_steps(config, folder, done)
     # With examples the untrained weights are needed too, so adapters are loaded from where they came from.
     with _loading():
         run = build(config, folder, saved=None if examples else latest)
+    config = run.config  # with the steps of its epochs
+    _check_steps(config, folder, done)
     show(report.plan(config))
     before = _held_out(run) if examples else None  # with fresh weights: a resumed run's are restored below
     if resuming:
@@ -75,6 +77,12 @@ def _train(config: Config, folder: Path, examples: int, resuming: bool, which: s
         show([report.evaluation(_amount(run), {"untrained team": before, f"after {run.step} steps": after})])
     show([report.next_steps(folder, config, run.step, run.finished)])
     return 128 + run.signal if run.stopping else 0
+
+
+def _check_steps(config: Config, folder: Path, done: int) -> None:
+    if done > config.steps:
+        key = "steps" if config.epochs is None else f"epochs={config.epochs}"
+        raise ConfigError(f"{key}: {folder} has done {done} steps already, and {config.steps} are requested")
 
 
 def evaluate_run(config: Config, what: Path, which: str | None, compare: bool, json_file: Path | None) -> None:
@@ -106,6 +114,7 @@ def check_config(config: Config, config_file: Path, tasks: int, repeats: int | N
     """Dry-run a config; returns whether training can work."""
     with _loading():
         run = build(config, config_file, console=False)
+    config = run.config  # with the steps of its epochs
     show(report.plan(config))
     with rich.get_console().status("playing a few tasks"):
         dry = dry_run(run, tasks, repeats or min(config.episodes_per_task, 8))
@@ -135,6 +144,8 @@ def _loading() -> Iterator[None]:
 
 def _held_out(run: Run) -> Report:
     """Evaluate as the training loop does, with the same seed, so that the numbers agree."""
+    if not run.held_out:
+        raise ConfigError("eval.tasks: is 0, so there is nothing to evaluate; set it, and env.test to held-out rows")
     players, seed = run.players(evaluating=True), stable_hash(run.config.seed, "eval")
     with rich.get_console().status(f"playing {_amount(run)}"):
         evaluated = evaluate(run.collector, run.held_out, run.config.eval.episodes_per_task, players, seed)

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 
 from coterie.config.problems import Path, Problems, undotted
-from coterie.config.settings import PARTS, Config, EngineConfig, Hidden, Lora, Policy
+from coterie.config.settings import PARTS, Config, CriticConfig, EngineConfig, Hidden, Lora, Policy
 from coterie.envs.base import attach_reward
 from coterie.errors import did_you_mean
 from coterie.types import Encoder, Sampling
@@ -25,7 +25,7 @@ def check_conflicts(config: Config, training: bool = True) -> None:
     problems = Problems(config.sources)
     checks = (
         _episodes, _policies, _adapters, _devices, _reward, _sampling, _max_tokens, _warmup, _evaluation,
-        _engine_rows, _unused_sampling, _empty_targets,
+        _no_evaluation, _engine_rows, _unused_sampling, _empty_targets,
     )  # fmt: skip
     for check in (*checks, *((_idle_policies, _all_frozen, _unused_in_training) if training else ()), _roles):
         for path, message in check(config):
@@ -108,6 +108,10 @@ def _critics(config: Config) -> Iterator[tuple[str, str]]:
         roles = [role for role in critic.roles or config.roles if role in config.roles]
         if roles and not any(_is_trained(config, role) for role in roles):
             yield f"critics.{name}", f"has no effect: only frozen policies play {', '.join(roles)}"
+        if critic.frozen and critic.lr != CriticConfig().lr:
+            yield f"critics.{name}.lr", "has no effect: frozen trains the value head alone, with algorithm.value_lr"
+        if critic.frozen and critic.lora != Lora():
+            yield f"critics.{name}.lora", "has no effect: frozen trains the value head alone"
         if algorithm.central_critic and critic.sees != "joint":
             yield f"critics.{name}.sees", f"{type(algorithm).__name__} needs critics that see the joint context: joint"
     without = [role for role in config.roles if _is_trained(config, role) and role not in critic_of]
@@ -236,6 +240,11 @@ def _evaluation(config: Config) -> Found:
     if config.eval.episodes_per_task > 1:
         repeats = config.eval.episodes_per_task
         yield ("eval", "episodes_per_task"), f"at eval.temperature=0 all {repeats} episodes of a task are the same one"
+
+
+def _no_evaluation(config: Config) -> Found:
+    if config.eval.tasks == 0 and config.eval.every > 0:
+        yield ("eval", "every"), "has no effect while eval.tasks is 0: nothing is evaluated"
 
 
 def _unused_in_training(config: Config) -> Found:

@@ -60,6 +60,7 @@ def from_tree(tree: dict[str, Any], problems: Problems, folder: Path, overrides:
         _expand_short_forms(tree)
     replace_estimator(tree, problems)
     _drop_misspelt_roles(tree, problems)
+    _choose_length(tree, problems)
     tree = resolve_copies(tree, folder)
     config = Reader(problems, folder).value(Config, tree, ())
     problems.raise_any()
@@ -76,8 +77,9 @@ def dump(config: Config) -> str:
 
 def to_tree(config: Config) -> dict[str, Any]:
     """The whole config as plain data. The default encoder is left out: written, it would be an error for an algorithm
-    without a mixer, such as one that rescores the run."""
+    without a mixer, such as one that rescores the run. Of steps and epochs only one is written."""
     tree: dict[str, Any] = to_plain(config)
+    del tree["epochs" if config.epochs is None else "steps"]
     if config.encoder == ENCODER:
         del tree["encoder"]
     return tree
@@ -105,8 +107,23 @@ def _drop_misspelt_roles(tree: dict[str, Any], problems: Problems) -> None:
         problems.add(("roles", name), f"no such role; there is {others}{did_you_mean(name, roles)}")
 
 
+def _choose_length(tree: dict[str, Any], problems: Problems) -> None:
+    """A run has `steps` or `epochs`; the one on the command line replaces the other in the file."""
+    if tree.get("epochs") is None or "steps" not in tree:
+        return
+    overridden = [key for key in ("steps", "epochs") if problems.sources.is_overridden((key,))]
+    if len(overridden) != 1:
+        problems.add(("epochs",), f"a run has either epochs or steps, and steps is {tree['steps']}; remove one of them")
+        return
+    other = "epochs" if overridden == ["steps"] else "steps"
+    del tree[other]
+    problems.sources.forget((other,))
+
+
 def to_plain(value: Any) -> Any:
     """A value as YAML can hold it: dataclasses as mappings, functions by name."""
+    if inspect.isfunction(value) or inspect.isclass(value):
+        return function_name(value)
     if isinstance(value, Part):
         weight = {"weight": value.weight} if isinstance(value, Weighted) else {}
         return {"name": value.name, **weight, **to_plain(value.options)}
@@ -116,8 +133,6 @@ def to_plain(value: Any) -> Any:
         return {key: to_plain(item) for key, item in value.items()}
     if isinstance(value, Path):
         return str(value)
-    if inspect.isfunction(value):
-        return function_name(value)
     return [to_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 

@@ -15,6 +15,7 @@ from coterie.config.problems import Sources
 from coterie.config.registry import Kind, default_part, find_path
 from coterie.limits import (
     Amount,
+    AmountFromZero,
     Count,
     CountFromZero,
     FieldLimits,
@@ -71,6 +72,10 @@ class CriticConfig:
     sees: Literal["own", "joint", "reply"] = "own"
     model: Model = DEMO  # the model, as in policies
     lora: Lora | None = field(default_factory=Lora)  # its adapter, as in policies; null trains all weights
+    # a folder to start from: a PEFT adapter, a value head (value_head.safetensors, or MARFT's value_head.pth), or both
+    adapter: Path | None = None
+    head: Literal["linear", "mlp"] = "linear"  # the value head: one layer, or three (1024, 512) with ReLU
+    frozen: bool = False  # if true, only the value head learns, on the model as it is
     lr: PositiveShare = 1e-4  # learning rate of the model; that of its value head is algorithm.value_lr
 
 
@@ -156,7 +161,7 @@ class Evaluation:
 
     every: CountFromZero = 0  # steps between evaluations; 0: only at the end
     before_training: bool | None = None  # also before the first step; null: if `every` is set
-    tasks: Amount = 100  # held-out tasks
+    tasks: AmountFromZero = 100  # held-out tasks; 0: no evaluation, and no held-out tasks are needed
     episodes_per_task: Amount = 1  # repeats of each task
     temperature: Temperature = 0.0  # the sampling temperature; 0: greedy
     top_p: PositiveShare = 1.0  # nucleus sampling; 1: off
@@ -200,7 +205,8 @@ class Config:
     folder: str | None = None  # the run's folder; null: the name, in the folder that --out gives
     resume: bool = False  # resume the run that the run's folder has already, instead of starting another one beside it
     seed: Seed = 0  # the seed of sampling, shuffling and fresh weights
-    steps: Amount = 100  # training steps
+    steps: Amount = 100  # training steps; with `epochs` they follow from the number of training tasks
+    epochs: Amount | None = None  # passes over the training tasks, instead of `steps`; the last step is filled up
     max_sampled_tokens: Count | None = None  # end after the step that reaches this many sampled tokens; null: no limit
     tasks_per_step: Amount = 8  # tasks played in a step
     shuffle: bool = True  # shuffle the training tasks before each pass over them; false: keep their order

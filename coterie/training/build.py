@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from coterie.algorithms.base import Algorithm
@@ -29,11 +30,13 @@ from coterie.training.log import NoLog, RunLog
 from coterie.training.loop import Run
 from coterie.training.models import ModelPool, base_policy, build_adapter, check_max_tokens, with_saved_adapters
 from coterie.training.placement import check_devices, device_of
-from coterie.training.tasks import TaskStream, load_tasks, warn_about_tasks
+from coterie.training.tasks import TaskStream, load_tasks, warn_about_tasks, with_steps
 from coterie.training.user_files import UserFileCopies
 from coterie.types import Env
 
 ENGINES: dict[str, Callable[..., ClearableEngine]] = {"native": NativeEngine, "hf": HfEngine, "vllm": VllmEngine}
+
+MOST_STEPS = 10**6  # as many as `steps` may be
 
 
 def build(config: Config, folder: Path, console: bool = True, training: bool = True, saved: Path | None = None) -> Run:
@@ -42,12 +45,16 @@ def build(config: Config, folder: Path, console: bool = True, training: bool = T
     `saved`: the checkpoint that will be restored; adapters are loaded from it instead of from where they came from.
     """
     algorithm, processes = config.algorithm.instance, process_group()
-    check_conflicts(config, training)
+    # With epochs the number of steps is known once the tasks are loaded; until then no key is too large for it.
+    check_conflicts(config if config.epochs is None else replace(config, steps=MOST_STEPS), training)
     require_packages(config)
     env = attach_reward(config.env.instance, config.reward.name, config.reward.options, config.rollout.score_deadline)
     require_sandbox(config, env)
     tasks = TaskStream(load_tasks(env, "train", config), config.tasks_per_step, config.seed, config.shuffle)
-    test_tasks = load_tasks(env, "test", config)
+    if config.epochs is not None:
+        config = with_steps(config, len(tasks.tasks))
+        check_conflicts(config, training)
+    test_tasks = load_tasks(env, "test", config) if config.eval.tasks else []
     held_out = [test_tasks[i] for i in range(min(config.eval.tasks, len(test_tasks)))]
     if processes.is_main:
         warn_about_tasks(config, tasks.tasks, held_out)
@@ -67,7 +74,7 @@ def build(config: Config, folder: Path, console: bool = True, training: bool = T
     engine = build_engine(with_opponents, bases)
     learners = {n: build_learner(with_opponents, n, bases[n], algorithm, processes) for n in with_opponents.policies}
     collector = build_collector(config, env, engine, bases, processes)
-    factory = CriticFactory(config, algorithm, pool, bases, processes)
+    factory = CriticFactory(with_saved_adapters(config, saved), algorithm, pool, bases, processes)
     return Run(
         config,
         folder,

@@ -70,8 +70,10 @@ class Run:
 
     @property
     def evaluation_due(self) -> bool:
-        """Whether the current weights are to be evaluated."""
+        """Whether the current weights are to be evaluated; never without held-out tasks."""
         every, before = self.config.eval.every, self.config.eval.before_training
+        if not self.held_out:
+            return False
         if self.step == 0 and before is not None and not self.finished:
             return before
         return self.finished or (every > 0 and self.step % every == 0)

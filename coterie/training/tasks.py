@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
+from math import ceil
 
 from coterie.config import Config
 from coterie.config.registry import line_in_users_file
@@ -44,6 +46,14 @@ class TaskStream:
         return self.shuffled[1]
 
 
+def with_steps(config: Config, tasks: int) -> Config:
+    """The config with as many steps as its epochs take. A last step that is not full draws from one more pass, so that
+    every step has the same number of tasks."""
+    if config.epochs is None:
+        return config
+    return replace(config, steps=ceil(config.epochs * tasks / config.tasks_per_step))
+
+
 class NotTasks(ValueError):
     """`Env.tasks` did not return a list of tasks with unique ids."""
 
@@ -81,6 +91,8 @@ def _checked_tasks(env: Env, split: Split) -> Sequence[Task]:
 def warn_about_tasks(config: Config, training: Sequence[Task], held_out: Sequence[Task]) -> None:
     """Warnings, not errors: a short trial of a long recipe, like `steps=2`, is common."""
     warnings = [*_overlap(held_out, training)]
+    if config.eval.tasks == 0:
+        warnings.append("eval.tasks=0: there is no evaluation, so the held-out reward of this run is not known")
     if config.tasks_per_step > len(training):
         repeats = f"there are only {len(training)} training tasks, so a step has some of them more than once"
         warnings.append(f"tasks_per_step={config.tasks_per_step}: {repeats}")
