@@ -33,7 +33,7 @@ if __name__ == "__main__":
     data, changes = data_and_changes("hotpotqa", rows(), Path("runs/examples/deepresearch"))
     trainer = AgentTrainer(
         config=Path(__file__).parents[1] / "recipes" / "deepresearch.yaml",
-        workflow_args={"corpus": data / "corpus.jsonl", "max_parts": 1, "max_turns": 2, **PROMPTS},
+        workflow_args={"corpus": data / "corpus.jsonl", "max_subqueries": 1, "max_turns": 2, **PROMPTS},
         train_dataset=data / "train.parquet",
         val_dataset=data / "test.parquet",
         overrides=[*SMALL, *changes],

@@ -45,7 +45,7 @@ if __name__ == "__main__":
     data, changes = data_and_changes("gsm8k", rows(), Path("runs/examples/gsm8k"))
     trainer = AgentTrainer(
         config=Path(__file__).parents[1] / "recipes" / "math_tool.yaml",
-        workflow_args={"max_iterations": 1, **PROMPTS},
+        workflow_args={"max_refinement_iterations": 1, **PROMPTS},
         train_dataset=data / "train.parquet",
         val_dataset=data / "test.parquet",
         overrides=[*SMALL, *changes],

@@ -35,7 +35,7 @@ if __name__ == "__main__":
     data, changes = data_and_changes("hotpotqa", rows(), Path("runs/examples/search"))
     trainer = AgentTrainer(
         config=Path(__file__).parents[1] / "recipes" / "search.yaml",
-        workflow_args={"corpus": data / "corpus.jsonl", "max_queries": 1, "max_rounds": 1, **PROMPTS},
+        workflow_args={"corpus": data / "corpus.jsonl", "max_queries": 1, "max_refinement_iterations": 1, **PROMPTS},
         train_dataset=data / "train.parquet",
         val_dataset=data / "test.parquet",
         overrides=[*SMALL, *changes],

@@ -66,7 +66,7 @@ if __name__ == "__main__":
     data, changes = data_and_changes("swe", rows(Path("runs/examples/projects")), Path("runs/examples/swe"))
     trainer = AgentTrainer(
         config=Path(__file__).parents[1] / "recipes" / "swe.yaml",
-        workflow_args={"max_rounds": 1, **PROMPTS},
+        workflow_args={"max_refinement_iterations": 1, **PROMPTS},
         train_dataset=data / "train.parquet",
         val_dataset=data / "test.parquet",
         overrides=[*SMALL, *changes],

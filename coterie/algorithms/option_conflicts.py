@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 SPEAK_ONCE = ("single", "chain", "cory", "summarize")  # workflows of one round
 # Workflow options that set the number of rounds.
-ROUNDS = ("rounds", "max_rounds", "max_steps", "max_assistant_turns", "layers", "voters")
+ROUNDS = ("rounds", "max_rounds", "max_refinement_iterations", "max_steps", "max_assistant_turns", "layers", "voters")
 
 
 def shared_option_problems(algorithm: Algorithm, config: Any) -> Iterator[tuple[str, str]]:

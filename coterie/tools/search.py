@@ -59,7 +59,8 @@ class Remote:
 
     POST {"queries": ["…"], "topk": 3, "return_scores": true} to its address; it returns
     {"result": [[{"document": {"id": "7", "contents": "\\"Title\\"\\nText"}, "score": 0.9}, …]]}, a list for each query.
-    A document may also have `title` and `text` instead of `contents`.
+    A document may also have `title` and `text` instead of `contents`. The request has `query` and `top_k`, too, for
+    servers such as rLLM's, which return {"results": […]} for one query.
     """
 
     address: str
@@ -69,11 +70,13 @@ class Remote:
         return await run_in_daemon_thread(self._search, query, count)
 
     def _search(self, query: str, count: int) -> list[Hit]:
-        body = json.dumps({"queries": [query], "topk": count, "return_scores": True}).encode()
-        request = urllib.request.Request(self.address, body, {"Content-Type": "application/json"})
+        request = {"queries": [query], "topk": count, "return_scores": True, "query": query, "top_k": count}
+        body = json.dumps(request).encode()
+        posted = urllib.request.Request(self.address, body, {"Content-Type": "application/json"})
         try:
-            with urllib.request.urlopen(request, timeout=self.deadline) as reply:
-                (found,) = json.load(reply)["result"]
+            with urllib.request.urlopen(posted, timeout=self.deadline) as reply:
+                answer = json.load(reply)
+                (found,) = [answer["results"]] if "results" in answer else answer["result"]
                 return [_hit(each) for each in found]
         except (urllib.error.URLError, TimeoutError) as error:
             raise ToolError(f"SearchFailed: {self.address}: {error}") from None

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from coterie.envs.code import CodeResult, CodeWorld
 from coterie.prompts import check, fill
 from coterie.rewards.code.grader import code_in
-from coterie.types import Metrics, Outcome, Task, Team, Turn
+from coterie.types import Grade, Metrics, Outcome, Task, Team, Turn
 
 ANALYZE = (
     "{question}\n\nThis program was written for it:\n```python\n{program}\n```\n\n{failures}\n\n"
@@ -33,6 +34,8 @@ class DeepCoder:
     needs_sandbox: ClassVar[bool] = True
 
     max_refinement_iterations: int = 2  # refinements, at most
+    # reward generator and refiner by the tests that their program passes, or by the run's reward of it
+    program_reward: Literal["tests", "reward"] = "tests"
     failures: int = 3  # failing tests shown per refinement
     prompt: str = "{question}"  # the generator's prompt
     analyze: str = ANALYZE  # the prompt that shows the failing tests
@@ -53,7 +56,7 @@ class DeepCoder:
         if not isinstance(world, CodeWorld):
             raise ValueError("deepcoder needs an environment with tests to run: mbpp, humaneval or deepcoder")
         programs = [await tested(await team.generator.say(fill(self.prompt, {"question": task.prompt})), world)]
-        improvements: list[float] = []
+        improvements, analyses = list[float](), list[tuple[Turn, Program]]()
         best = programs[0]
         while best.result.visible.fraction < 1 and len(improvements) < self.max_refinement_iterations:
             shown = self._shown(task, best)
@@ -62,8 +65,10 @@ class DeepCoder:
             programs.append(await tested(refined, world))
             analysis.reward = programs[-1].result.score - best.result.score
             improvements.append(analysis.reward)
+            analyses.append((analysis, best))
             best = max(best, programs[-1], key=lambda each: each.result.visible.fraction)
-        return Outcome(best.turn.text, metrics(programs, best, improvements))
+        judge = GradedPrograms(programs, analyses) if self.program_reward == "reward" else None
+        return Outcome(best.turn.text, metrics(programs, best, improvements), judge=judge)
 
     def _shown(self, task: Task, program: Program) -> dict[str, str]:
         text, shown = program.turn.text, program.result.visible
@@ -80,6 +85,21 @@ class Program(NamedTuple):
     @property
     def right(self) -> bool:
         return self.result.score == 1
+
+
+@dataclass(frozen=True)
+class GradedPrograms:
+    """After the episode: each program gets the run's reward, and an analysis the change that it led to."""
+
+    programs: Sequence[Program]
+    analyses: Sequence[tuple[Turn, Program]]  # and the program that each one is about
+
+    async def __call__(self, grade: Grade) -> Metrics:
+        for program in self.programs:
+            program.turn.reward = await grade(program.turn.text)
+        for (analysis, about), refined in zip(self.analyses, self.programs[1:], strict=True):
+            analysis.reward = (refined.turn.reward or 0.0) - (about.turn.reward or 0.0)
+        return {}
 
 
 async def tested(turn: Turn, world: CodeWorld) -> Program:

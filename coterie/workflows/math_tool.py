@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -11,6 +12,8 @@ from coterie.rewards.answer_extraction import marked_answer
 from coterie.rewards.code.grader import code_in
 from coterie.sandbox import Limits, shared
 from coterie.tools.python import shown
+from coterie.tools.tool import ToolError
+from coterie.tools.user_function import call_function
 from coterie.types import Grade, Metrics, Outcome, Task, Team, Turn, is_correct
 from coterie.workflows.verdict_parsing import verdict
 
@@ -41,7 +44,8 @@ class Attempt:
 
 @dataclass(frozen=True)
 class MathTool:
-    """Analyzer → executor → verifier, repeated until the verifier accepts or for `max_iterations`.
+    """Analyzer → executor → verifier, repeated until the verifier accepts or for
+    `max_refinement_iterations`.
 
     Only the verifier's verdict ends the loop, in training and evaluation alike. After the episode each attempt is
     scored: analyzer and executor get the attempt's score, the verifier gets 1 if its verdict was correct.
@@ -50,8 +54,10 @@ class MathTool:
     judges_turns: ClassVar[bool] = True
     needs_sandbox: ClassVar[bool] = True
 
-    max_iterations: int = 2  # attempts, at most
+    max_refinement_iterations: int = 2  # attempts, at most
     seconds: Positive = 5.0  # seconds for one program
+    # path/to/file.py:function that runs a program, instead of the sandbox: (program) → what it printed
+    python_tool: Callable[..., Any] | None = None
     boxed: bool = True  # put the answer into \\boxed{}, where `reward: math` looks for it
     analyze: str = ANALYZE  # the analyzer's prompt
     execute: str = EXECUTE  # the executor's prompt
@@ -61,7 +67,7 @@ class MathTool:
         check(self.analyze, ["question", "before"], "analyze")
         check(self.execute, ["question", "plan"], "execute")
         check(self.verify, ["question", "program", "output"], "verify")
-        check_counts(self, "max_iterations")
+        check_counts(self, "max_refinement_iterations")
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -70,7 +76,7 @@ class MathTool:
     async def run(self, task: Task, team: Team, world: Any) -> Outcome:
         attempts: list[Attempt] = []
         before, accepted = "", False
-        while not accepted and len(attempts) < self.max_iterations:
+        while not accepted and len(attempts) < self.max_refinement_iterations:
             question = {"question": task.prompt}
             analysis = await team.analyzer.say(fill(self.analyze, question | {"before": before}))
             program = await team.executor.say(fill(self.execute, question | {"plan": analysis.text}))
@@ -93,11 +99,22 @@ class MathTool:
         """Run a program: whether it succeeded, its output for the verifier, and its last line as the answer."""
         if code is None:
             return False, NO_PROGRAM, ""
-        ran = await shared().run(code, limits=Limits(seconds=self.seconds, output=32 << 10))
-        lines = ran.stdout.strip().splitlines()
-        last = lines[-1].strip() if ran.ok and lines else ""
+        ok, printed, output = await self._execute(code)
+        lines = printed.strip().splitlines()
+        last = lines[-1].strip() if ok and lines else ""
         bare = not last or not self.boxed or marked_answer(last) is not None
-        return ran.ok, shown(ran, self.seconds), last if bare else f"\\boxed{{{last}}}"
+        return ok, output, last if bare else f"\\boxed{{{last}}}"
+
+    async def _execute(self, code: str) -> tuple[bool, str, str]:
+        """Whether a program succeeded, what it printed, and both as a text for the verifier."""
+        if self.python_tool is None:
+            ran = await shared().run(code, limits=Limits(seconds=self.seconds, output=32 << 10))
+            return ran.ok, ran.stdout, shown(ran, self.seconds)
+        try:
+            printed = str(await call_function(self.python_tool, self.seconds, code))
+        except ToolError as error:
+            return False, "", f"Error: {error}"
+        return True, printed, printed
 
 
 async def judged(attempts: list[Attempt], grade: Grade) -> Metrics:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,20 +11,24 @@ from coterie.prompts import check_counts
 from coterie.rewards.qa import VERDICTS, words
 from coterie.tools.bm25 import Document
 from coterie.tools.search import Local, Remote, retriever
+from coterie.tools.user_function import FunctionRetriever
 from coterie.types import Task
 
 
 @dataclass(frozen=True, kw_only=True)
 class RetrievalOptions:
-    """Options of workflows with search: a corpus for BM25, or a retrieval server."""
+    """Options of workflows with search: a corpus for BM25, a retrieval server, or a function of yours."""
 
     corpus: Path | None = None  # a jsonl file of {"title": …, "text": …}; `coterie data prepare hotpotqa` writes one
     server: str | None = None  # the http address of a retrieval server, instead of a corpus
+    # path/to/file.py:function that searches, instead of a corpus: (query) → documents, each with title and text
+    search_tool: Callable[..., Any] | None = None
     documents: int = 3  # documents per query
 
     def __post_init__(self) -> None:
-        if (self.corpus is None) == (self.server is None):
-            raise ValueError("corpus: give either a corpus or a server to search in")
+        given = [place for place in (self.corpus, self.server, self.search_tool) if place is not None]
+        if len(given) != 1 and not (self.searches_optionally and not given):
+            raise ValueError("corpus: give one of corpus, server and search_tool to search in")
         if self.server is not None and not self.server.startswith(("http://", "https://")):
             raise ValueError(f"server: must begin with http:// or https://, not {self.server}")
         check_counts(self, "documents")
@@ -36,8 +40,16 @@ class RetrievalOptions:
             yield "workflow.corpus", f"{self.corpus}: no such file; {right}"
 
     @property
-    def retriever(self) -> Local | Remote:
-        return retriever(self.corpus or self.server or "")
+    def searches_optionally(self) -> bool:
+        """True if the workflow can do without a search."""
+        return False
+
+    @property
+    def retriever(self) -> Local | Remote | FunctionRetriever:
+        if self.search_tool is not None:
+            return FunctionRetriever(self.search_tool)
+        place = self.corpus or self.server
+        return FunctionRetriever(lambda _: []) if place is None else retriever(place)
 
 
 @dataclass(frozen=True)
@@ -71,3 +83,18 @@ class Evidence:
         if self.titles:
             return len(self.titles & {document.title for document in found}) / len(self.titles)
         return float(any(self.helps(document) for document in found))
+
+
+def new_evidence_reward(done: bool, before: float, after: float) -> float:
+    """The fraction of the missing documents that a round found; if none was missing, 1 for stopping.
+
+    found before   it searches            it writes DONE
+    half           0 … 1 of the rest      0
+    all            0                      1
+    """
+    return float(done) if before == 1 else (after - before) / (1 - before)
+
+
+def is_done(line: str) -> bool:
+    """Whether a line of a plan says that nothing is missing."""
+    return line.upper().strip(".") == "DONE"

@@ -13,7 +13,7 @@ from coterie.tools.bm25 import Document
 from coterie.tools.search import Hit, listed
 from coterie.tools.tool import ToolError
 from coterie.types import Grade, Metrics, Outcome, Task, Team, Turn, is_correct
-from coterie.workflows.retrieval import Evidence, RetrievalOptions
+from coterie.workflows.retrieval import Evidence, RetrievalOptions, is_done, new_evidence_reward
 from coterie.workflows.verdict_parsing import items
 
 OPTIMIZE = (
@@ -55,7 +55,8 @@ class Round:
 
 @dataclass(frozen=True, kw_only=True)
 class Search(RetrievalOptions):
-    """Query optimizer → one retriever per query, concurrently → extractor. Queries are refined in rounds.
+    """Query optimizer → one retriever per query, concurrently → extractor. Queries are refined in rounds,
+    at most `max_refinement_iterations` of them.
 
     Rewards, after the episode: the optimizer gets the fraction of the missing documents that its queries found; once
     none is missing, 1 for DONE and 0 for searching on. Compare its turns by round (`group_by: [task, role, turn]`),
@@ -66,7 +67,7 @@ class Search(RetrievalOptions):
     judges_turns: ClassVar[bool] = True
 
     max_queries: int = 2  # queries per round, at most
-    max_rounds: int = 2  # rounds, at most
+    max_refinement_iterations: int = 2  # rounds of queries, at most
     optimize: str = OPTIMIZE  # the query optimizer's prompt
     retrieve: str = RETRIEVE  # a retriever's prompt
     extract: str = EXTRACT  # the extractor's prompt
@@ -76,7 +77,7 @@ class Search(RetrievalOptions):
         check(self.optimize, ["question", "notes", "most"], "optimize")
         check(self.retrieve, ["question", "query", "documents"], "retrieve")
         check(self.extract, ["question", "notes"], "extract")
-        check_counts(self, "max_queries", "max_rounds")
+        check_counts(self, "max_queries", "max_refinement_iterations")
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -85,11 +86,11 @@ class Search(RetrievalOptions):
     async def run(self, task: Task, team: Team, world: Any) -> Outcome:
         rounds: list[Round] = []
         notes = ""
-        while len(rounds) < self.max_rounds:
+        while len(rounds) < self.max_refinement_iterations:
             values = {"question": task.prompt, "notes": notes, "most": str(self.max_queries)}
             queries = await team.query_optimizer.say(fill(self.optimize, values))
             lines = items(queries.text, self.max_queries)
-            new = [query for query in lines if query.upper().strip(".") != "DONE"]
+            new = [query for query in lines if not is_done(query)]
             found = await self._look_up(task, team, new)
             rounds.append(Round(queries, bool(lines) and not new, found))
             if not new:
@@ -132,23 +133,13 @@ def judged(rounds: list[Round], evidence: Evidence) -> Metrics:
     for one in rounds:
         documents += [document for each in one.found for document in each.documents]
         recall = evidence.recall(documents)
-        one.queries.reward = query_reward(one, before, recall)
+        one.queries.reward = new_evidence_reward(one.done, before, recall)
         before = recall
         for each in one.found:
             each.note.reward = note_reward(each, evidence)
             rewards.append(each.note.reward)
     rate = {"retriever_success_rate": sum(rewards) / len(rewards)} if rewards else {}
     return {"query_optimizer_recall": before, **rate}
-
-
-def query_reward(one: Round, before: float, after: float) -> float:
-    """The fraction of the missing documents that this round found; if none was missing, 1 for stopping.
-
-    found before   it searches            it writes DONE
-    half           0 … 1 of the rest      0
-    all            0                      1
-    """
-    return float(one.done) if before == 1 else (after - before) / (1 - before)
 
 
 def note_reward(found: Found, evidence: Evidence) -> float:

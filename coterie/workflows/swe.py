@@ -34,7 +34,8 @@ FORMAT_WEIGHT = 0.1  # of a reward: for naming a file that exists, for an edit t
 
 @dataclass(frozen=True)
 class Swe:
-    """Analyzer → writer → validator, repeated from the writer until the validator accepts or for `max_rounds`.
+    """Analyzer → writer → validator, repeated from the writer until the validator accepts or for
+    `max_refinement_iterations`.
 
     The writer sees the files that the analyzer named. The validator judges before any test runs, and gets 1 if it is
     right. Analyzer and writer get the fraction of tests that pass, and 0.1 for naming a file that exists or for an edit
@@ -43,7 +44,7 @@ class Swe:
 
     judges_turns: ClassVar[bool] = True
 
-    max_rounds: int = 2  # changes, at most
+    max_refinement_iterations: int = 2  # changes, at most
     max_files: int = 3  # files shown to the writer, at most
     analyze: str = ANALYZE  # the analyzer's prompt
     write: str = WRITE  # the writer's prompt
@@ -53,7 +54,7 @@ class Swe:
         check(self.analyze, ["issue", "tree"], "analyze")
         check(self.write, ["issue", "analysis", "files", "before"], "write")
         check(self.validate, ["issue", "diff"], "validate")
-        check_counts(self, "max_rounds", "max_files")
+        check_counts(self, "max_refinement_iterations", "max_files")
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -69,7 +70,7 @@ class Swe:
         files = (f"{path}\n```\n{world.texts[path][:MAX_FILE]}```" for path in named)
         shown = "\n\n".join(files) or "(no file was named)"
         before, rounds = "", list[Round]()
-        while not (rounds and rounds[-1].accepted) and len(rounds) < self.max_rounds:
+        while not (rounds and rounds[-1].accepted) and len(rounds) < self.max_refinement_iterations:
             values = issue | {"analysis": analysis.text, "files": shown, "before": before}
             change = await team.writer.say(fill(self.write, values))
             try:

@@ -102,7 +102,7 @@ def math_tool(folder: Path) -> Case:
         "verifier": lambda read: f"Verdict: {'correct' if '42' in read else 'incorrect'}",
     }
     wrong = {"analyzer": "Subtract.", "executor": program("print(41)"), "verifier": "Verdict: incorrect"}
-    return Case(MathTool(max_iterations=1), env, replies, wrong)
+    return Case(MathTool(max_refinement_iterations=1), env, replies, wrong)
 
 
 def swe(folder: Path) -> Case:
@@ -119,7 +119,7 @@ def swe(folder: Path) -> Case:
         "validator": lambda read: f"Verdict: {'pass' if 'return a + b' in read else 'fail'}",
     }
     wrong = {"analyzer": "The README.", "writer": change.format("b - a"), "validator": "Verdict: fail"}
-    return Case(Swe(max_rounds=1), Projects(train=file(folder, row)), replies, wrong)
+    return Case(Swe(max_refinement_iterations=1), Projects(train=file(folder, row)), replies, wrong)
 
 
 CORPUS = [

@@ -178,14 +178,14 @@ def script(text: str) -> str:
 
 def test_the_verifier_alone_ends_it_even_when_it_is_wrong(sums: Env) -> None:
     lines = {"analyzer": ["Add."], "executor": [script("print(41)")], "verifier": ["Verdict: correct"]}
-    episode, _ = play(MathTool(max_iterations=3), sums, lines)
+    episode, _ = play(MathTool(max_refinement_iterations=3), sums, lines)
     assert rewards(episode) == {"analyzer": [0.0], "executor": [0.0], "verifier": [0.0]}
     assert episode.metrics["accepted"] == 1 and episode.metrics["final_success"] == 0
 
 
 def test_a_program_that_is_right_at_once_is_accepted_at_once(sums: Env) -> None:
     lines = {"analyzer": ["Add."], "executor": [script("print(20 + 22)")], "verifier": ["Verdict: correct"]}
-    episode, team = play(MathTool(max_iterations=3), sums, lines)
+    episode, team = play(MathTool(max_refinement_iterations=3), sums, lines)
     assert rewards(episode) == {"analyzer": [1.0], "executor": [1.0], "verifier": [1.0]}
     assert episode.reward == 1.0 and episode.metrics["total_iterations"] == 1
     assert "It printed:\n42" in team.verifier.prompts[0][0]["content"]
@@ -197,7 +197,7 @@ def test_a_right_answer_that_the_verifier_rejects_is_tried_again(sums: Env) -> N
         "executor": [script("print(20 + 22)"), script("print(20 - 22)")],
         "verifier": ["Verdict: incorrect", "Verdict: incorrect"],
     }
-    episode, team = play(MathTool(max_iterations=2), sums, lines)
+    episode, team = play(MathTool(max_refinement_iterations=2), sums, lines)
     assert rewards(episode) == {"analyzer": [1.0, 0.0], "executor": [1.0, 0.0], "verifier": [0.0, 1.0]}
     assert episode.answer == r"\boxed{-2}" and episode.reward == 0.0
     assert "print(20 + 22)" in team.analyzer.prompts[1][0]["content"]
@@ -345,7 +345,7 @@ def test_retrievers_of_one_round_read_at_the_same_time(articles: Env, corpus: Pa
 
     lines = {"query_optimizer": ["Peru\nLima"], "retriever": ["a", "b"], "extractor": ["c"]}
     team, barrier = Scripted(lines, Meets), asyncio.Barrier(2)
-    work = Search(corpus=corpus, max_rounds=1).run(articles.tasks("train")[0], team, None)
+    work = Search(corpus=corpus, max_refinement_iterations=1).run(articles.tasks("train")[0], team, None)
     asyncio.run(asyncio.wait_for(work, HANG))
 
 
@@ -359,7 +359,7 @@ def test_a_server_that_fails_is_counted_and_the_team_goes_on(articles: Env) -> N
     server = HTTPServer(("127.0.0.1", 0), Broken)
     Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     lines = {"query_optimizer": ["Peru"], "retriever": ["NOTHING"], "extractor": ["Lima"]}
-    search = Search(server=f"http://127.0.0.1:{server.server_port}", max_rounds=1)
+    search = Search(server=f"http://127.0.0.1:{server.server_port}", max_refinement_iterations=1)
     episode, team = play(search, articles, lines)
     server.shutdown()
     server.server_close()
@@ -521,7 +521,7 @@ def test_a_corpus_that_is_not_there_stops_a_run_before_a_model_is_looked_for(nam
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "corpus: give either a corpus or a server"),
+        ({}, "corpus: give one of corpus, server and search_tool"),
         ({"corpus": Path("a.jsonl"), "server": "http://x"}, "corpus: give either a corpus or a server"),
         ({"server": "localhost"}, "server: must begin with http"),
         ({"server": "http://x", "documents": 0}, "documents: at least 1"),
@@ -595,7 +595,7 @@ def test_a_writer_may_not_touch_the_tests_nor_what_runs_them(project: Env, path:
     old = TEST if path == "tests/test_ops.py" else ""
     cheat = f"{path}\n<<<<<<< SEARCH\n{old}=======\nprint('Ran 1 test')\n>>>>>>> REPLACE"
     lines = {"analyzer": ["x"], "writer": [cheat], "validator": []}
-    episode, _ = play(Swe(max_rounds=1), project, lines)
+    episode, _ = play(Swe(max_refinement_iterations=1), project, lines)
     assert rewards(episode)["writer"] == [0.0] and episode.answer == ""
 
 
@@ -679,7 +679,7 @@ def test_a_test_that_never_ends_takes_the_time_of_all_and_earns_nothing(project:
     assert tested.passed == 0
     assert "(timeout)" in tested.output and "no time was left" in tested.output
     lines = {"analyzer": ["x"], "writer": [LOOP], "validator": ["Verdict: fail"]}
-    episode, _ = play(Swe(max_rounds=1), env, lines)
+    episode, _ = play(Swe(max_refinement_iterations=1), env, lines)
     assert rewards(episode) == {"analyzer": [0.0], "writer": [0.1], "validator": [1.0]}
     assert episode.reward == 0.0 and episode.metrics["accuracy"] == 0.0
 
@@ -739,7 +739,7 @@ def test_a_test_command_that_cannot_run_passes_nothing(project: Env, command: st
     task = project.tasks("train")[0]
     broken = replace(task, meta={**task.meta, "tests": [command]})
     lines = {"analyzer": ["calc/ops.py"], "writer": [FIX], "validator": ["Verdict: pass"]}
-    episode, _ = play(Swe(max_rounds=1), project, lines, broken)
+    episode, _ = play(Swe(max_refinement_iterations=1), project, lines, broken)
     assert rewards(episode) == {"analyzer": [0.1], "writer": [0.1], "validator": [0.0]} and episode.reward == 0.0
 
 
@@ -813,7 +813,7 @@ OWN = {"issue": "add(2, 3) gives -1", "repository": "calc", "tests": "python -m 
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        (R2E, "rows of r2egym need the containers they came with; they can be read, not run"),
+        (R2E, "rows of r2egym run after `coterie data prepare r2egym --repositories PLACE`"),
         ({**OWN, "tests": [1]}, r"tests is \[1\]; it must list commands"),
         ({**OWN, "tests": []}, r"tests is \[\]; it must list commands"),
         ({"issue": "x", "repository": "y"}, "tests is null; it must list commands"),
@@ -834,7 +834,7 @@ def test_a_row_that_cannot_be_run_is_told_with_its_file_and_number(
     [
         ("nowhere.jsonl", r"env.train: .*nowhere.jsonl: no such file \(.*yaml, line \d+\)"),
         ("swebench.jsonl", r"env.repositories: SWE-bench rows need a folder with clones .*yaml, line \d+\)"),
-        ("prepared.parquet", r"env.train: .*prepared.parquet holds r2egym, whose rows need the containers"),
+        ("prepared.parquet", r"env.train: .*prepared.parquet holds r2egym, whose rows run after `coterie data prepare"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_told_with_its_key_before_a_model_is_looked_for(
