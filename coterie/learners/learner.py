@@ -16,7 +16,7 @@ from coterie.learners.distributed import SINGLE_PROCESS, Processes
 from coterie.learners.joint_step import FitJob, fit_together
 from coterie.learners.logprobs import ChosenLogprobs
 from coterie.learners.packing import Microbatch, pack_microbatches, token_budget
-from coterie.learners.value_head import ValueHead
+from coterie.learners.value_head import HEADS, Kind, MlpValueHead, ValueHead, save_head
 from coterie.models.attention import to_device_async
 from coterie.models.base import Base
 from coterie.models.lora import Adapter
@@ -43,22 +43,25 @@ class TorchLearner:
         reference: Base | None = None,
         is_critic: bool = False,
         processes: Processes = SINGLE_PROCESS,
+        head: Kind = "linear",
+        trains_trunk: bool = True,
     ) -> None:
         """`value_lr` None: no value head. A whole model (no adapter) has a frozen copy as its reference policy.
-        A critic only predicts values: no logits are computed."""
+        A critic only predicts values: no logits are computed. `trains_trunk` False: only the value head learns."""
         self.policy, self.base, self.adapter, self.frozen = policy, base, adapter, frozen
         self.lr, self.learning, self.steps, self.reference = lr, learning, steps, reference
         self.version, self.is_critic, self.processes = 0, is_critic, processes
-        for one in (base, reference) if adapter is None and not frozen else ():
+        self.trains_trunk = trains_trunk and not frozen
+        for one in (base, reference) if adapter is None and self.trains_trunk else ():
             if one is not None:
                 one.use_hf_modules = True  # same forward for both: before the first step their KL is exactly zero
         self.chosen_logprobs, self.token_budget = ChosenLogprobs(base), token_budget(base, learning)
-        self.value_head: ValueHead | None = None
+        self.value_head: ValueHead | MlpValueHead | None = None
         groups: list[dict[str, Any]] = []
-        if not frozen:
+        if self.trains_trunk:
             groups.append({"params": list(self.parameters().values()), "lr": lr, "peak": lr})
         if value_lr is not None and not frozen:
-            self.value_head = ValueHead(base.hidden_size).to(base.device)
+            self.value_head = HEADS[head](base.hidden_size).to(base.device)
             groups.append({"params": list(self.value_head.parameters()), "lr": value_lr, "peak": value_lr})
         for group in groups:
             for parameter in group["params"]:
@@ -156,10 +159,12 @@ class TorchLearner:
             self.value_head.load_state_dict(state["value_head"])
 
     def save(self, folder: Path) -> None:
-        """Write the weights: an adapter in PEFT layout, or a whole model in Hugging Face layout."""
+        """Write the weights: an adapter in PEFT layout, or a whole model in Hugging Face layout; a critic's head."""
+        if self.is_critic and self.value_head is not None:
+            save_head(self.value_head, folder)
         if self.adapter is not None:
             save_adapter(self.adapter, folder, str(self.base.folder))
-        elif not self.frozen:
+        elif self.trains_trunk:
             with no_progress_bars():
                 self.base.model.save_pretrained(folder)
             self.base.tokenizer.save_pretrained(folder)
@@ -169,7 +174,7 @@ class TorchLearner:
         """Copy saved weights into the existing tensors, which the engine shares."""
         if self.adapter is not None:
             load_tensors(self.adapter, read_adapter_tensors(folder), folder)
-        elif not self.frozen:
+        elif self.trains_trunk:
             saved = load_model(folder, torch.float32, self.base.own_attention).state_dict()
             for name, parameter in self.base.model.named_parameters():
                 parameter.copy_(saved[name])

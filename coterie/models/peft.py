@@ -18,6 +18,7 @@ from coterie.files import verify_saved_adapter
 from coterie.models.lora import Adapter, LoraLinear
 
 WEIGHTS = "adapter_model.safetensors"
+ADAPTER_CONFIG = "adapter_config.json"
 # PEFT settings that leave an adapter plain LoRA. Any other setting with a value is refused, including future ones.
 READ = {"r", "lora_alpha", "use_rslora", "bias", "peft_type", "init_lora_weights"}
 WHERE = {"target_modules", "exclude_modules", "layers_pattern", "fan_in_fan_out"}  # the tensor names say it
@@ -72,9 +73,9 @@ def load_adapter(name: str, folder: Path, layers: Mapping[str, LoraLinear]) -> A
 
 def _settings(folder: Path) -> dict[str, Any]:
     """The adapter's config, checked to be plain LoRA."""
-    file = folder / "adapter_config.json"
+    file = folder / ADAPTER_CONFIG
     if not file.is_file():
-        raise ValueError(f"{folder}: no adapter_config.json; a PEFT adapter folder holds one beside {WEIGHTS}")
+        raise ValueError(f"{folder}: no {ADAPTER_CONFIG}; a PEFT adapter folder holds one beside {WEIGHTS}")
     try:
         config = json.loads(file.read_bytes())
     except ValueError as error:

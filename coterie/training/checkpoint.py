@@ -188,6 +188,10 @@ def policy_folder(folder: Path, policy: str) -> Path:
     return folder / "policies" / quote(policy, safe=" ")
 
 
+def critic_folder(folder: Path, critic: str) -> Path:
+    return folder / CRITIC / quote(critic, safe=" ")
+
+
 def _pointed(run_folder: Path, pointer: str) -> str:
     return (run_folder / pointer).read_text().strip()
 

@@ -17,7 +17,10 @@ from coterie.learners.learner import TorchLearner
 from coterie.learners.mixer import Mixer
 from coterie.learners.packing import token_budget
 from coterie.learners.text_encoder import HiddenStates
+from coterie.learners.value_head import has_head, load_head
 from coterie.models.base import Base
+from coterie.models.lora import Adapter
+from coterie.models.peft import ADAPTER_CONFIG, load_adapter
 from coterie.rl.mixers import MixerOptions
 from coterie.seeds import stable_hash
 from coterie.training.models import ModelPool, config_errors, fresh_adapter
@@ -49,7 +52,8 @@ class CriticFactory:
         critics = {}
         for name, settings in self._settings().items():
             device = device_beside(self.config, settings.model)
-            base = self.pool.load(("critics", name), settings.model, settings.lora is None, f"critic {name}", device)
+            whole = settings.lora is None and not settings.frozen
+            base = self.pool.load(("critics", name), settings.model, whole, f"critic {name}", device)
             learner = self._learner(name, settings, base, lr)
             roles = frozenset(settings.roles or self.config.roles)
             for policy in sorted(trained & self._policies_of(roles)):
@@ -92,17 +96,32 @@ class CriticFactory:
         return "\n".join([why, "critics:", *lines])
 
     def _learner(self, name: str, critic: CriticConfig, base: Base, value_lr: float) -> TorchLearner:
-        """A value head on an adapter, which may share the policies' base, or on a whole model."""
-        config, owner, adapter = self.config, f"critic {name}", None
+        """A value head on an adapter or a frozen model, which may share the policies' base, or on a whole model."""
+        config, owner = self.config, f"critic {name}"
         if owner in config.policies:
             raise ConfigError(f"policies.{owner}: this name is used by critics.{name}; rename one of them")
-        if critic.lora is not None:
-            with config_errors(config, ("critics", name), vars(critic)):
-                adapter = fresh_adapter(owner, critic.lora, base, stable_hash(config.seed, "critic", name))
-        return TorchLearner(
+        with config_errors(config, ("critics", name), vars(critic)):
+            adapter = self._adapter(owner, name, critic, base)
+        learner = TorchLearner(
             owner, base, adapter, critic.lr, config.learning, config.steps,
             value_lr=value_lr, is_critic=True, processes=self.processes,
+            head=critic.head, trains_trunk=not critic.frozen,
         )  # fmt: skip
+        if critic.adapter is not None and has_head(critic.adapter) and learner.value_head is not None:
+            with config_errors(config, ("critics", name, "adapter")):
+                load_head(learner.value_head, critic.adapter)
+        return learner
+
+    def _adapter(self, owner: str, name: str, critic: CriticConfig, base: Base) -> Adapter | None:
+        """The critic's adapter: loaded, fresh, or none if the whole model or only its head is trained."""
+        folder = critic.adapter
+        if folder is not None and (folder / ADAPTER_CONFIG).is_file():
+            return load_adapter(owner, folder, base.layers)
+        if folder is not None and not has_head(folder):
+            raise ValueError(f"adapter: {folder} has neither a PEFT adapter ({ADAPTER_CONFIG}) nor a value head")
+        if critic.lora is None or critic.frozen:
+            return None
+        return fresh_adapter(owner, critic.lora, base, stable_hash(self.config.seed, "critic", name))
 
     def _policies_of(self, roles: Collection[str]) -> set[str]:
         """The policies that play any of these roles at some step."""

@@ -23,7 +23,7 @@ from coterie.models.lora_targets import targets_for
 from coterie.models.peft import load_adapter
 from coterie.models.store import max_context_length, read_config, resolve
 from coterie.seeds import stable_hash
-from coterie.training.checkpoint import policy_folder
+from coterie.training.checkpoint import critic_folder, policy_folder
 
 
 @contextmanager
@@ -85,9 +85,14 @@ def base_policy(policy: str) -> str:
 
 
 def with_saved_adapters(config: Config, saved: Path | None) -> Config:
-    """The config with a checkpoint's adapters instead of those that the policies started from."""
+    """The config with a checkpoint's adapters instead of those that policies and critics started from."""
     if saved is None:
         return config
+    folders = {
+        name: critic_folder(saved, name) for name, critic in config.critics.items() if critic.adapter is not None
+    }
+    critics = {name: replace(config.critics[name], adapter=folder) for name, folder in folders.items()}
+    config = replace(config, critics=config.critics | critics)
     started = {name: policy for name, policy in config.policies.items() if policy.adapter is not None}
     own = {name: replace(policy, adapter=policy_folder(saved, name)) for name, policy in started.items()}
     return replace(config, policies=config.policies | own)

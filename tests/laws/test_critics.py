@@ -40,6 +40,10 @@ def kinds(model: Path) -> dict[str, dict[str, Any]]:
         "whole models": {"algorithm": "vdn_token", "critics": {n: whole | {"roles": [n]} for n in ("left", "right")}},
         "central": {"algorithm": "happo", "critics": {"team": lora | {"sees": "joint"}}},
         "central by default": {"algorithm": "mappo"},
+        "a head on a frozen model": {
+            "algorithm": "ppo",
+            "critics": {"team": {"model": str(model), "frozen": True, "head": "mlp"}},
+        },
         "replies": {"algorithm": "ppo", "critics": {"team": lora | {"sees": "reply"}}},
     }
 
