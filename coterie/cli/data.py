@@ -15,6 +15,7 @@ from coterie.data import preview
 from coterie.data.prepare import SPLITS, Prepared, SourceRow, read_source, split_rows, write
 from coterie.data.row import Raw, Row, Source
 from coterie.data.sources import SOURCES
+from coterie.data.swe import SWE
 from coterie.data.tinygsm import TINYGSM, program_source
 from coterie.errors import UserError
 
@@ -53,6 +54,12 @@ def prepare(
     code: Annotated[
         str | None, typer.Option(metavar="COLUMN", help="For tinygsm: the column with the program.  [default: code]")
     ] = None,
+    repositories: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PLACE", help="For swebench and r2egym: a folder of clones, or a URL; keeps rows that run."
+        ),
+    ] = None,
 ) -> None:
     """Write train.parquet and test.parquet; invalid rows go to rejected.jsonl with the reason.
 
@@ -62,6 +69,7 @@ def prepare(
       coterie data prepare anli --source downloads/anli --out data/anli --limit 500
       coterie data prepare reasoning_gym:countdown
       coterie data prepare tinygsm --source mine.jsonl --code solution
+      coterie data prepare swebench --repositories clones
 
     A row's split is taken from its file's name, else from its id or its dataset; otherwise one row in five is held out.
     The output says how many rows went where, and why.
@@ -69,11 +77,11 @@ def prepare(
     with _user_errors():
         folder = out or Path("data") / name.replace(":", "-")
         with rich.get_console().status(f"preparing {name}"):
-            result = _prepare(name, source, limit, code)
+            result = _prepare(name, source, limit, code, repositories)
         if not any(result.splits.values()):
             problem = next(iter(result.reasons), "there are no rows")
             raise ValueError(f"{name}: no valid row; the first problem: {problem}")
-        write(name, result, folder)
+        write(name if repositories is None else SWE.name, result, folder)
         console.show(preview.prepared(folder, result))
 
 
@@ -112,7 +120,9 @@ def stats(path: Place) -> None:
         console.show(preview.statistics(path))
 
 
-def _prepare(name: str, place: Path | None, limit: int | None, code: str | None = None) -> Prepared:
+def _prepare(
+    name: str, place: Path | None, limit: int | None, code: str | None = None, repositories: str | None = None
+) -> Prepared:
     if code is not None and name != TINYGSM.name:
         raise ValueError(f"--code {code}: has no effect on {name}; {TINYGSM.name} reads programs")
     if name.startswith(GYM_PREFIX):
@@ -120,6 +130,10 @@ def _prepare(name: str, place: Path | None, limit: int | None, code: str | None 
     if name not in SOURCES:
         raise ValueError(preview.unknown(name, [*SOURCES, f"{GYM_PREFIX}NAME"]))
     source = SOURCES[name] if code is None else program_source(code)
+    if repositories is not None:
+        from coterie.envs.swe.runnable import runnable_source  # imports the sandbox, which other sources do not need
+
+        source = runnable_source(source, repositories)
     return split_rows(source, read_source(source, place), limit)
 
 

@@ -35,5 +35,5 @@ def outcomes(text: str) -> dict[str, str] | None:
 
 
 HUB = Hub("R2E-Gym/R2E-Gym-Subset", None, {"train": "train"})
-ABOUT = "commits of real projects, with the outcome of each test; to read, not to run: tests need their containers"
+ABOUT = "commits of real projects, with the outcome of each test; to run with clones (--repositories)"
 R2EGYM = Source("r2egym", ABOUT, "native", parse, (HUB,), split="train")

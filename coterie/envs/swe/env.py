@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -17,15 +16,19 @@ from coterie.data.swe import SWE, parse
 from coterie.data.swebench import SWEBENCH
 from coterie.envs.swe.checkout import Checkout, SuiteResult, files_at
 from coterie.envs.swe.edits import EditError, edited
+from coterie.envs.swe.layouts import swebench_project
 from coterie.limits import Count, Positive
 from coterie.types import Episode, Split, Task
 
-CANNOT_RUN = {R2EGYM.name: "need the containers they came with; they can be read, not run"}
+CANNOT_RUN = {
+    R2EGYM.name: "run after `coterie data prepare r2egym --repositories PLACE`, which needs clones of their projects"
+}
 
 
 @dataclass(frozen=True)
 class Swe:
-    """Rows of your own projects, or of SWE-bench where `repositories` holds clones; `reward: native`.
+    """Rows of your own projects, of SWE-bench or R2E-Gym prepared with `--repositories`, or of SWE-bench where
+    `repositories` holds clones; `reward: native`.
 
     A row of yours has `issue`, `repository` (a folder, relative to the file) and `tests` (commands that fail until the
     issue is fixed); optionally `id`, `commit`, `test_files` (path → text, added before the tests run) and `patch`, the
@@ -103,24 +106,12 @@ class Swe:
     def _of_swebench(self, row: Row) -> Task:
         if self.repositories is None:
             raise ValueError("repositories: SWE-bench rows need a folder with clones of their projects")
-        failing, passing = row.meta["FAIL_TO_PASS"], row.meta["PASS_TO_PASS"]
-        project = {
-            "repository": str((self.repositories / row.meta["repo"].replace("/", "__")).resolve()),
-            "commit": row.meta["base_commit"],
-            "tests": [pytest_command([name]) for name in failing],
-            "guards": [pytest_command(passing)] if passing else [],
-            "test_files": {},
-            "test_patch": row.meta["test_patch"],
-        }
-        return Task(row.id, row.question, row.answer, project)
+        repository = self.repositories / row.meta["repo"].replace("/", "__")
+        return Task(row.id, row.question, row.answer, swebench_project(row, repository))
 
 
 def user_task(row: Row, folder: Path = Path()) -> Task:
     """A task from a user's row; a relative repository is resolved from `folder`."""
     repository = str((folder / row.meta["repository"]).resolve())
-    project = {**row.meta, "repository": repository, "guards": [], "test_patch": ""}
+    project = {"guards": [], "test_patch": "", **row.meta, "repository": repository}
     return Task(row.id, row.question, row.answer, project)
-
-
-def pytest_command(names: Sequence[str]) -> str:
-    return shlex.join(["python", "-m", "pytest", "-q", *names])
