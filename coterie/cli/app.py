@@ -301,6 +301,31 @@ def data(context: typer.Context) -> None:
     import_module("coterie.cli.data").app(context.args, prog_name="coterie data")
 
 
+@app.command("import")
+def import_files(
+    system: Annotated[str, typer.Argument(metavar="SYSTEM", help="Whose file it is: marft.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A profile of MARFT: a JSON list of agents.")],
+    out: Annotated[
+        Path | None, typer.Option(metavar="RECIPE", help="The recipe to write.  [default: NAME.yaml of the file]")
+    ] = None,
+    model: Annotated[str, typer.Option(metavar="MODEL", help="The base model (model_name_or_path).")] = "demo",
+    horizon: Annotated[int, typer.Option(min=1, metavar="N", help="Rounds, at most.")] = 1,
+    data: Annotated[Path | None, typer.Option(metavar="FILE", help="Training rows (dataset_path).")] = None,
+    load_path: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Adapters by role and the critic's head to start from.")
+    ] = None,
+) -> None:
+    """Write a recipe from another system's file.
+
+    \b
+    Example:
+      coterie import marft profiles/math_dual.json --model Qwen/Qwen2.5-3B-Instruct --data MATH/train.json
+      coterie train math_dual.yaml
+    """
+    with _user_errors() as commands:
+        commands.import_marft(system, file, out, model, horizon, data, load_path)
+
+
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, add_help_option=False)
 def verifier(context: typer.Context) -> None:
     """Train and serve a verifier: a reward model that scores answers.

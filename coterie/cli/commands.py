@@ -18,13 +18,14 @@ from pathlib import Path
 from coterie.config import Config, ConfigError, load
 from coterie.config.problems import undotted
 from coterie.config.schema import schema
-from coterie.files import TEMPORARY, FolderInUse, WriteFailed, check_output_path, exclusive_lock
+from coterie.files import TEMPORARY, FolderInUse, WriteFailed, check_output_path, exclusive_lock, write_atomic
 from coterie.learners.distributed import process_group
 from coterie.training.user_files import changed_keys, manual_edits
 from coterie.user_code import CODE_FOLDER
 
 REPLAYED = ("algorithm", "credit", "reward")
-ON_RESUME = ("steps", "eval", "checkpoint", "log", "rollout", "sandbox")  # other keys would make it a different run
+# Other keys would make it a different run.
+ON_RESUME = ("steps", "epochs", "eval", "checkpoint", "log", "rollout", "sandbox")
 MAY_DIFFER = (*ON_RESUME, "folder", "resume")  # of a run and a config that resumes it
 
 
@@ -73,7 +74,9 @@ def resume(folder: Path, changes: Sequence[str], examples: int, which: str | Non
     """Resume a run from its latest checkpoint, or from `which`; returns the exit code."""
     for key, group in _changed(changes):
         if group not in ON_RESUME:
-            allowed = ", ".join(group if group in ("steps", "sandbox") else f"{group}.*" for group in ON_RESUME)
+            allowed = ", ".join(
+                group if group in ("steps", "epochs", "sandbox") else f"{group}.*" for group in ON_RESUME
+            )
             raise ConfigError(f"{key}: cannot change when a run is resumed; {allowed} can")
     return _resume(load(_config_of(folder), changes), folder, examples, which)
 
@@ -155,6 +158,25 @@ def unpacked(folder: Path, out: Path | None) -> Path:
     from coterie.training.portable import unpack
 
     return unpack(folder, out or Path("runs"))
+
+
+def import_marft(
+    system: str, file: Path, out: Path | None, model: str, horizon: int, data: Path | None, load_path: Path | None
+) -> None:
+    """Write a recipe from a MARFT profile."""
+    if system != "marft":
+        raise ConfigError(f"import {system}: marft can be imported; graphs of siiRL are trained as they are")
+    from coterie.compat.marft.recipe import recipe
+
+    target = out or Path(f"{file.stem}.yaml")
+    if target.exists():
+        raise FileExistsError(f"{target} exists already; name another file with --out")
+    try:
+        text = recipe(file, model, horizon, data and data.resolve(), load_path)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    write_atomic(target, text)
+    print(f"{target}: `coterie check {target}`, then `coterie train {target}`")
 
 
 def print_schema() -> None:

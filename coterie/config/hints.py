@@ -12,15 +12,17 @@ from coterie.config.problems import Path
 ELSEWHERE = {
     # how much data, how long
     "tasks_per_step": "train_batch_size per_device_train_batch_size gen_batch_size rollout_batch_size",
-    "episodes_per_task": "rollout.n num_generations episode_length",
+    "episodes_per_task": "rollout.n num_generations",
+    "tasks_per_step: MARFT's n_rollout_threads × episode_length": "episode_length",
     "rollout.concurrency": "n_rollout_threads n_parallel_agents n_parallel_tasks",
-    "eval.tasks": "val_batch_size",
+    "eval.tasks": "val_batch_size eval_episodes",
     "eval.episodes_per_task": "val_kwargs.n",
     "eval.temperature": "val_kwargs.temperature",
     "eval.top_p": "val_kwargs.top_p top_p",
     "eval.top_k": "val_kwargs.top_k top_k",
-    "steps": "total_training_steps total_epochs num_train_epochs max_steps num_env_steps",
-    "env.train": "train_files",
+    "steps": "total_training_steps max_steps num_env_steps",
+    "epochs": "total_epochs num_train_epochs",
+    "env.train": "train_files dataset_path",
     "env.test": "val_files",
     # models and optimisers
     "policies.<name>.model": "model.path model_name_or_path base_model",
@@ -29,18 +31,19 @@ ELSEWHERE = {
     "policies.<name>.lora.targets": "lora_target_modules target_modules",
     "policies.<name>.lr": "learning_rate optim.lr lr",
     "learning.schedule": "lr_scheduler_type",
-    "learning.warmup": "lr_warmup_steps warmup_steps",
+    "learning.warmup": "lr_warmup_steps",
+    "learning.warmup; the critic's warm-up in MARFT is algorithm.warmup, of ppo": "warmup_steps",
     "learning.weight_decay": "weight_decay",
     "learning.clip_norm": "max_grad_norm grad_clip",
     "learning.checkpointing": "gradient_checkpointing enable_gradient_checkpointing",
     "learning.microbatch_tokens": "ppo_max_token_len_per_gpu ppo_micro_batch_size ppo_micro_batch_size_per_gpu "
-    "gradient_accumulation_steps",
+    "gradient_accumulation_steps gradient_cp_steps",
     # sampling and the engine
     "sampling.max_tokens": "max_completion_length max_response_length max_new_tokens",
     "sampling.max_tokens and roles.<name>.max_tokens": "max_tokens",
     "sampling.temperature and roles.<name>.temperature": "temperature",
     "sampling.stop": "stop_strings",
-    "engine.context": "max_prompt_length max_model_len vllm_max_model_length",
+    "engine.context": "max_prompt_length max_model_len vllm_max_model_length context_window",
     "engine.rows": "max_num_seqs",
     "engine.name": "rollout.name",
     # algorithms
@@ -62,16 +65,18 @@ ELSEWHERE = {
     # of ppo alone
     "algorithm.lam_token and algorithm.lam_turn, of ppo": "lam gae_lambda",
     "algorithm.gamma_turn and algorithm.gamma_token, the latter of ppo": "gamma",
-    "algorithm.value_clip, of ppo": "cliprange_value",
+    "algorithm.value_clip, of ppo": "cliprange_value use_clipped_value_loss",
+    "algorithm.value_huber, of ppo": "huber_delta use_huber_loss",
+    "algorithm.normalize, with level: turn": "normalization_mode",
     "algorithm.value_weight, of ppo": "vf_coef value_loss_coef",
     "algorithm.warmup, of ppo": "critic_warmup",
     "critics.<name>.lr and algorithm.value_lr, the latter of ppo's value head": "critic.optim.lr critic_lr",
     # a run
     "name": "experiment_name",
     "log.wandb": "project_name report_to logger",
-    "checkpoint.every": "save_freq save_steps",
+    "checkpoint.every": "save_freq save_steps save_interval",
     "checkpoint.keep": "save_total_limit max_actor_ckpt_to_keep",
-    "eval.every": "test_freq eval_steps",
+    "eval.every": "test_freq eval_steps eval_interval",
     "eval.before_training": "val_before_train",
     "folder": "default_local_dir output_dir",
     "resume": "resume_mode resume_from_checkpoint",
@@ -81,6 +86,9 @@ ELSEWHERE = {
     "env.name": "env_name",
     "workflow.name": "workflow_class",
     "workflow": "workflow_args",
+    "workflow.horizon, of marft": "horizon",
+    "workflow.profile_path, of marft; `coterie import marft PROFILE.json` writes a recipe": "profile_path",
+    "policies.<name>.adapter and critics.<name>.adapter": "load_path lora_adapter_path",
     "workflow.use_all_traj, of graph": "use_all_traj",
     "credit.share_reward_in_agent, of graph": "share_reward_in_agent",
 }
@@ -119,6 +127,9 @@ OLD_KEYS = {
     "gain_alpha": "confidence_alpha",
     "drop_cut": "drop_truncated",
     "alarm": "collapse",
+    "max_iterations": "max_refinement_iterations",
+    "max_rounds": "max_refinement_iterations",
+    "max_parts": "max_subqueries",
 }
 
 # Groups in which no single name is known; the hint is for all keys in them.

@@ -75,6 +75,8 @@ BUILTIN: dict[Kind, dict[str, str]] = {
         "math_tool": "coterie.workflows.math_tool:MathTool",
         "search": "coterie.workflows.search:Search",
         "deep_research": "coterie.workflows.deep_research:DeepResearch",
+        "agent_loop": "coterie.compat.rllm.agent_loop:AgentLoop",
+        "marft": "coterie.compat.marft.workflow:Marft",
     },
     "env": {
         "reasoning_gym": "coterie.envs.reasoning_gym:ReasoningGym",
@@ -90,6 +92,7 @@ BUILTIN: dict[Kind, dict[str, str]] = {
         "graph": "coterie.compat.siirl.env:GraphTasks",
         "graph_env": "coterie.compat.siirl.env:GraphEnv",
         "swe": "coterie.envs.swe.env:Swe",
+        "agent_rows": "coterie.compat.rllm.agent_loop:AgentRows",
         "nim": "coterie.envs.worlds.nim:Nim",
         "hunt": "coterie.envs.worlds.treasure_hunt:Hunt",
         "aec": "coterie.envs.worlds.pettingzoo:Aec",
@@ -106,6 +109,7 @@ BUILTIN: dict[Kind, dict[str, str]] = {
         "length": "coterie.rewards.length:length",
         "verifier": "coterie.rewards.verifier:verifier",
         "compose": "coterie.rewards.grader:compose",
+        "row_function": "coterie.compat.rllm.rewards:row_function",
         "native": "coterie.config.registry:native",
     },
     "encoder": {"hidden": "coterie.config.settings:Hidden"},
@@ -270,8 +274,9 @@ def replace_functions(value: Any, key: str) -> Any:
 
 
 def function_name(function: Any) -> str | None:
-    """`/path/to/file.py:name` of a function; None for one that cannot be imported by name, such as a lambda."""
-    if not inspect.isfunction(function) or not function.__qualname__.isidentifier():
+    """`/path/to/file.py:name` of a function or class; None for what cannot be imported by name, such as a lambda."""
+    named = inspect.isfunction(function) or (inspect.isclass(function) and function.__module__ != "builtins")
+    if not named or not function.__qualname__.isidentifier():
         return None
     file = inspect.getsourcefile(function)
     return f"{Path(file).resolve()}:{function.__qualname__}" if file is not None and Path(file).is_file() else None

@@ -354,7 +354,24 @@ MISTAKES_IN_OVERRIDES = {
     ),
     "not even a character": ("roles.actor.stop=['\x01']", "roles.actor.stop: ", "the character U+0001 is not allowed"),
     "a taken name": ("env=parts.py:Named", "env: Named has an option `name`, but that key chooses the env"),
-    "foreign steps": ("trainer.total_epochs=3", "trainer.total_epochs: unknown key; here it is steps"),
+    "foreign steps": ("trainer.total_epochs=3", "trainer.total_epochs: unknown key; here it is epochs"),
+    **{
+        f"MARFT's {flag}": (f"{flag}=1", f"{flag}: unknown key; here it is {key}")
+        for flag, key in {
+            "normalization_mode": "algorithm.normalize",
+            "horizon": "workflow.horizon, of marft",
+            "episode_length": "tasks_per_step",
+            "warmup_steps": "learning.warmup; the critic's warm-up in MARFT is algorithm.warmup",
+            "context_window": "engine.context",
+            "gradient_cp_steps": "learning.microbatch_tokens",
+            "huber_delta": "algorithm.value_huber",
+            "save_interval": "checkpoint.every",
+            "eval_interval": "eval.every",
+            "dataset_path": "env.train",
+            "load_path": "policies.<name>.adapter and critics.<name>.adapter",
+            "profile_path": "workflow.profile_path, of marft",
+        }.items()
+    },
     "foreign interval": (
         "algorithm.agent_iteration_interval=3",
         "algorithm.agent_iteration_interval: unknown key; here it is algorithm.rotate",
