@@ -15,6 +15,7 @@ from coterie import api_config
 from coterie.config import ConfigError
 from coterie.config.load import from_tree, to_plain
 from coterie.config.registry import replace_functions
+from coterie.data.tables import rows_of
 from coterie.files import write_atomic
 from coterie.types import Env, Metrics
 
@@ -35,10 +36,15 @@ def train(config: str | Path | Mapping[str, Any], *overrides: str, out: str | Pa
 class AgentTrainer:
     """Trains a team. The arguments override the config, which is a recipe's path, a graph's, or a mapping.
 
-    `workflow` is a name, a class or an instance; `reward` a name or a function; a dataset is a file, a list of rows
-    with question and answer, or, for both splits, an environment. Your own classes and functions, also those in
-    `workflow_args`, must be at the top level of a file, and this call under `if __name__ == "__main__":`, because the
-    file is imported again: by grading processes, and on resume.
+    `workflow` (or `workflow_class`) is a name, a class or an instance; `reward` a name or a function; a dataset is a
+    file, a list of rows with question and answer, a table of pandas, pyarrow or `datasets`, or, for both splits, an
+    environment. Without `val_dataset`, and without held-out tasks in the config, there is no evaluation. Your own
+    classes and functions, also those in `workflow_args`, must be at the top level of a file, and this call under
+    `if __name__ == "__main__":`, because the file is imported again: by grading processes, and on resume.
+
+    `reward_function` among the `workflow_args` of a workflow without such an option is the run's reward, called as in
+    rLLM: `(row, answer)`. `agent_class` and `env_class`, with `agent_args` and `env_args`, are rLLM's: one agent that
+    talks to an environment with `reset` and `step`.
     """
 
     def __init__(
@@ -46,7 +52,12 @@ class AgentTrainer:
         *,
         config: str | Path | Mapping[str, Any],
         workflow: Any = None,
+        workflow_class: Any = None,
         workflow_args: Mapping[str, Any] | None = None,
+        agent_class: type | None = None,
+        agent_args: Mapping[str, Any] | None = None,
+        env_class: type | None = None,
+        env_args: Mapping[str, Any] | None = None,
         train_dataset: Any = None,
         val_dataset: Any = None,
         reward: Any = None,
@@ -54,6 +65,7 @@ class AgentTrainer:
         out: str | Path = "runs",
     ) -> None:
         self.out = Path(out)
+        workflow = api_config.one_workflow(workflow, workflow_class, agent_class, env_class)
         with _not_nested():
             files = self._files(train_dataset, val_dataset)
             if not isinstance(config, Mapping) and api_config.is_graph_file(Path(config)):
@@ -62,8 +74,14 @@ class AgentTrainer:
             else:
                 tree, problems, folder = api_config.tree(config)
                 tree["env"] = (
-                    api_config.part("env", train_dataset) if files is None else api_config.with_files(tree, files)
+                    api_config.part("env", train_dataset)
+                    if files is None
+                    else api_config.with_files(tree, files, workflow)
                 )
+            if files is not None and "test" not in files:
+                api_config.without_evaluation(tree, files)
+            if agent_class is not None:
+                workflow_args = api_config.agent_options(agent_class, env_class, agent_args, env_args, workflow_args)
             self._override(tree, workflow, workflow_args or {}, reward)
             self.config = from_tree(tree, problems, folder, overrides)
 
@@ -87,6 +105,11 @@ class AgentTrainer:
     def _override(self, tree: dict[str, Any], workflow: Any, arguments: Mapping[str, Any], reward: Any) -> None:
         if workflow is not None:
             tree["workflow"] = api_config.part("workflow", workflow)
+        if "reward_function" in arguments and not api_config.has_option(tree, "reward_function"):
+            arguments = dict(arguments)
+            tree["reward"] = api_config.row_reward(arguments.pop("reward_function"))
+            if tree["reward"]["name"] == "row_function" and api_config.has_option(tree, "program_reward"):
+                arguments.setdefault("program_reward", "reward")  # or the tests would still decide
         if arguments:
             own = api_config.part_tree(tree, "workflow")
             tree["workflow"] = {**own, **to_plain(replace_functions(arguments, "workflow_args"))}
@@ -97,16 +120,17 @@ class AgentTrainer:
         """The dataset files by split, as far as given; None if the dataset is an environment."""
         if not isinstance(training, Env) and not inspect.isclass(training):
             given = {"train": training, "test": testing}
-            return {name: self._file(rows) for name, rows in given.items() if rows is not None}
+            names = {"train": "train_dataset", "test": "val_dataset"}
+            return {split: self._file(rows, names[split]) for split, rows in given.items() if rows is not None}
         if testing is not None:
             raise ConfigError("val_dataset: the environment given as train_dataset has its own held-out tasks")
         return None
 
-    def _file(self, rows: str | Path | Sequence[Mapping[str, Any]]) -> str:
+    def _file(self, rows: Any, owner: str) -> str:
         """A dataset as a file. Rows are written to a file named by their hash, so that a resumed run finds it."""
         if isinstance(rows, str | Path):
             return str(rows)
-        text = "".join(json.dumps(dict(row), ensure_ascii=False) + "\n" for row in rows)
+        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows_of(rows, owner))
         file = self.out / "data" / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.jsonl"
         file.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(file, text)

@@ -10,12 +10,15 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+from coterie.compat.rllm.rewards import BUILTIN_REWARDS
 from coterie.compat.siirl.nodes import is_graph
 from coterie.compat.siirl.translate import translate
 from coterie.config import ConfigError, yamltree
 from coterie.config.load import read_text, to_plain
 from coterie.config.problems import Problems, Sources
-from coterie.config.registry import BUILTIN, Kind, replace_functions
+from coterie.config.registry import BUILTIN, Kind, find, options_of, replace_functions
+
+AGENT_LOOP = "agent_loop"  # the workflow of one agent with an environment
 
 
 def tree(config: str | Path | Mapping[str, Any]) -> tuple[dict[str, Any], Problems, Path]:
@@ -56,9 +59,51 @@ def check_graph_arguments(workflow: Any, arguments: Any, files: Any) -> None:
         raise ConfigError("train_dataset: a graph has its own environments; pass a file or rows")
 
 
-def with_files(tree: Mapping[str, Any], files: Mapping[str, str]) -> dict[str, Any]:
-    """The config's environment, `rows` by default, with these dataset files."""
-    return {**(part_tree(tree, "env") if "env" in tree else {"name": "rows"}), **files}
+def one_workflow(workflow: Any, workflow_class: Any, agent_class: Any, env_class: Any) -> Any:
+    """The workflow, under whichever name it was given; an agent with its environment is one, too."""
+    if (agent_class is None) != (env_class is None):
+        missing = "env_class" if env_class is None else "agent_class"
+        raise ConfigError(f"{missing}: missing; an agent and an environment are given together")
+    given = {"workflow": workflow, "workflow_class": workflow_class, "agent_class": agent_class}
+    several = [name for name, value in given.items() if value is not None]
+    if len(several) > 1:
+        raise ConfigError(f"{several[1]}: {several[0]} is given, too; one of them says who plays")
+    return AGENT_LOOP if agent_class is not None else workflow if workflow_class is None else workflow_class
+
+
+def agent_options(
+    agent_class: Any, env_class: Any, agent_args: Any, env_args: Any, more: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """The options of the workflow `agent_loop`."""
+    classes = {"agent_class": agent_class, "env_class": env_class}
+    named = {name: _name("workflow", cls) for name, cls in classes.items()}
+    return {**named, "agent_args": dict(agent_args or {}), "env_args": dict(env_args or {}), **(more or {})}
+
+
+def without_evaluation(tree: dict[str, Any], files: Mapping[str, str]) -> None:
+    """Turn the evaluation off if training rows were given without held-out ones, and the config has none either."""
+    held_out = isinstance(tree.get("env"), Mapping) and tree["env"].get("test") is not None
+    if "train" in files and not held_out:
+        tree["eval"] = {"tasks": 0}
+
+
+def has_option(tree: Mapping[str, Any], option: str) -> bool:
+    """Whether the workflow of a config declares an option of this name."""
+    return "workflow" in tree and option in options_of(find("workflow", part_tree(tree, "workflow")["name"]))
+
+
+def row_reward(function: Any) -> dict[str, Any]:
+    """A reward function in rLLM's form, `(row, answer)`, as the reward of a config."""
+    if (known := BUILTIN_REWARDS.get(function)) is not None:
+        return {"name": known}
+    name = replace_functions(function, "workflow_args.reward_function")
+    return {"name": "row_function", "function": str(name)}
+
+
+def with_files(tree: Mapping[str, Any], files: Mapping[str, str], workflow: Any = None) -> dict[str, Any]:
+    """The config's environment with these dataset files; by default `rows`, or `agent_rows` for an agent's own."""
+    default = "agent_rows" if workflow == AGENT_LOOP else "rows"
+    return {**(part_tree(tree, "env") if "env" in tree else {"name": default}), **files}
 
 
 def part_tree(tree: Mapping[str, Any], kind: str) -> dict[str, Any]:

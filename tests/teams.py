@@ -17,6 +17,10 @@ FILES = {
     "self.assertEqual(calc.add(1, 2), 3)\n",
 }
 SUM = {"question": "1 + 1?", "answer": "2"}
+PROFILES = [
+    {"role": role, "prompt": "Help.", "with_answer": role == "actor"} for role in ("reasoner", "actor", "judge")
+]
+AGENTS = Path(__file__).with_name("agents.py")
 
 
 def written(folder: Path) -> Path:
@@ -24,6 +28,7 @@ def written(folder: Path) -> Path:
     for name, row in (("qa", QA), ("code", CODE), ("issues", ISSUE), ("sums", SUM)):
         (folder / f"{name}.jsonl").write_text(json.dumps(row) + "\n")
     (folder / "corpus.jsonl").write_text("".join(json.dumps(each) + "\n" for each in CORPUS))
+    (folder / "profile.json").write_text(json.dumps(PROFILES))
     (folder / "calc").mkdir()
     for name, text in FILES.items():
         (folder / "calc" / name).write_text(text)
@@ -46,6 +51,19 @@ def parts(name: str, data: Path) -> dict[str, Any]:
         "math_tool": sums | {"credit": "own"},
         "search": qa | {"workflow": {"name": name, **retrieval}},
         "deep_research": qa | {"workflow": {"name": name, **retrieval}},
+        "marft": sums | {"workflow": {"name": name, "profile_path": str(data / "profile.json")}},
+        "agent_loop": {
+            "env": {"name": "agent_rows", **split(data, "sums.jsonl")},
+            "reward": "native",
+            "workflow": {
+                "name": name,
+                "agent_class": f"{AGENTS}:Doubter",
+                "env_class": f"{AGENTS}:Guess",
+                "agent_args": {"greeting": "Guess."},
+                "env_args": {"reward": 1.0},
+                "max_steps": 2,
+            },
+        },
         "multi_turn": {
             "env": "hunt",
             "reward": "native",

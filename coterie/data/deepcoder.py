@@ -10,6 +10,9 @@ from coterie.rewards.code.test_formats import unreadable
 
 
 def parse(raw: Raw, name: str) -> Row | str:
+    """A row of the hub, or in rLLM's layout, which calls the problem `question` and the tests `ground_truth`."""
+    if "problem" not in raw and "question" in raw and "ground_truth" in raw:
+        raw = {**raw, "problem": raw["question"], "tests": raw["ground_truth"]}
     if problem := missing_text(raw, "problem"):
         return problem
     if "tests" not in raw:

@@ -33,6 +33,7 @@ FORKED = {
 }
 CPU_SECONDS = {"math": 2}  # CPU time for one answer; an answer that needs more is wrong
 SANDBOXED = {"code": "coterie.rewards.code.grader:code"}  # enforces the deadline itself
+ADAPTERS = {"row_function": "coterie.compat.rllm.rewards:row_function"}  # call a user's function of another form
 SIGNATURE_OF = "coterie.rewards.reward_function:signature_of_name"
 CHECKS = {"format": "coterie.rewards.format:check", "length": "coterie.rewards.length:check"}  # of their options
 
@@ -75,13 +76,14 @@ class Grader:
         return float(value)
 
     async def _user_function(self, answer: Any, truth: Any, task: Task | None) -> Any:
-        signature = await _signature(self.name)
+        name = ADAPTERS.get(self.name, self.name)
+        signature = await _signature(name)
         if signature.takes_task and task is None:
             raise ValueError(f"reward {self.name} takes the task: call the grader with (answer, truth, task)")
         arguments = (answer, truth, task) if signature.takes_task else (answer, truth)
         if signature.batched:
             return await self.batcher.score(arguments, self._batch)
-        return await call(self.name, arguments, self.options, self.deadline)
+        return await call(name, arguments, self.options, self.deadline)
 
     async def _batch(self, answers: Sequence[Arguments]) -> Sequence[Any]:
         """Score many answers in one call; each argument is a list."""
@@ -149,7 +151,7 @@ def make_grader(name: str, options: Mapping[str, Any], deadline: float) -> Grade
     if name == VERIFIER[0]:
         grader: Grader = load(VERIFIER[1])(deadline, **options)
         return grader
-    known = [*INLINE, *FORKED, *SANDBOXED, VERIFIER[0], COMPOSE]
+    known = [*INLINE, *FORKED, *SANDBOXED, *ADAPTERS, VERIFIER[0], COMPOSE]
     if ":" not in name and name not in known:
         hint = did_you_mean(name, known)
         raise ValueError(f"reward {name}: there are {', '.join(known)} and path/to/file.py:function{hint}")

@@ -26,7 +26,7 @@ ORDER = (
     *("rollout", "evaluation", "training", "check", "analysis", "verifier"),
     *("compat", "games", "bench"),
     # What people touch.
-    *("decorators", "api_config", "cli", "api", "__main__", "__init__"),
+    *("decorators", "api_config", "cli", "api", "rllm", "__main__", "__init__"),
 )
 
 

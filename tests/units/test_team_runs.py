@@ -48,7 +48,9 @@ def test_a_workflow_takes_two_steps(name: str, data: Path, model: Path) -> None:
 
 
 def config(name: str, chosen: dict[str, Any], model: Path) -> dict[str, Any]:
-    options = {k: Path(v) if k == "corpus" else v for k, v in chosen["workflow"].items() if k != "name"}
+    options = {
+        k: Path(v) if k in ("corpus", "profile_path") else v for k, v in chosen["workflow"].items() if k != "name"
+    }
     return chosen | {
         "steps": 2,
         "tasks_per_step": 1,

@@ -1,0 +1,1 @@
+"""rLLM's training scripts: its reward functions, datasets, parameters and agents. `coterie.rllm` has its names."""
