@@ -17,7 +17,16 @@ from typing import Any
 from coterie import api, api_config
 from coterie.compat.rllm import parameters
 from coterie.compat.rllm.datasets import Dataset, DatasetRegistry
-from coterie.compat.rllm.rewards import RewardOutput, code_reward_fn, math_reward_fn, search_reward_fn
+from coterie.compat.rllm.own_workflow import (
+    Episode,
+    ModelOutput,
+    RolloutEngine,
+    Step,
+    Trajectory,
+    Workflow,
+    own_options,
+)
+from coterie.compat.rllm.rewards import RewardFunction, RewardOutput, code_reward_fn, math_reward_fn, search_reward_fn
 from coterie.compat.rllm.teams import options_of_tools, team_config
 from coterie.compat.rllm.tools import LocalRetrievalTool
 from coterie.config import ConfigError
@@ -32,18 +41,28 @@ __all__ = [
     "AgentTrainer",
     "Dataset",
     "DatasetRegistry",
+    "Episode",
     "LocalRetrievalTool",
+    "ModelOutput",
     "MultiAgentDeepCoderWorkflow",
     "MultiAgentDeepResearchWorkflow",
     "MultiAgentMathToolWorkflow",
     "MultiAgentSWEWorkflow",
     "MultiAgentSearchWorkflow",
+    "RewardFunction",
     "RewardOutput",
+    "RolloutEngine",
+    "Step",
+    "Trajectory",
+    "Workflow",
     "code_reward_fn",
     "hydra",
     "math_reward_fn",
     "search_reward_fn",
 ]
+
+
+OWN = "rllm"  # plays a subclass of rLLM's Workflow
 
 
 class AgentTrainer(api.AgentTrainer):
@@ -64,6 +83,9 @@ class AgentTrainer(api.AgentTrainer):
     ) -> None:
         overrides = parameters.as_overrides(config)
         workflow = api_config.one_workflow(None, workflow_class, agent_class, env_class)
+        if isinstance(workflow, type) and issubclass(workflow, Workflow):
+            workflow_class, workflow_args = OWN, own_options(workflow, workflow_args or {})
+            workflow = OWN
         arguments = options_of_tools(workflow_args or {})
         own_adapters = parameters.has_own_adapters(overrides)
         tree = team_config("rllm", _roles(workflow, arguments), _judges_turns(workflow), own_adapters)
@@ -88,6 +110,8 @@ def _roles(workflow: Any, arguments: Mapping[str, Any]) -> list[str]:
         raise ConfigError("workflow_class: missing; pass the workflow, or agent_class and env_class")
     if workflow == api_config.AGENT_LOOP:
         return ["agent"]
+    if workflow == OWN:
+        return list(arguments["agents"])
     if not isinstance(workflow, type | str):
         return list(workflow.roles)
     cls = find("workflow", workflow) if isinstance(workflow, str) else workflow
@@ -102,8 +126,8 @@ def _judges_turns(workflow: Any) -> bool:
 
 def _task_config(workflow: Any, dataset: Any) -> dict[str, Any]:
     """The environment and the reward of a dataset; `reward_function` replaces the reward."""
-    if workflow == api_config.AGENT_LOOP:
-        return {"reward": "native"}
+    if workflow in (api_config.AGENT_LOOP, OWN):
+        return {"env": {"name": "agent_rows"}, "reward": "native"}
     if isinstance(dataset, Dataset):
         return {"env": dataset.env(), "reward": dataset.reward()}
     return {"reward": "exact"}

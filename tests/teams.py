@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from coterie.compat.rllm import rewards
+
 CORPUS = [{"title": "Lima", "text": "Lima is the capital of Peru."}, {"title": "Quito", "text": "Quito is in Ecuador."}]
 QA = {"question": "Capital of Peru?", "answer": "Lima", "supporting_facts": [["Lima", 0]], "context": []}
 FIX = "--- a/calc.py\n+++ b/calc.py\n@@ -1,2 +1,2 @@\n def add(a, b):\n-    return a - b\n+    return a + b\n"
@@ -20,7 +22,8 @@ SUM = {"question": "1 + 1?", "answer": "2"}
 PROFILES = [
     {"role": role, "prompt": "Help.", "with_answer": role == "actor"} for role in ("reasoner", "actor", "judge")
 ]
-AGENTS = Path(__file__).with_name("agents.py")
+AGENTS, RLLM = (Path(__file__).with_name(name) for name in ("agents.py", "rllm_workflow.py"))
+REWARDS = Path(rewards.__file__)
 
 
 def written(folder: Path) -> Path:
@@ -62,6 +65,18 @@ def parts(name: str, data: Path) -> dict[str, Any]:
                 "agent_args": {"greeting": "Guess."},
                 "env_args": {"reward": 1.0},
                 "max_steps": 2,
+            },
+        },
+        "rllm": {
+            "env": {"name": "agent_rows", **split(data, "sums.jsonl")},
+            "reward": "native",
+            "credit": "own",
+            "workflow": {
+                "name": name,
+                "workflow_class": f"{RLLM}:SolverJudge",
+                "agents": ["solver", "judge"],
+                "functions": {"reward_function": f"{REWARDS}:math_reward_fn"},
+                "objects": {"hints": f"{RLLM}:Hints"},
             },
         },
         "multi_turn": {

@@ -76,6 +76,7 @@ BUILTIN: dict[Kind, dict[str, str]] = {
         "search": "coterie.workflows.search:Search",
         "deep_research": "coterie.workflows.deep_research:DeepResearch",
         "agent_loop": "coterie.compat.rllm.agent_loop:AgentLoop",
+        "rllm": "coterie.compat.rllm.own_workflow:OwnWorkflow",
         "marft": "coterie.compat.marft.workflow:Marft",
     },
     "env": {

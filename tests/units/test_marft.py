@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from coterie.cli.app import app
 from coterie.compat.marft.profiles import Profile
 from coterie.compat.marft.workflow import Marft
 from coterie.config import ConfigError, load
+from coterie.config.conflicts import check_conflicts
 from coterie.learners.critics import Critics
 from coterie.learners.value_head import FILE, MlpValueHead
 from coterie.models.store import write_tensors
@@ -186,3 +188,12 @@ def test_a_critic_starts_from_the_adapter_and_the_head_of_another_run(model_fold
     tree["critics"] = {"team": lora | {"adapter": str(tmp_path)}}
     with pytest.raises(ConfigError, match=r"has neither a PEFT adapter .* nor a value head"):
         started(tree, tmp_path / "fourth")
+
+
+def test_the_profile_of_the_page_is_a_team(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "coming-from-marft.md").read_text()
+    (text,) = re.findall(r"^```json\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    (tmp_path / "math_trio.json").write_text(text)
+    config = load(imported(tmp_path / "math_trio.json", tmp_path))
+    assert list(config.roles) == ["reasoner", "actor", "verifier"] and config.workflow.instance.has_judge
+    check_conflicts(config)

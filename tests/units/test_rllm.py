@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import re
+import runpy
 import sys
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -17,7 +19,7 @@ import pytest
 from coterie import AgentTrainer
 from coterie import rllm as names
 from coterie.compat.rllm.agent_loop import AgentLoop
-from coterie.config import ConfigError, load
+from coterie.config import ConfigError, dump, load
 from coterie.config.registry import find, options_of
 from coterie.data.tables import rows_of
 from coterie.envs.base import attach_reward
@@ -30,10 +32,12 @@ from coterie.workflows.deepcoder import GradedPrograms, Program
 from coterie.workflows.math_tool import MathTool
 from coterie.workflows.search import Search
 from tests.agents import Doubter, Guess
+from tests.rllm_workflow import Hints, SolverJudge
 from tests.scripted import Scripted
 
 Folder = Callable[[str], Path]
 ROWS = [{"question": f"What is {n} + {n}?", "answer": str(2 * n), "level": n} for n in range(4)]
+PAGE = Path(__file__).parents[2] / "docs" / "coming-from-rllm.md"
 TEAMS = ("deepcoder", "swe", "math_tool", "search", "deep_research")
 
 
@@ -313,3 +317,37 @@ def test_programs_are_rewarded_by_a_function_that_is_handed_to_the_team(tmp_path
 
     asyncio.run(GradedPrograms(tested, [(analysis, tested[0])])(grade))
     assert [turn.reward for turn in (*programs, analysis)] == [0.0, 1.0, 1.0]
+
+
+def test_a_workflow_written_for_rllm_is_played_and_its_steps_are_rewarded(here: Path) -> None:
+    trainer = names.AgentTrainer(
+        SolverJudge,
+        {"reward_function": names.math_reward_fn, "hints": Hints(), "solvers": 2},
+        config=["steps=1"],
+        train_dataset=[{"question": "1 + 1?", "ground_truth": "2"}],
+    )
+    config = trainer.config
+    assert list(config.roles) == ["solver", "judge"] and config.credit.name == "own"
+    (here / "again.yaml").write_text(dump(config))
+    again = load(here / "again.yaml")
+    assert again == config
+    team = Scripted({"solver": ["It is 2.", "3"], "judge": ["2"]})
+    outcome = asyncio.run(again.workflow.instance.run(again.env.instance.tasks("train")[0], team, None))
+    assert [turn.reward for turn in team.said()] == [1.0, 0.0, 1.0]
+    assert (outcome.answer, outcome.reward, outcome.metrics) == ("2", 1.0, {"solvers": 2.0})
+    assert "1 + 1? Be brief." in team.solver.prompts[0][0]["content"]
+
+
+def test_the_script_of_the_page_runs(here: Path, monkeypatch: pytest.MonkeyPatch, model_folder: Folder) -> None:
+    (script,) = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    (here / "train_math_tool.py").write_text(script)
+    (command,) = re.findall(r"^python train_math_tool.py (.*?)\n```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    rows = [{"question": f"{n} + 1?", "ground_truth": str(n + 1)} for n in range(4)]
+    names.DatasetRegistry.register_dataset("deepscaler_math", rows, "train")
+    names.DatasetRegistry.register_dataset("aime2024", rows[:1], "test")
+    model = f"actor_rollout_ref.model.path={model_folder('llama')}"
+    words = command.replace("\\\n", " ").replace("actor_rollout_ref.model.path=demo", model).split()
+    monkeypatch.setattr(sys, "argv", ["train_math_tool.py", *words, "device=cpu", "data.max_response_length=4"])
+    runpy.run_path("train_math_tool.py", run_name="__main__")
+    steps = [json.loads(line)["step"] for line in (here / "runs" / "rllm" / "metrics.jsonl").read_text().splitlines()]
+    assert steps == [1, 2, 2]  # two steps and an evaluation

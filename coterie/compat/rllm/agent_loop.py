@@ -13,9 +13,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from coterie.compat.rllm.datasets import ANSWERS, QUESTIONS
+from coterie.compat.rllm.datasets import ANSWERS, QUESTIONS, Dataset
 from coterie.compat.rllm.rewards import row_of
-from coterie.data.files import read
 from coterie.data.row import Raw
 from coterie.limits import Count
 from coterie.prompts import check_counts
@@ -75,7 +74,7 @@ def _messages(conversation: Any) -> list[Message]:
 
 @dataclass(frozen=True)
 class AgentRows:
-    """Rows for `agent_loop`, whose environment scores the episode; `reward: native`. A row needs no special fields."""
+    """Rows for `agent_loop` and `rllm`, which score the episode themselves; `reward: native`. A row has any fields."""
 
     train: Path  # training rows, jsonl, JSON or Parquet
     test: Path | None = None  # held-out rows, for evaluation
@@ -85,7 +84,8 @@ class AgentRows:
         path = self.train if split == "train" else self.test
         if path is None:
             raise ValueError("test: evaluation needs held-out tasks; name a file, or set eval.tasks=0")
-        return [_task(f"{path.stem}/{number}", raw) for number, raw in islice(read(path), self.limit)]
+        rows = islice(Dataset(path).get_data(), self.limit)
+        return [_task(f"{path.stem}/{number}", raw) for number, raw in enumerate(rows, 1)]
 
     def open(self, task: Task) -> None:
         return None

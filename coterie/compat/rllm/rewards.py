@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +16,8 @@ from coterie.rewards.math import math
 from coterie.rewards.qa import qa
 from coterie.rewards.reward_function import load
 from coterie.types import Task, is_correct
+
+RewardFunction = Callable[[Mapping[str, Any], Any], Any]  # (row, answer) → a number or a RewardOutput
 
 
 @dataclass(frozen=True)
@@ -57,8 +60,10 @@ def search_reward_fn(task_info: Mapping[str, Any], action: Any) -> RewardOutput:
 
 
 def code_reward_fn(task_info: Mapping[str, Any], action: Any) -> RewardOutput:
-    """The fraction of the tests in `ground_truth` that the program passes, in the sandbox: the reward `code`."""
-    return _output(asyncio.run(code(action, _truth(task_info))))
+    """The fraction of the tests (`tests` or `ground_truth`) that the program passes: the reward `code`."""
+    tests = task_info["tests"] if task_info.get("tests") is not None else _truth(task_info)
+    with ThreadPoolExecutor(1) as thread:  # the caller may run in an event loop, which cannot wait for another
+        return _output(thread.submit(lambda: asyncio.run(code(action, tests))).result())
 
 
 # Handed to a built-in team they are the built-in rewards, which grade many answers at once.

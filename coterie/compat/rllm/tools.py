@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
+from coterie.tools.search import Remote
+
 SERVER = "http://127.0.0.1:8000"
 
 
@@ -22,3 +24,8 @@ class LocalRetrievalTool:
         address = self.server_url or os.environ.get("RETRIEVAL_SERVER_URL", SERVER)
         documents = {} if self.max_results is None else {"documents": self.max_results}
         return {"server": f"{address.rstrip('/')}/retrieve", **documents}
+
+    async def execute(self, query: str) -> list[dict[str, str]]:
+        """The documents for a query, for workflows that call the tool themselves."""
+        hits = await Remote(self.options["server"]).search(query, self.max_results or 10)
+        return [{"title": hit.document.title, "content": hit.document.text} for hit in hits]
