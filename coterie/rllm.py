@@ -17,15 +17,8 @@ from typing import Any
 from coterie import api, api_config
 from coterie.compat.rllm import parameters
 from coterie.compat.rllm.datasets import Dataset, DatasetRegistry
-from coterie.compat.rllm.own_workflow import (
-    Episode,
-    ModelOutput,
-    RolloutEngine,
-    Step,
-    Trajectory,
-    Workflow,
-    own_options,
-)
+from coterie.compat.rllm.own_workflow import ModelOutput, RolloutEngine, Step, Trajectory, Workflow, own_options
+from coterie.compat.rllm.own_workflow import RllmEpisode as Episode
 from coterie.compat.rllm.rewards import RewardFunction, RewardOutput, code_reward_fn, math_reward_fn, search_reward_fn
 from coterie.compat.rllm.teams import options_of_tools, team_config
 from coterie.compat.rllm.tools import LocalRetrievalTool

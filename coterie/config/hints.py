@@ -13,7 +13,7 @@ ELSEWHERE = {
     # how much data, how long
     "tasks_per_step": "train_batch_size per_device_train_batch_size gen_batch_size rollout_batch_size",
     "episodes_per_task": "rollout.n num_generations",
-    "tasks_per_step: MARFT's n_rollout_threads × episode_length": "episode_length",
+    "tasks_per_step, which is MARFT's n_rollout_threads × episode_length": "episode_length",
     "rollout.concurrency": "n_rollout_threads n_parallel_agents n_parallel_tasks",
     "eval.tasks": "val_batch_size eval_episodes",
     "eval.episodes_per_task": "val_kwargs.n",
@@ -32,7 +32,7 @@ ELSEWHERE = {
     "policies.<name>.lr": "learning_rate optim.lr lr",
     "learning.schedule": "lr_scheduler_type",
     "learning.warmup": "lr_warmup_steps",
-    "learning.warmup; the critic's warm-up in MARFT is algorithm.warmup, of ppo": "warmup_steps",
+    "learning.warmup and algorithm.warmup, the latter of ppo's critics, as in MARFT": "warmup_steps",
     "learning.weight_decay": "weight_decay",
     "learning.clip_norm": "max_grad_norm grad_clip",
     "learning.checkpointing": "gradient_checkpointing enable_gradient_checkpointing",

@@ -20,7 +20,7 @@ from pydantic import TypeAdapter
 from coterie.config.reader import limits_of, options_within
 from coterie.config.registry import BUILTIN, Kind, Option, Options, find, options_of
 from coterie.config.settings import PARTS, Config, Role
-from coterie.config.type_names import bare, is_union
+from coterie.config.type_names import bare, is_union, takes_function
 from coterie.limits import FieldLimits
 from coterie.types import Part, Weighted
 
@@ -62,6 +62,8 @@ def _value(hint: Any) -> dict[str, Any]:
     kind = bare(hint)
     if is_union(kind):
         return {"anyOf": [_value(member) for member in get_args(kind)]}
+    if takes_function(kind):
+        return dict(OWN_FILE)
     if is_dataclass(kind):
         record = _record(kind, limits_of(hint))  # type: ignore[arg-type]
         return {"anyOf": [{"type": "string"}, record]} if kind is Role else record

@@ -205,7 +205,7 @@ class Config:
     folder: str | None = None  # the run's folder; null: the name, in the folder that --out gives
     resume: bool = False  # resume the run that the run's folder has already, instead of starting another one beside it
     seed: Seed = 0  # the seed of sampling, shuffling and fresh weights
-    steps: Amount = 100  # training steps; with `epochs` they follow from the number of training tasks
+    steps: Amount = 100  # training steps
     epochs: Amount | None = None  # passes over the training tasks, instead of `steps`; the last step is filled up
     max_sampled_tokens: Count | None = None  # end after the step that reaches this many sampled tokens; null: no limit
     tasks_per_step: Amount = 8  # tasks played in a step

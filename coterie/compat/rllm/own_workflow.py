@@ -62,7 +62,7 @@ class Trajectory:
 
 
 @dataclass
-class Episode:
+class RllmEpisode:
     """What a workflow's `run` returns."""
 
     id: str = ""
@@ -95,7 +95,7 @@ class Workflow:
     def reset(self, task: Mapping[str, Any] | None = None, uid: str | None = None) -> None:
         self.task, self.uid = task, uid
 
-    async def run(self, task: dict[str, Any], uid: str, **options: Any) -> Episode:
+    async def run(self, task: dict[str, Any], uid: str, **options: Any) -> RllmEpisode:
         raise NotImplementedError
 
 
@@ -127,7 +127,7 @@ class OwnWorkflow:
         objects = {name: make() for name, make in self.objects.items()}
         options = {**self.arguments, **self.functions, **objects}
         workflow = self.workflow_class(rollout_engine=RolloutEngine(team), **options)
-        episode: Episode = await workflow.run(row_of(task, task.answer), task.id)
+        episode: RllmEpisode = await workflow.run(row_of(task, task.answer), task.id)
         steps = [step for trajectory in episode.trajectories for step in trajectory.steps]
         for step in steps:
             if step.model_output is not None:
