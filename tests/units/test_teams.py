@@ -522,7 +522,7 @@ def test_a_corpus_that_is_not_there_stops_a_run_before_a_model_is_looked_for(nam
     ("options", "message"),
     [
         ({}, "corpus: give one of corpus, server and search_tool"),
-        ({"corpus": Path("a.jsonl"), "server": "http://x"}, "corpus: give either a corpus or a server"),
+        ({"corpus": Path("a.jsonl"), "server": "http://x"}, "corpus: give one of corpus, server and search_tool"),
         ({"server": "localhost"}, "server: must begin with http"),
         ({"server": "http://x", "documents": 0}, "documents: at least 1"),
     ],
