@@ -93,7 +93,9 @@ class AgentTrainer(api.AgentTrainer):
             env_args=env_args,
             train_dataset=_place(train_dataset),
             val_dataset=_place(val_dataset),
-            overrides=parameters.translate(overrides, list(tree["roles"]), list(tree["policies"])),
+            overrides=parameters.translate(
+                overrides, list(tree["roles"]), list(tree["policies"]), evaluates=val_dataset is not None
+            ),
         )
 
 

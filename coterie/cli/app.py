@@ -107,8 +107,8 @@ def train(
       coterie train --resume runs/demo --checkpoint 20
 
     Ctrl-C, SIGTERM and SIGHUP stop it after the current step and save a checkpoint; a second signal stops it at once.
-    The exit code is then 130, 143 or 129. On resume you can change steps, sandbox, eval.*, checkpoint.*, log.* and
-    rollout.*, and nothing else.
+    The exit code is then 130, 143 or 129. On resume you can change steps, epochs, sandbox, eval.*, checkpoint.*, log.*
+    and rollout.*, and nothing else.
     """
     words = [word for word in [config, *(changes or [])] if word is not None]
     if resume is None and not words:

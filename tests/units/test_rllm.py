@@ -237,6 +237,18 @@ def test_a_script_runs_with_the_parameters_of_its_launcher(
     assert [int(file.stem) for file in sorted((trained.folder / "episodes").glob("*"))] == [1, 2]
 
 
+def test_parameters_of_critics_and_of_an_evaluation_that_there_is_not_have_no_effect(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = names.AgentTrainer(
+        names.MultiAgentMathToolWorkflow,
+        config={"trainer": {"test_freq": 10}, "critic.optim.lr": 1e-5, "trainer.total_epochs": 1},
+        train_dataset=ROWS,
+    ).config
+    assert (config.eval.every, config.critics, config.epochs) == (0, {}, 1)
+    assert "without effect here: critic.optim.lr, trainer.test_freq" in capsys.readouterr().err
+
+
 def test_the_scripts_of_all_five_teams_make_a_config(here: Path) -> None:
     registry = names.DatasetRegistry
     registry.register_dataset("questions", [{"question": "Capital of Peru?", "answer": "Lima"}], "train")

@@ -35,23 +35,33 @@ def has_own_adapters(overrides: Sequence[str]) -> bool:
     return any(text.partition("=")[0] == OWN_ADAPTERS for text in overrides)
 
 
-def translate(overrides: Sequence[str], roles: Sequence[str], policies: Sequence[str]) -> list[str]:
-    """The overrides with Coterie's keys. Parameters without a counterpart are named on stderr, once."""
+def translate(overrides: Sequence[str], roles: Sequence[str], policies: Sequence[str], evaluates: bool) -> list[str]:
+    """The overrides with Coterie's keys. Parameters without a counterpart are named on stderr, once.
+
+    `evaluates` is False if there are no held-out rows; then parameters of the evaluation have no effect.
+    """
     problems = Problems(Sources("the config given to AgentTrainer"))
     dropped = [text for text in overrides if text.startswith((*IGNORED, OWN_ADAPTERS))]
     parameters, own = split([text for text in overrides if text not in dropped], problems)
     problems.raise_any()
     unused = [text.partition("=")[0] for text in dropped if not text.startswith(OWN_ADAPTERS)]
-    unused += [name for name in parameters if is_without_effect(name)]
+    unused += [name for name in parameters if is_without_effect(name) or not _applies(name, evaluates)]
     if unused:
         print(f"config: without effect here: {', '.join(sorted(unused))}", file=sys.stderr)
     names = {"{policy}": policies, "{role}": roles}
-    translated = [*_plain(parameters, names), *_compound(parameters, policies)]
+    applied = {name: sourced for name, sourced in parameters.items() if _applies(name, evaluates)}
+    translated = [*_plain(applied, names), *_compound(applied, policies)]
     return [f"{key}={json.dumps(value)}" for key, value in translated] + own
 
 
+def _applies(name: str, evaluates: bool) -> bool:
+    """False for a parameter of critics, which are not made here, or of an evaluation that there is not."""
+    keys = SETTINGS[name].to if name in SETTINGS else ()
+    return not any(key.startswith("critics.") or (key.startswith("eval.") and not evaluates) for key in keys)
+
+
 def _plain(parameters: Parameters, names: Mapping[str, Sequence[str]]) -> Iterator[tuple[str, Any]]:
-    """Parameters with one key each; those of critics have none, since no critic is made here."""
+    """Parameters with a key of their own."""
     for name, sourced in parameters.items():
         keys = SETTINGS[name].to if name in SETTINGS and sourced.value is not None else ()
         for path in map(undotted, keys):
