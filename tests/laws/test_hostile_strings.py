@@ -133,8 +133,10 @@ def canary(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyP
 def config(way: dict[str, Any], model: Path) -> dict[str, Any]:
     workflow = dict(way["workflow"])
     made = find("workflow", workflow.pop("name"))
-    roles = [each["role"] for each in workflow["agents"]] if "agents" in workflow else None
-    options = {key: Path(value) if key == "corpus" else value for key, value in workflow.items()}
+    roles = (
+        [one if isinstance(one, str) else one["role"] for one in workflow["agents"]] if "agents" in workflow else None
+    )
+    options = {key: Path(value) if key in ("corpus", "profile_path") else value for key, value in workflow.items()}
     return {
         "rollout": {"deadline": 600, "score_deadline": 120, "concurrency": 16},
         "steps": 1,

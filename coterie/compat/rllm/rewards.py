@@ -11,12 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from coterie.rewards.code.grader import code
-from coterie.rewards.math import math
-from coterie.rewards.qa import qa
+from coterie.rewards.grader import make_grader
 from coterie.rewards.reward_function import load
 from coterie.types import Task, is_correct
 
+SECONDS = 30.0  # for one answer
 RewardFunction = Callable[[Mapping[str, Any], Any], Any]  # (row, answer) → a number or a RewardOutput
 
 
@@ -51,19 +50,17 @@ def row_of(task: Task, truth: Any) -> dict[str, Any]:
 
 def math_reward_fn(task_info: Mapping[str, Any], action: Any) -> RewardOutput:
     """1 if the boxed answer equals `ground_truth`: the reward `math`."""
-    return _output(math(action, _truth(task_info)))
+    return _graded("math", action, _truth(task_info))
 
 
 def search_reward_fn(task_info: Mapping[str, Any], action: Any) -> RewardOutput:
     """Token F1 with `ground_truth`: the reward `qa`."""
-    return _output(qa(action, _truth(task_info)))
+    return _graded("qa", action, _truth(task_info))
 
 
 def code_reward_fn(task_info: Mapping[str, Any], action: Any) -> RewardOutput:
     """The fraction of the tests (`tests` or `ground_truth`) that the program passes: the reward `code`."""
-    tests = task_info["tests"] if task_info.get("tests") is not None else _truth(task_info)
-    with ThreadPoolExecutor(1) as thread:  # the caller may run in an event loop, which cannot wait for another
-        return _output(thread.submit(lambda: asyncio.run(code(action, tests))).result())
+    return _graded("code", action, task_info["tests"] if task_info.get("tests") is not None else _truth(task_info))
 
 
 # Handed to a built-in team they are the built-in rewards, which grade many answers at once.
@@ -81,5 +78,12 @@ def _truth(row: Mapping[str, Any]) -> Any:
     raise ValueError(f"task_info has neither ground_truth nor answer; it has {', '.join(row)}")
 
 
-def _output(reward: float) -> RewardOutput:
+def _graded(name: str, answer: Any, truth: Any) -> RewardOutput:
+    """The reward of a built-in grader, which runs in a process that can be killed.
+
+    In a thread: the caller may run in an event loop, which cannot wait for another.
+    """
+    grade = make_grader(name, {}, SECONDS)
+    with ThreadPoolExecutor(1) as thread:
+        reward = thread.submit(lambda: asyncio.run(grade(answer, truth))).result()
     return RewardOutput(reward, is_correct(reward))
