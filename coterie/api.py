@@ -28,7 +28,7 @@ class Trained:
     metrics: Metrics  # of the last evaluation
 
 
-def train(config: str | Path | Mapping[str, Any], *overrides: str, out: str | Path = "runs") -> Trained:
+def train(config: str | Path | Mapping[str, Any], *overrides: str, out: str | Path | None = None) -> Trained:
     """Train the team of a recipe: `train("recipes/demo.yaml", "steps=2")`."""
     return AgentTrainer(config=config, overrides=overrides, out=out).train()
 
@@ -62,9 +62,9 @@ class AgentTrainer:
         val_dataset: Any = None,
         reward: Any = None,
         overrides: Sequence[str] = (),  # as on the command line: "steps=2"
-        out: str | Path = "runs",
+        out: str | Path | None = None,  # the parent of the run's folder, by default runs
     ) -> None:
-        self.out = Path(out)
+        self.out = Path(out or "runs")
         workflow = api_config.one_workflow(workflow, workflow_class, agent_class, env_class)
         with _not_nested():
             files = self._files(train_dataset, val_dataset)
@@ -84,6 +84,11 @@ class AgentTrainer:
                 workflow_args = api_config.agent_options(agent_class, env_class, agent_args, env_args, workflow_args)
             self._override(tree, workflow, workflow_args or {}, reward)
             self.config = from_tree(tree, problems, folder, overrides)
+        from coterie.cli.commands import run_folder  # imported here, as in `train`
+
+        self.run_folder = run_folder(self.config, None if out is None else Path(out))
+        if self.config.resume:
+            raise ConfigError("resume: a trainer starts a new run; `coterie train --resume FOLDER` resumes one")
 
     def train(self, console: bool = True) -> Trained:
         """Train to the last step in a new run folder."""
@@ -92,7 +97,7 @@ class AgentTrainer:
         from coterie.training import loop
         from coterie.training.build import build
 
-        with new_run_folder(self.out / self.config.name) as folder:
+        with new_run_folder(self.run_folder) as folder:
             run = build(self.config, folder, console=console)
             try:
                 loop.train(run)

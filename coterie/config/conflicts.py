@@ -243,8 +243,9 @@ def _evaluation(config: Config) -> Found:
 
 
 def _no_evaluation(config: Config) -> Found:
-    if config.eval.tasks == 0 and config.eval.every > 0:
-        yield ("eval", "every"), "has no effect while eval.tasks is 0: nothing is evaluated"
+    for key, off in {"every": 0, "before_training": None}.items():
+        if config.eval.tasks == 0 and getattr(config.eval, key) != off:
+            yield ("eval", key), "has no effect while eval.tasks is 0: nothing is evaluated"
 
 
 def _unused_in_training(config: Config) -> Found:

@@ -12,6 +12,7 @@ import yaml
 
 from coterie.cli.commands import resume
 from coterie.config import ConfigError, dump, load
+from coterie.config.conflicts import check_conflicts
 from coterie.training.log import read_episodes
 from tests.runs import naming_config, trained, written
 
@@ -89,3 +90,10 @@ def test_a_run_has_steps_or_epochs(
 def test_both_are_one_too_many(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"epochs: a run has either epochs or steps, and steps is 4; .*line \d+"):
         written(naming_config(tmp_path, epochs=2), tmp_path)
+
+
+@pytest.mark.parametrize("change", ["eval.every=2", "eval.before_training=true"])
+def test_keys_of_an_evaluation_that_there_is_not_are_told(change: str, tmp_path: Path) -> None:
+    config = written(naming_config(tmp_path, eval={"tasks": 0}), tmp_path)
+    with pytest.raises(ConfigError, match=r"eval\.\w+: has no effect while eval.tasks is 0"):
+        check_conflicts(load(str(config.sources.file), [change]))

@@ -240,11 +240,14 @@ def test_a_script_runs_with_the_parameters_of_its_launcher(
 def test_parameters_of_critics_and_of_an_evaluation_that_there_is_not_have_no_effect(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = names.AgentTrainer(
+    trainer = names.AgentTrainer(
         names.MultiAgentMathToolWorkflow,
-        config={"trainer": {"test_freq": 10}, "critic.optim.lr": 1e-5, "trainer.total_epochs": 1},
+        config={"trainer": {"test_freq": 10}, "critic.optim.lr": 1e-5, "trainer.total_epochs": 1}
+        | {"trainer.default_local_dir": "elsewhere/run", "algorithm.adv_estimator": "rloo"},
         train_dataset=ROWS,
-    ).config
+    )
+    assert trainer.run_folder == Path("elsewhere/run") and trainer.config.algorithm.name == "rloo"
+    config = trainer.config
     assert (config.eval.every, config.critics, config.epochs) == (0, {}, 1)
     assert "without effect here: critic.optim.lr, trainer.test_freq" in capsys.readouterr().err
 
@@ -286,7 +289,8 @@ def test_a_dataset_that_is_not_there_is_told_with_the_command_that_prepares_it(h
     ("parameter", "message"),
     [
         ("data.train_batchsize=4", "data.train_batchsize: unknown key"),
-        ("algorithm.adv_estimator=gae", "algorithm.adv_estimator: 'gae' needs critics"),
+        ("algorithm.adv_estimator=remax", "adv_estimator 'remax' has no counterpart here: rloo"),
+        ("trainer.resume_mode=auto", "resume: a trainer starts a new run; `coterie train --resume FOLDER` resumes one"),
         ("stepz=4", "stepz: unknown key; Config has .*did you mean steps"),
     ],
 )

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from coterie.compat.siirl.config_draft import Parameters
-from coterie.compat.siirl.learning import GROUPED, kl_settings, lora_settings
+from coterie.compat.siirl.learning import kl_settings, lora_settings
 from coterie.compat.siirl.parameter_table import SETTINGS, TEAM, is_without_effect, minibatches
 from coterie.compat.siirl.parameters import leaves, split
 from coterie.config.problems import ConfigError, Problems, Sources, dotted, undotted
@@ -77,10 +77,7 @@ def _compound(parameters: Parameters, policies: Sequence[str]) -> Iterator[tuple
     """Parameters that have a meaning together with others, or other units."""
     values = {name: sourced.value for name, sourced in parameters.items()}
     if (estimator := values.get("algorithm.adv_estimator")) is not None:
-        if estimator not in GROUPED:
-            known = ", ".join(GROUPED)
-            raise ConfigError(f"algorithm.adv_estimator: {estimator!r} needs critics, which a recipe has; here {known}")
-        yield "algorithm.name", GROUPED[estimator]
+        yield "algorithm.adv_estimator", estimator  # any config takes it
     if "trainer.total_epochs" in values and "trainer.total_training_steps" not in values:
         yield "epochs", values["trainer.total_epochs"]
     prompt, reply = values.get("data.max_prompt_length"), values.get("data.max_response_length")
