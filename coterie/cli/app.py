@@ -308,7 +308,7 @@ def import_files(
     out: Annotated[
         Path | None, typer.Option(metavar="RECIPE", help="The recipe to write.  [default: NAME.yaml of the file]")
     ] = None,
-    model: Annotated[str, typer.Option(metavar="MODEL", help="The base model (model_name_or_path).")] = "demo",
+    model: Annotated[str, typer.Option(metavar="NAME|FOLDER", help="The base model (model_name_or_path).")] = "demo",
     horizon: Annotated[int, typer.Option(min=1, metavar="N", help="Rounds, at most.")] = 1,
     data: Annotated[Path | None, typer.Option(metavar="FILE", help="Training rows (dataset_path).")] = None,
     load_path: Annotated[
