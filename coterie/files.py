@@ -127,10 +127,12 @@ def filter_rows(path: Path, keep: Callable[[dict[str, Any]], bool]) -> list[dict
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """The complete rows of a JSONL file, each with its `step`; none if the file does not exist."""
-    if not path.exists():
-        return []
-    *lines, _incomplete = path.read_bytes().split(b"\n")
-    return [_row(line, f"{path}, line {number}") for number, line in enumerate(lines, start=1)]
+    return [_row(line, f"{path}, line {number}") for number, line in enumerate(complete_lines(path), start=1)]
+
+
+def complete_lines(path: Path) -> list[bytes]:
+    """The lines of a file that others append to, without an incomplete last one; none if the file does not exist."""
+    return path.read_bytes().split(b"\n")[:-1] if path.exists() else []
 
 
 def _row(line: bytes, where: str) -> dict[str, Any]:

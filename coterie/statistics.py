@@ -17,6 +17,16 @@ def mean(numbers: Sequence[float]) -> float:
     return fsum(numbers) / len(numbers)
 
 
+def standard_error(by_task: Sequence[Sequence[float]]) -> float | None:
+    """Of the mean over tasks, each with its own mean; None for fewer than two. Episodes of one task are not
+    independent, so tasks are the unit."""
+    means = [mean(numbers) for numbers in by_task if numbers]
+    if len(means) < 2:
+        return None
+    center = mean(means)
+    return (fsum((one - center) ** 2 for one in means) / (len(means) - 1) / len(means)) ** 0.5
+
+
 def auc(scores: Sequence[float], labels: Sequence[bool]) -> float | None:
     """The chance that a right item scores above a wrong one, ties counting half; None without both kinds."""
     right = numpy.array([score for score, label in zip(scores, labels, strict=True) if label])

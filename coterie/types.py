@@ -11,6 +11,9 @@ if TYPE_CHECKING:  # importing torch would slow down processes that only grade
     from torch import Tensor
 
 Stop = Literal["end", "stop", "length"]  # end-of-turn token · stop string · max_tokens or context reached
+# Why a turn is not trained on: its group is constant · truncated · a frozen policy · stale weights · a round that rests
+# · replayed from another episode · a fixed text · excluded by the workflow or its sampling · an empty reply.
+LeftOut = Literal["constant", "truncated", "frozen", "stale", "round", "replayed", "fixed", "excluded", "empty"]
 Split = Literal["train", "test"]
 Counterfactuals = Mapping[str, "Episode"]  # the episodes that forks played, by id
 
@@ -63,6 +66,17 @@ class Sample:
     version: int
 
 
+@dataclass(frozen=True)
+class GroupStats:
+    """The group that a turn was compared with: what its members have in common, and their returns."""
+
+    key: Mapping[str, str | int]  # such as {"task": "gsm8k-12", "role": "solver"}; equal for the members of a group
+    own: float  # the turn's own return
+    mean: float
+    spread: float  # standard deviation
+    size: int
+
+
 @dataclass
 class Turn:
     """One generation by one role: prompt, response, and what credit assignment makes of it.
@@ -94,6 +108,9 @@ class Turn:
     score: float | None = None  # a verifier's probability that it is right
     correct: bool | None = None  # whether a grader found it right; a verifier's score alone does not say
     credit: float | None = None  # this turn's share of all rewards, by credit assignment
+    credit_parts: Mapping[str, float] | None = None  # what the credit is the sum of, such as own and team
+    group: GroupStats | None = None  # what it was compared with, where the algorithm compares groups
+    left_out: LeftOut | None = None  # why it has no advantage
     utility: float | None = None  # the mixer's value of this message for the team, standardized
     old_logprobs: Tensor | None = None  # [L], of the learner before any update of the step
     ref_logprobs: Tensor | None = None  # [L], of the reference policy
@@ -101,6 +118,12 @@ class Turn:
     values: Tensor | None = None  # [L]
     advantages: Tensor | None = None  # [L]
     returns: Tensor | None = None  # [L]
+    movement: Tensor | None = None  # [L], log-probs after the step's updates minus before; measured for some turns
+
+    # For readers of the run; no computation depends on them.
+    messages: Sequence[Message] | None = field(default=None, compare=False)  # the conversation it replies to
+    started: float | None = field(default=None, compare=False)  # when it was requested: seconds since 1970
+    ended: float | None = field(default=None, compare=False)
 
 
 @dataclass

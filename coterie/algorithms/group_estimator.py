@@ -11,16 +11,16 @@ scale      deviation   divide by the standard deviation of the group's rewards (
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from coterie.rl.advantages import centered, group_mean, is_constant, leave_one_out, scaled
-from coterie.rl.groups import GroupSample, group_index
-from coterie.types import Metrics
+from coterie.rl.advantages import centered, group_deviation, group_mean, is_constant, leave_one_out, scaled
+from coterie.rl.groups import GroupSample, describe_key, group_index
+from coterie.types import GroupStats, LeftOut, Metrics
 
 Baseline = Literal["mean", "others", "ema", "none"]
 Scale = Literal["deviation", "none"]
@@ -59,15 +59,33 @@ def write_advantages(
 
     `drop_constant` leaves out groups of equal rewards, `drop_truncated` leaves out truncated turns.
     """
+    _write_groups(groups)
     constant = is_constant(groups.rewards, groups.index)
     dropped = Counter(constant=0, truncated=0)
     for sample, advantage, is_flat in zip(groups.samples, advantages, constant.tolist(), strict=True):
         for turn in sample.turns:
-            reasons = {"constant": is_flat and drop_constant, "truncated": turn.stop == "length" and drop_truncated}
+            reasons: dict[LeftOut, bool] = {
+                "constant": is_flat and drop_constant,
+                "truncated": turn.stop == "length" and drop_truncated,
+            }
             dropped.update(reasons)
             size = len(turn.response_ids)
-            turn.advantages = None if any(reasons.values()) else advantage.float().expand(size).clone()
+            turn.left_out = next((reason for reason, holds in reasons.items() if holds), None)
+            turn.advantages = None if turn.left_out else advantage.float().expand(size).clone()
     return _group_metrics(groups, constant) | {f"dropped/{reason}": float(count) for reason, count in dropped.items()}
+
+
+def _write_groups(groups: Groups) -> None:
+    """Write `turn.group`: what each turn was compared with."""
+    rewards, index = groups.rewards, groups.index
+    means, spreads = group_mean(rewards, index).tolist(), group_deviation(rewards, index).tolist()
+    sizes = torch.bincount(index)[index].tolist() if len(index) else []
+    keys: dict[Any, Mapping[str, str | int]] = {}  # described once per group: a key may hold a whole prompt
+    for i, sample in enumerate(groups.samples):
+        if sample.key not in keys:
+            keys[sample.key] = describe_key(sample.key)
+        for turn in sample.turns:
+            turn.group = GroupStats(keys[sample.key], sample.reward, means[i], spreads[i], sizes[i])
 
 
 def _moving_average(groups: Groups, decay: float, memory: dict[str, Any]) -> Tensor:

@@ -50,7 +50,7 @@ class Magrpo(Algorithm):
         node_returns = tree_returns(rewards, {node.name: node.parent for node in nodes}, self.gamma_turn)
         trained = [(n, tuple(turn for turn in n.turns if turn.dropped is None)) for n in nodes]
         return [
-            GroupSample((n.episode.task.id, n.parent), n.episode, turns, node_returns[n.name])
+            GroupSample((("task", n.episode.task.id), ("after", n.parent)), n.episode, turns, node_returns[n.name])
             for n, turns in trained
             if turns
         ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from coterie.algorithms.base import Algorithm
-from coterie.types import Episode, Learner, Metrics
+from coterie.types import Episode, Learner, LeftOut, Metrics, Turn
 
 
 def count_silent(episodes: Sequence[Episode], roles: Iterable[str]) -> Metrics:
@@ -35,6 +35,22 @@ def drop_other_rounds(episodes: Sequence[Episode], algorithm: Algorithm, step: i
     for turn in turns:
         is_resting = algorithm.rotate_turns is not None and turn.round != step // algorithm.rotate_turns % rounds
         turn.dropped = "round" if is_resting else None
+
+
+def explain_left_out(episodes: Sequence[Episode], learners: Mapping[str, Learner]) -> None:
+    """Write `turn.left_out` of every turn that will not be trained on; the group estimator has written its own."""
+    for turn in (turn for episode in episodes for turn in episode.turns if turn.left_out is None):
+        turn.left_out = turn.dropped or _untrained(turn, learners)
+
+
+def _untrained(turn: Turn, learners: Mapping[str, Learner]) -> LeftOut | None:
+    if turn.replayed:
+        return "replayed"
+    if not turn.response_ids:
+        return "empty" if turn.trainable else "fixed"
+    if turn.policy not in learners or learners[turn.policy].frozen:
+        return "frozen"
+    return None if turn.trainable else "excluded"
 
 
 def clear_dropped_advantages(episodes: Sequence[Episode]) -> None:

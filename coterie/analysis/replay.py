@@ -19,7 +19,7 @@ from coterie.config.problems import Problems
 from coterie.config.requirements import require_sandbox
 from coterie.credit.base import Credit
 from coterie.envs.base import attach_reward
-from coterie.files import numbered_paths
+from coterie.episode_files import episode_paths, step_of
 from coterie.training.build import open_models
 from coterie.training.log import read_episodes
 from coterie.types import Episode, Turn
@@ -53,15 +53,15 @@ def replay(folder: Path, config: Config, rescore: bool) -> Iterator[ReplayedTurn
         require_sandbox(config, env)
         open_models(config, env)
     # Of the whole run: in a single step all episodes with one purpose may have failed.
-    purposes = {e.fork for path in numbered_paths(folder / "counterfactuals", ".jsonl") for e in read_episodes(path)}
+    forks = episode_paths(folder / "counterfactuals")
+    purposes = {episode.fork for path in forks for episode in read_episodes(path)}
     for path in _episode_files(folder):
         episodes = [episode for episode in read_episodes(path) if episode.error is None]
-        stored = folder / "counterfactuals" / path.name
-        replayed = read_episodes(stored) if stored.is_file() else []
+        replayed = [e for file in forks if step_of(file) == step_of(path) for e in read_episodes(file)]
         counterfactuals = [episode for episode in replayed if episode.error is None]
         before = [[_mean(turn.advantages) for turn in episode.turns] for episode in episodes]
         rewards = [episode.reward for episode in episodes]
-        done = int(path.stem) - 1  # completed steps, by which algorithms count
+        done = step_of(path) - 1  # completed steps, by which algorithms count
         _require_stored(algorithm, done, [turn for episode in episodes for turn in episode.turns])
         if rescore:
             rescore_episodes([*episodes, *counterfactuals], config, env)
@@ -71,11 +71,11 @@ def replay(folder: Path, config: Config, rescore: bool) -> Iterator[ReplayedTurn
         for episode, was, reward in zip(episodes, before, rewards, strict=True):
             for turn, advantage in zip(episode.turns, was, strict=True):
                 if turn.trainable:
-                    yield ReplayedTurn(int(path.stem), episode, turn, reward, advantage, _mean(turn.advantages))
+                    yield ReplayedTurn(step_of(path), episode, turn, reward, advantage, _mean(turn.advantages))
 
 
 def _episode_files(folder: Path) -> list[Path]:
-    paths = numbered_paths(folder / "episodes", ".jsonl")
+    paths = episode_paths(folder / "episodes")
     if not paths:
         raise ConfigError(f"{folder}: no stored episodes to replay; a run stores them while it trains")
     return paths

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from coterie.credit.base import Credit, last_turns, require_own_rewards, rewards_by_round
+from coterie.credit.base import Credit, last_turns, require_own_rewards, rewards_by_round, set_credit
 from coterie.rl.credit import Aggregation, Rounds, aggregate_round
 from coterie.types import Counterfactuals, Episode, Metrics, Turn
 
@@ -37,10 +37,10 @@ class Aggregate(Credit):
         for episode in episodes:
             rounds = self.rounds(episode)
             for turn in episode.turns:
-                turn.credit = 0.0
+                set_credit(turn, round=0.0)
             for turn in self._paid_turns(episode, team_chain and self.mode != "own"):
                 rewards = [aggregate_round(some, self.mode, turn.role, episode.turns[0].role) for some in rounds]
-                turn.credit = self._turn_credit(rewards, turn.round)
+                set_credit(turn, round=self._turn_credit(rewards, turn.round))
         return {}
 
     def _paid_turns(self, episode: Episode, team_chain: bool) -> list[Turn]:

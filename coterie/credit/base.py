@@ -71,6 +71,11 @@ def last_turns(turns: Sequence[Turn], team_chain: bool = False) -> list[Turn]:
     return list(by_role.values())
 
 
+def set_credit(turn: Turn, **parts: float) -> None:
+    """Write a turn's credit as the sum of named parts, which are stored with it."""
+    turn.credit_parts, turn.credit = parts, sum(parts.values())
+
+
 def own_reward(turn: Turn) -> float:
     return 0.0 if turn.reward is None else turn.reward
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, Literal
 
-from coterie.credit.base import Credit, adds_later_credit, last_turns, own_reward
+from coterie.credit.base import Credit, adds_later_credit, last_turns, own_reward, set_credit
 from coterie.rl.credit import shapley_values
 from coterie.statistics import mean
 from coterie.types import Counterfactuals, Episode, Fork, Metrics, Turn
@@ -55,9 +55,9 @@ class Difference(Credit):
         for episode in episodes:
             differences = self._differences(episode, episodes, counterfactuals)
             for turn in episode.turns:
-                turn.credit = own_reward(turn)
+                set_credit(turn, own=own_reward(turn))
             for turn in last_turns(episode.turns, team_chain and self.by == "leave_one_out"):
-                turn.credit = own_reward(turn) + differences.get(turn.role, 0.0)
+                set_credit(turn, own=own_reward(turn), difference=differences.get(turn.role, 0.0))
                 missing += turn.role not in differences
         return {} if self.by == "leave_one_out" else {"difference/missing": float(missing)}
 

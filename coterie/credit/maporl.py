@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from coterie.credit.base import Credit, require_own_rewards, rewards_by_round
+from coterie.credit.base import Credit, require_own_rewards, rewards_by_round, set_credit
 from coterie.limits import CountFromZero, NotNegative, Share
 from coterie.rl.credit import Horizon, Rounds, ScoreShare, influence_incentive, revision_incentive, score_over_turns
 from coterie.statistics import mean
@@ -62,7 +62,8 @@ class Maporl(Credit):
             rounds = rewards_by_round(episode)
             for turn in episode.turns:
                 penalised.append(float(self._breaks_a_rule(turn.text)))
-                turn.credit = self._score(rounds, turn) + self._incentive(rounds, turn) - self.penalty * penalised[-1]
+                score, incentive = self._score(rounds, turn), self._incentive(rounds, turn)
+                set_credit(turn, score=score, incentive=incentive, penalty=-self.penalty * penalised[-1])
         return {"penalised": mean(penalised)} if self.penalty and penalised else {}
 
     def _score(self, rounds: Rounds, turn: Turn) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from coterie.credit.base import Credit, adds_later_credit, last_turns, own_reward
+from coterie.credit.base import Credit, adds_later_credit, last_turns, own_reward, set_credit
 from coterie.types import Counterfactuals, Episode, Metrics
 
 
@@ -30,8 +30,8 @@ class Own(Credit):
         for episode in episodes:
             rewarded = {turn.role for turn in episode.turns if turn.reward is not None}
             for turn in episode.turns:
-                turn.credit = own_reward(turn)
+                set_credit(turn, own=own_reward(turn))
             without = [turn for turn in episode.turns if turn.role not in rewarded] if self.share_reward else []
             for turn in last_turns(without, team_chain):
-                turn.credit = episode.reward
+                set_credit(turn, team=episode.reward)
         return {}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from coterie.credit.base import Credit, last_turns, own_reward
+from coterie.credit.base import Credit, last_turns, own_reward, set_credit
 from coterie.types import Counterfactuals, Episode, Metrics
 
 
@@ -26,7 +26,7 @@ class Team(Credit):
     def write_credit(self, episodes: Sequence[Episode], counterfactuals: Counterfactuals, team_chain: bool) -> Metrics:
         for episode in episodes:
             for turn in episode.turns:
-                turn.credit = own_reward(turn)
+                set_credit(turn, own=own_reward(turn))
             for turn in episode.turns if self.turns == "all" else last_turns(episode.turns, team_chain):
-                turn.credit = own_reward(turn) + episode.reward
+                set_credit(turn, own=own_reward(turn), team=episode.reward)
         return {}

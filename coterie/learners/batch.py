@@ -46,6 +46,11 @@ def make_batches(episodes: Sequence[Episode], require_advantages: bool = True) -
     return {policy: _pack(own_rows, number, roles) for policy, own_rows in sorted(rows.items())}
 
 
+def trained_turns(episodes: Sequence[Episode]) -> list[Turn]:
+    """The turns of `make_batches(episodes)`; `batch.turn` is an index into them."""
+    return [turn for episode in episodes for turn in _sampled_turns(episode) if turn.advantages is not None]
+
+
 def _sampled_turns(episode: Episode) -> list[Turn]:
     """The turns that were sampled in this episode and can be trained on."""
     return [turn for turn in episode.turns if turn.response_ids and turn.trainable]

@@ -68,6 +68,7 @@ class FitJob:
         self.learner, self.batch, self.loss = learner, batch, loss
         self.on_device, self.weights = learner.on_device(batch), to_device_async(weights, learner.base.device)
         self.metrics = FitMetrics(learner.base.device, learner.is_critic, measure)
+        self.tokens = None if learner.recorded is None else torch.zeros(2, len(batch), device=learner.base.device)
 
     def microbatch_loss(self, micro: Microbatch, hidden: Tensor) -> Tensor:
         """The weighted loss of one microbatch from its hidden states: []."""
@@ -75,13 +76,26 @@ class FitJob:
         scores = self.learner.scores_of(hidden[micro.source], part)
         loss = (self.loss(scores, part) * self.weights[micro.index]).sum()
         self.metrics.add(loss, scores, part)
+        if self.tokens is not None:
+            self.tokens[:, micro.index] = torch.stack([scores.logprobs, scores.entropy]).detach().float()
         return loss
 
     def finish(self) -> Metrics:
         """Take the optimizer step and read the metrics."""
         norm = self.learner.optimizer_step()
         tokens = int(self.batch.mask.sum())
+        self._record()
         return self.metrics.read(tokens, norm, self.learner.processes) | {"lr": self.learner.current_lr}
+
+    def _record(self) -> None:
+        """Hand each turn's log-probs and entropies of this pass to the learner, unless an earlier pass did."""
+        if self.tokens is None or self.learner.recorded is None:
+            return
+        self.learner.processes.all_reduce([self.tokens])
+        mask = self.batch.mask
+        turns, sizes = torch.unique_consecutive(self.batch.turn[mask], return_counts=True)
+        for turn, part in zip(turns.tolist(), self.tokens.cpu()[:, mask].split(sizes.tolist(), dim=1), strict=True):
+            self.learner.recorded.setdefault(turn, part)
 
 
 def fit_together(jobs: Sequence[FitJob]) -> list[Metrics]:

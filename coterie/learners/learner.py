@@ -51,6 +51,8 @@ class TorchLearner:
         self.policy, self.base, self.adapter, self.frozen = policy, base, adapter, frozen
         self.lr, self.learning, self.steps, self.reference = lr, learning, steps, reference
         self.version, self.is_critic, self.processes = 0, is_critic, processes
+        # While not None: log-probs and entropies [2, L] of every turn in its first pass of an update, by turn index.
+        self.recorded: dict[int, Tensor] | None = None
         self.trains_trunk = trains_trunk and not frozen
         for one in (base, reference) if adapter is None and self.trains_trunk else ():
             if one is not None:

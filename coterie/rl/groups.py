@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -11,6 +12,8 @@ from coterie.types import Episode, Turn
 GroupBy = Literal["batch", "task", "role", "policy", "opponents", "turn", "prompt"]
 Part = str | int | tuple[int, ...] | tuple[str, ...]
 Key = tuple[tuple[GroupBy, Part], ...]
+
+LONGEST = 80  # characters of a key's part that are shown
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,21 @@ def group_key(episode: Episode, turn: Turn, group_by: Sequence[GroupBy]) -> Key:
         "prompt": turn.prompt_ids,
     }
     return tuple((key, parts[key]) for key in group_by)
+
+
+def describe_key(key: Hashable) -> dict[str, str | int]:
+    """A group key as a reader sees it, by the name of each part. Long parts, such as prompts, become hashes."""
+    pairs = (
+        key if isinstance(key, tuple) and all(isinstance(p, tuple) and len(p) == 2 for p in key) else (("key", key),)
+    )
+    return {str(name): part if isinstance(part, int) else _short(part) for name, part in pairs}
+
+
+def _short(part: Hashable) -> str:
+    if isinstance(part, str):
+        return part
+    shown = "" if part is None else ", ".join(map(str, part)) if isinstance(part, tuple) else str(part)
+    return shown if len(shown) <= LONGEST else "#" + hashlib.sha256(shown.encode()).hexdigest()[:12]
 
 
 def group_index(keys: Sequence[Hashable]) -> list[int]:

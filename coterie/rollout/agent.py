@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any
@@ -61,6 +62,7 @@ class RecordingAgent:
         """
         conversation = [Message(role="user", content=messages)] if isinstance(messages, str) else list(messages)
         turn = await self._reply(self._prompt(conversation, self.chat), sampling)
+        turn.messages = conversation
         if turn.response_ids:
             self.history.append((conversation, turn))
         return turn
@@ -79,13 +81,13 @@ class RecordingAgent:
         seen = tuple(i for i, turn in enumerate(self.turns) if turn is not None)
         self.turns.append(None)
         self.requests += 1
-        fixed = self.fixed_turns.get((self.role, nth))
+        fixed, started = self.fixed_turns.get((self.role, nth)), time.time()
         if fixed is None:
             turn = await self._sample(prompt, nth, replace(self.player.sampling, **sampling))
         else:
             await asyncio.sleep(0)  # yield as sampling would, so that concurrent roles keep their order
             turn = self._replay(prompt, nth, fixed)
-        turn.seen = seen
+        turn.seen, turn.started, turn.ended = seen, round(started, 3), round(time.time(), 3)
         self.turns[index] = turn
         return turn
 

@@ -10,7 +10,7 @@ import torch
 from coterie.envs.base import SCORE
 from coterie.errors import UserError
 from coterie.rewards import TIMEOUTS
-from coterie.statistics import auc, mean
+from coterie.statistics import auc, mean, standard_error
 from coterie.types import Episode, Learner, Metrics, Turn
 
 
@@ -53,7 +53,19 @@ def rollout_metrics(episodes: Sequence[Episode]) -> Metrics:
         metrics[f"reward/{role}"] = mean([e.reward if turn.reward is None else turn.reward for e, turn in pairs])
         metrics[f"tokens/{role}"] = mean([len(turn.response_ids) for _, turn in pairs])
         metrics[f"truncated/{role}"] = mean([turn.stop == "length" for _, turn in pairs])
-    return metrics
+    return metrics | reward_errors(played)
+
+
+def reward_errors(episodes: Sequence[Episode]) -> Metrics:
+    """The standard errors of the mean rewards, in total and per role, with tasks as the unit: `stderr/reward…`."""
+    numbers: dict[str, dict[str, list[float]]] = {}
+    for episode in episodes:
+        numbers.setdefault("stderr/reward", {}).setdefault(episode.task.id, []).append(episode.reward)
+        for turn in episode.turns:
+            own = episode.reward if turn.reward is None else turn.reward
+            numbers.setdefault(f"stderr/reward/{turn.role}", {}).setdefault(episode.task.id, []).append(own)
+    errors = {name: standard_error(list(by_task.values())) for name, by_task in numbers.items()}
+    return {name: error for name, error in errors.items() if error is not None}
 
 
 def verifier_auc(episodes: Sequence[Episode]) -> Metrics:

@@ -74,6 +74,7 @@ def build(config: Config, folder: Path, console: bool = True, training: bool = T
     engine = build_engine(with_opponents, bases)
     learners = {n: build_learner(with_opponents, n, bases[n], algorithm, processes) for n in with_opponents.policies}
     collector = build_collector(config, env, engine, bases, processes)
+    log.chats = collector.chats
     factory = CriticFactory(with_saved_adapters(config, saved), algorithm, pool, bases, processes)
     return Run(
         config,

@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 from safetensors import SafetensorError
 
+from coterie.episode_files import episode_paths, step_of
 from coterie.errors import ModelError, UserError
 from coterie.files import (
     SUMS,
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 CRITIC = "critic"
 MODEL_HASHES = "model_hashes"  # in the memory of a run: of the verifiers that score it
 REWOUND = "rewound"  # in a run's folder
-NUMBERED = {"checkpoints": "", "episodes": ".jsonl", "counterfactuals": ".jsonl"}  # named by a step's number
+EPISODES = ("episodes", "counterfactuals", "eval")  # folders with a file per step
 
 
 class NoCheckpoint(UserError, FileNotFoundError):
@@ -221,12 +222,8 @@ def rewind(folder: Path, done: int) -> Path | None:
 
     `latest` is written last, so that a process killed before that repeats the rewind.
     """
-    later = [
-        path
-        for name, suffix in NUMBERED.items()
-        for path in numbered_paths(folder / name, suffix)
-        if int(path.name.split(".")[0]) > done
-    ]
+    numbered = [path for name in EPISODES for path in episode_paths(folder / name)]
+    later = [path for path in [*numbered_paths(folder / "checkpoints"), *numbered] if step_of(path) > done]
     rows = [row for row in read_rows(folder / "metrics.jsonl") if row["step"] > done]
     target = None
     if later or rows:

@@ -10,7 +10,7 @@ import socket
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
@@ -22,11 +22,17 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 from torch import Tensor
 
-from coterie.config.problems import ConfigError
 from coterie.console import Display, display
-from coterie.files import append_line, filter_rows, numbered_paths, reporting_write_errors, write_atomic
+from coterie.episode_files import SUFFIX, BadEpisodes, EpisodeFile, Row, episode_paths, step_of, write_episode_rows
+from coterie.files import WriteFailed, append_line, filter_rows, reporting_write_errors, write_atomic
+from coterie.models.chat import Chat
+from coterie.training.status import RunStatus, State, cause_of
+from coterie.training.token_strings import TokenStrings
 from coterie.training.user_files import WRITTEN_CONFIG
-from coterie.types import Episode, Metrics, Task, Turn
+from coterie.types import Episode, GroupStats, Metrics, Task, Turn
+
+TENSORS = ("old_logprobs", "ref_logprobs", "entropy", "values", "advantages", "returns", "movement")  # of a turn
+EPISODES, COUNTERFACTUALS, HELD_OUT = "episodes", "counterfactuals", "eval"  # folders of a run
 
 
 class StepLog:
@@ -37,8 +43,7 @@ class StepLog:
         self.display = display
         self.metrics: Metrics = {}
         self.seconds: defaultdict[str, float] = defaultdict(float)
-        self.played: Sequence[Episode] | None = None
-        self.counterfactuals: Sequence[Episode] = ()
+        self.played: dict[str, Sequence[Episode]] = {}  # by folder
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -58,9 +63,15 @@ class StepLog:
     def episodes(self, episodes: Sequence[Episode], counterfactuals: Sequence[Episode] = ()) -> None:
         """Store the episodes and their counterfactuals. They are written when the step ends, with
         the credit assigned until then."""
-        if self.played is not None:
+        if EPISODES in self.played:
             raise ValueError(f"episodes: those of step {self.step} were already logged")
-        self.played, self.counterfactuals = episodes, counterfactuals
+        self.played[EPISODES] = episodes
+        if counterfactuals:
+            self.played[COUNTERFACTUALS] = counterfactuals
+
+    def held_out(self, episodes: Sequence[Episode]) -> None:
+        """Store the episodes of an evaluation."""
+        self.played[HELD_OUT] = episodes
 
 
 class RunLog:
@@ -85,6 +96,9 @@ class RunLog:
         self.resumed_at: int | None = None
         self.sinks: list[Sink] = []
         self.evaluations: dict[int, float] = {}  # held-out reward by completed steps
+        self.chats: Mapping[str, Chat] = {}  # by policy; set once the models are loaded
+        self.token_strings: TokenStrings | None = None
+        self.status = RunStatus(folder / "status.json")
 
     def resume(self, done: int, evaluated: bool) -> list[dict[str, Any]]:
         """Drop what was logged after so many steps, which the run repeats; returns the remaining rows.
@@ -98,9 +112,9 @@ class RunLog:
         self.display.recall(rows)
         for row in rows:
             self._store_evaluation(int(row["step"]), row)
-        for name in ("episodes", "counterfactuals"):
-            for path in numbered_paths(self.folder / name, ".jsonl"):
-                if int(path.stem) > done:
+        for name, last in {EPISODES: done, COUNTERFACTUALS: done, HELD_OUT: until}.items():
+            for path in episode_paths(self.folder / name):
+                if step_of(path) > last:
                     path.unlink()
         return rows
 
@@ -122,6 +136,27 @@ class RunLog:
     def stopped(self, why: str) -> None:
         """The run was stopped by a signal, and is saved."""
         self.display.stopped(why)
+        self._write_status("stopped", why)
+
+    def finished(self) -> None:
+        """The run has done all its steps."""
+        self._write_status("finished")
+
+    @contextmanager
+    def recording_failure(self) -> Iterator[None]:
+        """Write to status.json why the block raised."""
+        with ExitStack() as stack:
+            stack.push(self._failed)
+            yield
+
+    def _failed(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if error is not None:
+            with suppress(WriteFailed):  # on a full disk `error` is the one to report
+                self._write_status("failed", cause_of(error))
+
+    def _write_status(self, state: State, cause: str | None = None) -> None:
+        if self.sinks:  # a log that has written nothing else writes no status
+            self.status.write(state, cause)
 
     def close(self) -> None:
         """Close the console, TensorBoard's file and the W&B run."""
@@ -134,6 +169,8 @@ class RunLog:
         for name, content in (self.copies | {WRITTEN_CONFIG: self.config_yaml.encode()}).items():
             write_atomic(self.folder / name, content)
         write_atomic(self.folder / "config.yaml", self.config_yaml)
+        self.token_strings = TokenStrings(self.folder / "tokens.jsonl", self.chats)
+        self.status.write("running")
         self.sinks = [self.display, TensorBoard(self.folder / "tensorboard", self.resumed_at)]
         if self.wandb_module:
             self.sinks.append(WeightsAndBiases(self.wandb_module, self.wandb_project, self.folder, self.config_yaml))
@@ -143,10 +180,21 @@ class RunLog:
             self.evaluations[step] = metrics["eval/reward"]
 
     def _write_episodes(self, log: StepLog) -> None:
-        for name, played in (("episodes", log.played), ("counterfactuals", log.counterfactuals or None)):
-            if played is not None:
-                lines = "".join(episode_to_json(episode) + "\n" for episode in played)
-                write_atomic(self.folder / name / f"{log.step:06d}.jsonl", lines)
+        for name, played in log.played.items():
+            if self.token_strings is not None:
+                self.token_strings.add(played)
+            rows = [episode_row(episode) for episode in played]
+            self._add_prompts(rows)
+            write_episode_rows(self.folder / name / f"{log.step:06d}{SUFFIX}", rows)
+
+    def _add_prompts(self, rows: Sequence[Row]) -> None:
+        """Add the text of every turn's prompt; a prompt that several share is decoded once."""
+        texts: dict[tuple[str, tuple[int, ...]], str | None] = {}
+        for turn in (turn for row in rows for turn in row["turns"]):
+            key = turn["policy"], turn["prompt_ids"]
+            if key not in texts and self.token_strings is not None:
+                texts[key] = self.token_strings.prompt(*key)
+            turn["prompt"] = texts.get(key)
 
     def _write(self, log: StepLog) -> None:
         self._write_episodes(log)
@@ -245,32 +293,34 @@ def import_wandb() -> ModuleType:
         raise ModuleNotFoundError(f"log.wandb needs wandb, which is not installed: {fix}") from missing
 
 
-def episode_to_json(episode: Episode) -> str:
-    """An episode with its task and turns as one line of JSON.
+def episode_row(episode: Episode) -> Row:
+    """An episode with its task and turns as values that JSON has.
 
     Token ids and log-probs are exact; tensors have six digits. In answers and meta, keys become strings, tuples become
     lists, and values that JSON does not have become strings.
     """
     task = vars(episode.task) | {"answer": jsonable(episode.task.answer), "meta": jsonable(episode.task.meta)}
-    turns = [
-        {name: rounded(value) if isinstance(value, Tensor) else value for name, value in vars(turn).items()}
-        for turn in episode.turns
-    ]
-    record = vars(episode) | {"task": task, "turns": turns, "answer": jsonable(episode.answer)}
-    return json.dumps(record, default=float)  # rewards may be numpy numbers
+    turns = [_turn_row(turn) for turn in episode.turns]
+    return vars(episode) | {"task": task, "turns": turns, "answer": jsonable(episode.answer)}
+
+
+def _turn_row(turn: Turn) -> Row:
+    tensors = {name: rounded(value) for name in TENSORS if isinstance(value := getattr(turn, name), Tensor)}
+    group = None if turn.group is None else vars(turn.group)
+    return vars(turn) | tensors | {"group": group, "messages": jsonable(turn.messages)}
 
 
 def read_episodes(path: Path) -> list[Episode]:
-    """The stored episodes of one step."""
-    lines = enumerate(path.read_text().split("\n"), start=1)
-    return [_read(line, f"{path}, line {number}") for number, line in lines if line]
+    """The stored episodes of one step, as they were played; also of runs of earlier versions."""
+    file = EpisodeFile(path)
+    return [_read(file.row(line), f"{path}, line {line + 1}") for line in range(len(file))]
 
 
-def _read(line: str, where: str) -> Episode:
+def _read(row: Row, where: str) -> Episode:
     try:
-        return _episode(json.loads(line))
-    except (json.JSONDecodeError, TypeError, KeyError) as error:
-        raise ConfigError(f"{where}: not a stored episode, or damaged ({error})") from error
+        return _episode(row)
+    except (TypeError, KeyError) as error:
+        raise BadEpisodes(f"{where}: not a stored episode, or damaged ({error})") from error
 
 
 def jsonable(value: Any) -> Any:
@@ -294,7 +344,8 @@ def _episode(row: dict[str, Any]) -> Episode:
 
 
 def _turn(row: dict[str, Any]) -> Turn:
+    known = {name: value for name, value in row.items() if name != "prompt"}
     exact = {name: tuple(row[name]) for name in ("prompt_ids", "response_ids", "logprobs", "seen")}
-    credit = ("old_logprobs", "ref_logprobs", "entropy", "values", "advantages", "returns")
-    judged = {name: torch.tensor(row[name]) for name in credit if row[name] is not None}
-    return Turn(**row | exact | judged)
+    tensors = {name: torch.tensor(row[name]) for name in TENSORS if row.get(name) is not None}
+    group = {"group": GroupStats(**row["group"])} if row.get("group") else {}
+    return Turn(**known | exact | tensors | group)

@@ -11,7 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from coterie.algorithms.base import Algorithm
-from coterie.algorithms.turn_filters import clear_dropped_advantages, count_silent, drop_other_rounds, drop_stale
+from coterie.algorithms.turn_filters import (
+    clear_dropped_advantages,
+    count_silent,
+    drop_other_rounds,
+    drop_stale,
+    explain_left_out,
+)
 from coterie.config import Config
 from coterie.credit.base import Credit
 from coterie.engines.router import Router
@@ -29,6 +35,7 @@ from coterie.training import checkpoint, collapse, opponents
 from coterie.training.log import RunLog, StepLog
 from coterie.training.signals import signal_name, stop_after_step
 from coterie.training.tasks import TaskStream
+from coterie.training.token_record import measure_movement, recording_tokens
 from coterie.types import Episode, Metrics, Task, ValueEstimator
 
 SAMPLED = "sampled_tokens"  # in a run's memory: the tokens sampled in training so far
@@ -97,7 +104,7 @@ class Run:
 def train(run: Run) -> None:
     """Train to the last step, or until Ctrl-C, SIGTERM or SIGHUP."""
     config = run.config
-    with stop_after_step(run):
+    with stop_after_step(run), run.log.recording_failure():
         evaluate_if_due(run)
         while not run.finished and not should_stop(run):
             with run.log.step(run.step + 1) as log:
@@ -111,6 +118,8 @@ def train(run: Run) -> None:
             checkpoint.save(run)
             run.signal = max(run.processes.all_gather([run.signal]))
             run.log.stopped(signal_name(run.signal))
+        elif run.finished:
+            run.log.finished()
     run.stopping = should_stop(run)  # a barrier: no process exits before the first one has written everything
 
 
@@ -155,13 +164,16 @@ def training_step(run: Run, log: StepLog) -> None:
     with log.phase("update"):
         for learner in run.learners.values():
             learner.schedule_lr(run.step)
-        if algorithm.trains_policies(run.step):
-            log.add(algorithm.update(run.learners, make_batches(played), run.rng, run.step))
+        with recording_tokens(run.learners, played) as before:
+            if algorithm.trains_policies(run.step):
+                log.add(algorithm.update(run.learners, make_batches(played), run.rng, run.step))
         if run.critic is not None:
             log.add(run.critic.fit(played, run.step))
         for policy, learner in run.learners.items():
             run.engine.weights_changed(policy, learner.version)
         log.add(opponents.snapshot_if_due(run.config, run.step, run.memory, run.learners, run.engine))
+    with log.phase("record"):
+        measure_movement(run.learners, played, before, run.step)
     collapse_metrics, warnings = collapse.watch(run.config, run.memory, played, log.metrics)
     log.add(collapse_metrics)
     for line in warnings if run.processes.is_main else ():
@@ -196,6 +208,7 @@ def assign_credit(run: Run, played: list[Episode], counterfactuals: dict[str, Ep
     metrics |= run.credit.assign(played, counterfactuals, team_chain=algorithm.chain == "team")
     metrics |= algorithm.compute_advantages(played, run.memory)
     clear_dropped_advantages(played)
+    explain_left_out(played, run.learners)
     return metrics | count_silent(played, run.config.roles)
 
 
@@ -229,6 +242,7 @@ def run_evaluation(run: Run, log: StepLog) -> None:
         report = evaluate(run.collector, run.held_out, run.config.eval.episodes_per_task, players, seed)
         run.engine.clear()
     log.add({f"eval/{name}": value for name, value in report.metrics.items()})
+    log.held_out(report.episodes)
     if run.best is None or report.metrics["reward"] > run.best:
         run.best = report.metrics["reward"]
         if run.keeps_best:

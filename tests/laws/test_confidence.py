@@ -137,7 +137,7 @@ def test_a_team_trains_with_a_gain(gain: str, model_folder: Callable[[str], Path
     run = trained(tree, tmp_path / "gain")
     plain = trained(tree | {"algorithm": "grpo"}, tmp_path / "plain")
     assert run.learners["left"].version == 1
-    stored, without = (read_episodes(r.folder / "episodes" / "000001.jsonl") for r in (run, plain))
+    stored, without = (read_episodes(r.folder / "episodes" / "000001.jsonl.gz") for r in (run, plain))
     assert [t.response_ids for e in stored for t in e.turns] == [t.response_ids for e in without for t in e.turns]
     one, other = (torch.cat([p.flatten() for p in r.learners["left"].parameters().values()]) for r in (run, plain))
     assert not torch.equal(one, other)

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from coterie.config import load
+from coterie.episode_files import EpisodeFile
 from coterie.training.build import build
 from coterie.training.loop import train
 from coterie.training.user_files import UserFileCopies
@@ -147,8 +148,7 @@ def test_a_reward_of_one_s_own_is_held_for_the_processes_that_grade(
     stdout_of("eval", run, "--no-baselines", "--json", tmp_path / "numbers.json")
     (report,) = json.loads((tmp_path / "numbers.json").read_text())["reports"].values()
     assert report["failed"] == 0
-    lines = Path(run / "episodes" / "000001.jsonl").read_text().splitlines()
-    assert any(json.loads(line)["reward"] > 0 for line in lines)
+    assert any(row["reward"] > 0 for row in EpisodeFile(run / "episodes" / "000001.jsonl.gz").rows())
     changes = tmp_path / "changes.jsonl"
     stdout_of("replay", run, "reward={name: compose, parts: [{name: code/0/reward.py:vowels}]}", "--out", changes)
     judged = [json.loads(line) for line in changes.read_text().splitlines()]

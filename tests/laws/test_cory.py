@@ -127,7 +127,9 @@ def cory_config(model: Path, **changes: Any) -> dict[str, Any]:
 def test_swapped_policies_speak_and_learn_in_each_other_s_seats(model_folder: Folder, tmp_path: Path) -> None:
     run = trained(cory_config(model_folder("llama")), tmp_path)
     for step in range(1, 5):
-        players = {(t.role, t.policy) for e in read_episodes(tmp_path / f"episodes/{step:06d}.jsonl") for t in e.turns}
+        players = {
+            (t.role, t.policy) for e in read_episodes(tmp_path / f"episodes/{step:06d}.jsonl.gz") for t in e.turns
+        }
         straight = {("left", "left"), ("right", "right")}
         assert players == (straight if step <= 2 else {("left", "right"), ("right", "left")})
     assert run.learners["left"].version == run.learners["right"].version == 4
@@ -215,7 +217,7 @@ def test_cory_s_own_workflow_trains_on_the_sum_of_both_answers(model_folder: Fol
         tmp_path,
     )
     for step in range(2):
-        for played in read_episodes(tmp_path / f"episodes/{step + 1:06d}.jsonl"):
+        for played in read_episodes(tmp_path / f"episodes/{step + 1:06d}.jsonl.gz"):
             own = [t.reward or 0.0 for t in played.turns]
             assert played.reward == pytest.approx(sum(own) / 2)
             assert [t.credit for t in played.turns] == pytest.approx([sum(own)] * 2)

@@ -545,7 +545,7 @@ def test_a_debate_in_which_every_answer_is_graded_trains_on_own_rewards(
         "reward": f"{tmp_path}/vowels.py:vowels",
     }
     trained(tree, tmp_path)
-    episodes = read_episodes(tmp_path / "episodes" / "000001.jsonl")
+    episodes = read_episodes(tmp_path / "episodes" / "000001.jsonl.gz")
     assert len({t.reward for e in episodes for t in e.turns}) > 4 and len(episodes[0].turns) == 4
     before = [[t.credit for t in e.turns] for e in episodes]
     BY_NAME[credit].assign(episodes, {}, team_chain=False)

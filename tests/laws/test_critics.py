@@ -294,7 +294,7 @@ def test_a_role_absent_from_some_episodes_is_handled_and_counted(
     tree = config(model_folder("llama"), kind) | {"steps": 1, "workflow": f"{Path(__file__)}:Sometimes"}
     run = started(tree | {"tasks_per_step": 4}, tmp_path)
     train(run)
-    played = read_episodes(tmp_path / "episodes" / "000001.jsonl")
+    played = read_episodes(tmp_path / "episodes" / "000001.jsonl.gz")
     alone = sum(len(e.turns) == 1 for e in played)
     assert 0 < alone < len(played)
     assert (logged(run)[0]["absent/left"], logged(run)[0]["absent/right"]) == (0.0, alone)
@@ -447,5 +447,5 @@ def test_a_user_s_algorithm_with_values_is_one_file_and_no_ppo(kind: str, model_
         assert critics(run).critics["both"].learner.version == 2 * SMALL["steps"]
     else:
         assert run.critic is None and all(learner.value_head is not None for learner in run.learners.values())
-    episodes = read_episodes(tmp_path / "run" / "episodes" / "000002.jsonl")
+    episodes = read_episodes(tmp_path / "run" / "episodes" / "000002.jsonl.gz")
     assert any(float(t.values.abs().max()) > 0 for e in episodes for t in e.turns if t.values is not None)

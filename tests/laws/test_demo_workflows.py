@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from coterie.episode_files import EpisodeFile
 from tests.runs import trained
 from tests.teams import parts, written
 
@@ -41,7 +42,7 @@ def test_two_steps_on_real_weights(workflow: str, tmp_path: Path) -> None:
     run = trained(tree, tmp_path / "run")
     rows = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
     assert all(math.isfinite(value) for row in rows for value in row.values())
-    episodes = [json.loads(line) for line in (run.folder / "episodes" / "000001.jsonl").read_text().splitlines()]
+    episodes = EpisodeFile(run.folder / "episodes" / "000001.jsonl.gz").rows()
     assert {turn["role"] for episode in episodes for turn in episode["turns"]} == set(roles)
     assert run.learners["both"].version == 2
 
@@ -67,8 +68,8 @@ def test_a_team_takes_two_steps_on_real_weights(team: str, tmp_path: Path) -> No
     run = trained(tree, tmp_path / "run")
     rows = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
     assert all(math.isfinite(value) for row in rows for value in row.values())
-    files = sorted((run.folder / "episodes").glob("*.jsonl"))
-    turns = [turn for file in files for line in file.read_text().splitlines() for turn in json.loads(line)["turns"]]
+    files = sorted((run.folder / "episodes").glob("*.jsonl.gz"))
+    turns = [turn for file in files for row in EpisodeFile(file).rows() for turn in row["turns"]]
     assert set(speaking) <= {turn["role"] for turn in turns} <= {*speaking, *others}
     assert all(turn["reward"] is not None for turn in turns), "every role is judged by what it did"
     assert run.learners["all"].version == 2

@@ -103,7 +103,7 @@ def test_turns_of_one_round_are_compared_with_that_round_alone(model_folder: Fol
     tree["workflow"] |= {"rounds": 3}
     trained(tree, tmp_path)
     sums: dict[Any, float] = {}
-    for path in sorted((tmp_path / "episodes").glob("*.jsonl")):
+    for path in sorted((tmp_path / "episodes").glob("*.jsonl.gz")):
         for stored in read_episodes(path):
             for said in (t for t in stored.turns if t.advantages is not None and len(t.advantages)):
                 key = path.name, stored.task.id, said.role

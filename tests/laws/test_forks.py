@@ -211,7 +211,7 @@ def test_in_the_naming_game_credit_is_what_the_team_s_reward_would_lack(
 ) -> None:
     """Nobody who says nothing names a letter, and nobody hears the last to speak."""
     trained(naming_config(model_folder("llama"), steps=1, credit={"name": "difference", "by": by}), tmp_path)
-    episodes = read_episodes(tmp_path / "episodes" / "000001.jsonl")
+    episodes = read_episodes(tmp_path / "episodes" / "000001.jsonl.gz")
     assert len({e.reward for e in episodes}) > 1
     for left, right, reward in ((e.turns[0], e.turns[1], e.reward) for e in episodes):
         assert left.credit is not None and right.credit is not None

@@ -176,7 +176,7 @@ def test_a_role_absent_from_some_episodes_is_handled_and_counted_by_every_algori
         own["algorithm"] = tree["algorithm"] | {"warmup": 1}  # so that the second step is judged by utilities
     run = trained(tree | own, tmp_path)
     for row in [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()][:2]:
-        played = read_episodes(tmp_path / "episodes" / f"{row['step']:06}.jsonl")
+        played = read_episodes(tmp_path / "episodes" / f"{row['step']:06}.jsonl.gz")
         spoke = [{turn.role for turn in episode.turns} for episode in played]
         assert 0 < sum("right" in there for there in spoke) < sum("left" in there for there in spoke) < len(spoke)
         for role in ("left", "right"):

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from coterie.config import ConfigError
+from coterie.episode_files import EpisodeFile
 from coterie.learners.distributed import Processes
 from coterie.training.loop import Run
 from coterie.training.placement import check_devices
@@ -65,8 +66,7 @@ def weights(folder: Path, rank: int) -> dict[str, dict[str, torch.Tensor]]:
 
 
 def tokens(folder: Path) -> list[Any]:
-    lines = [line for path in sorted((folder / "episodes").glob("*")) for line in path.read_text().splitlines()]
-    episodes = [json.loads(line) for line in lines]
+    episodes = [row for path in sorted((folder / "episodes").glob("*")) for row in EpisodeFile(path).rows()]
     return [(e["id"], e["reward"], [turn["response_ids"] for turn in e["turns"]]) for e in episodes]
 
 

@@ -32,7 +32,7 @@ def test_a_packed_run_goes_on_elsewhere_to_the_bit(packed: Path, model_folder: F
     (tmp_path / "here").rename(tmp_path / "gone")
     run = unpack(packed, tmp_path / "there")
     assert run == tmp_path / "there" / "run"
-    for early in sorted((straight.folder / "episodes").glob("*.jsonl"))[:2]:
+    for early in sorted((straight.folder / "episodes").glob("*.jsonl.gz"))[:2]:
         early.unlink()  # episodes that were played before are not packed
     assert_same_run(resumed(tree, run), straight)
 

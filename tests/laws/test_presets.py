@@ -260,7 +260,7 @@ def test_a_policy_that_is_still_its_reference_loses_nothing_for_leaving_it(
     tree = naming_config(model_folder("llama"), steps=1, algorithm={"name": "reinforce++", "kl": 1000.0})
     tree["env"] = tree["env"] | {"letters": {"left": "never said", "right": "never said"}}
     run = trained(tree, tmp_path)
-    episodes = read_episodes(run.folder / "episodes" / "000001.jsonl")
+    episodes = read_episodes(run.folder / "episodes" / "000001.jsonl.gz")
     assert {x for e in episodes for t in e.turns for x in t.advantages.tolist()} == {0.0}
     assert any(list(t.logprobs) != t.ref_logprobs.tolist() for e in episodes for t in e.turns)
 

@@ -145,7 +145,7 @@ def test_turns_that_a_workflow_judged_are_judged_again_under_another_reward(refi
 
 
 def test_the_same_reward_gives_every_turn_what_it_had(refined: Path) -> None:
-    stored = [turn.reward for e in read_episodes(refined / "episodes" / "000001.jsonl") for turn in e.turns]
+    stored = [turn.reward for e in read_episodes(refined / "episodes" / "000001.jsonl.gz") for turn in e.turns]
     assert [turn.reward for turn in judged_by(refined, "reward=exact")] == stored
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from coterie.episode_files import EpisodeFile, Row
 from coterie.files import FolderInUse, exclusive_lock
 from coterie.games.naming import Naming
 from coterie.training import checkpoint
@@ -77,8 +78,12 @@ def metrics(folder: Path) -> list[dict[str, float]]:
     ]
 
 
-def episodes(folder: Path) -> dict[str, str]:
-    return {path.name: path.read_text() for path in sorted((folder / "episodes").glob("*.jsonl"))}
+def episodes(folder: Path) -> dict[str, list[Row]]:
+    """All that was stored, but for what a clock says."""
+    files = {path.name: EpisodeFile(path).rows() for path in sorted((folder / "episodes").glob("*.jsonl.gz"))}
+    for turn in (turn for rows in files.values() for row in rows for turn in row["turns"]):
+        del turn["started"], turn["ended"]
+    return files
 
 
 def assert_same_run(one: Run, other: Run) -> None:
@@ -219,7 +224,7 @@ def test_what_was_saved_after_the_point_of_going_on_is_forgotten(model_folder: F
     run = started(config(model_folder("llama"), steps=2), stopped)
     checkpoint.resume(run)
     assert run.step == 1 and [row["step"] for row in metrics(stopped)] == [0, 1]
-    assert list(episodes(stopped)) == ["000001.jsonl"]
+    assert list(episodes(stopped)) == ["000001.jsonl.gz"]
     assert not (stopped / "checkpoints" / "000002").exists()
 
 
@@ -237,7 +242,7 @@ def test_the_same_run_under_another_concurrency_samples_the_same_tokens(model_fo
 
     def tokens(name: str, **changes: Any) -> list[Any]:
         run = trained(tree | changes, tmp_path / name)
-        lines = [json.loads(line) for text in episodes(run.folder).values() for line in text.splitlines()]
+        lines = [row for rows in episodes(run.folder).values() for row in rows]
         return [(line["id"], [turn["response_ids"] for turn in line["turns"]]) for line in lines]
 
     wide = tokens("wide")

@@ -13,7 +13,7 @@ from coterie.config.registry import BUILTIN, find
 PACKAGE = Path(__file__).parents[2] / "coterie"
 ORDER = (
     # Words and small tools that everything may use.
-    *("types", "errors", "seeds", "files", "limits", "statistics", "user_code", "watchdog"),
+    *("types", "errors", "seeds", "files", "episode_files", "limits", "statistics", "user_code", "watchdog"),
     *("prompts", "console"),
     # The mathematics.
     *("rl", "algorithms", "credit"),
@@ -24,7 +24,7 @@ ORDER = (
     *("kernels", "models", "engines", "learners"),
     # What runs teams.
     *("rollout", "evaluation", "training", "check", "analysis", "verifier"),
-    *("compat", "games", "bench"),
+    *("compat", "games", "bench", "view"),
     # What people touch.
     *("decorators", "api_config", "cli", "api", "rllm", "__main__", "__init__"),
 )

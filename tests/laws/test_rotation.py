@@ -132,7 +132,7 @@ def test_only_turns_of_the_round_whose_turn_it_is_are_learned_from(
     tree["sampling"] = {"max_tokens": 3}
     trained(tree, tmp_path)
     for step in range(5):
-        turns = [t for e in read_episodes(tmp_path / f"episodes/{step + 1:06d}.jsonl") for t in e.turns]
+        turns = [t for e in read_episodes(tmp_path / f"episodes/{step + 1:06d}.jsonl.gz") for t in e.turns]
         learned = {t.round for t in turns if t.advantages is not None}
         assert learned == {step // 2 % 3}
         assert {t.round for t in turns} == {0, 1, 2}
@@ -152,7 +152,7 @@ def test_a_role_may_have_a_policy_for_its_first_turn_and_one_for_later_turns(
 ) -> None:
     tree = rounds_config(model_folder("llama"), steps=2, roles={"left": {"policy": ["left", "right"]}, "right": "left"})
     run = trained(tree, tmp_path)
-    for played in read_episodes(tmp_path / "episodes/000002.jsonl"):
+    for played in read_episodes(tmp_path / "episodes/000002.jsonl.gz"):
         assert [t.policy for t in played.turns if t.role == "left"] == ["left", "right", "right"]
         assert [t.policy for t in played.turns if t.role == "right"] == ["left"] * 3
         first, second, _ = (t for t in played.turns if t.role == "left")
@@ -185,7 +185,7 @@ def test_policies_of_a_role_with_another_tokenizer_read_the_conversation_anew(
     tree["policies"] |= {"right": tree["policies"]["right"] | {"model": str(model_folder("gemma3"))}}
     run = trained(tree, tmp_path)
     tokenizer = run.learners["right"].base.tokenizer
-    for played in read_episodes(tmp_path / "episodes/000001.jsonl"):
+    for played in read_episodes(tmp_path / "episodes/000001.jsonl.gz"):
         first, second, _ = (t for t in played.turns if t.role == "left")
         assert second.policy == "right"
         assert first.text in tokenizer.decode(list(second.prompt_ids))

@@ -175,8 +175,8 @@ def test_a_run_is_not_saved_into_a_folder_that_somebody_made(model: Path, tmp_pa
 
 
 def test_copies_of_episodes_are_left_alone(run: Path) -> None:
-    copy = run / "episodes" / "000002 (copy).jsonl"
-    shutil.copy(run / "episodes" / "000002.jsonl", copy)
+    copy = run / "episodes" / "000002 (copy).jsonl.gz"
+    shutil.copy(run / "episodes" / "000002.jsonl.gz", copy)
     stdout_of("train", "--resume", run, "steps=3")
     assert copy.is_file() and "turns" in stdout_of("replay", run)
 

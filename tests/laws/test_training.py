@@ -45,7 +45,9 @@ def moved(before: dict[str, Tensor], after: dict[str, Tensor]) -> float:
 
 def said(run: Run, policy: str, step: int = 1) -> Batch:
     """What a policy said in one step, as a batch."""
-    return make_batches(read_episodes(run.folder / "episodes" / f"{step:06d}.jsonl"), require_advantages=False)[policy]
+    return make_batches(read_episodes(run.folder / "episodes" / f"{step:06d}.jsonl.gz"), require_advantages=False)[
+        policy
+    ]
 
 
 def changed(tree: dict[str, Any], policy: str, **fields: Any) -> dict[str, Any]:
@@ -106,7 +108,7 @@ def test_sampler_and_learner_agree_at_every_step(
     run = trained(tree, tmp_path)
     for policy in ("left", "right"):
         assert max(metrics(run, f"{policy}/logprob_gap_max")) < 1e-4
-    versions = {t.version for e in read_episodes(tmp_path / "episodes" / "000003.jsonl") for t in e.turns}
+    versions = {t.version for e in read_episodes(tmp_path / "episodes" / "000003.jsonl.gz") for t in e.turns}
     assert versions == {4}  # two optimiser steps in each of the two steps before
 
 
@@ -207,7 +209,7 @@ def test_the_metrics_that_everybody_looks_for_are_there_for_every_policy(
         assert all(0 <= row[f"{policy}/clip_fraction"] <= 1 for row in rows)
     if where is not None:
         assert all(row["left/kl"] > 0 for row in rows)  # the second optimiser step finds that the first has moved it
-    stored = read_episodes(sorted((tmp_path / "episodes").glob("*.jsonl"))[-1])
+    stored = read_episodes(sorted((tmp_path / "episodes").glob("*.jsonl.gz"))[-1])
     left = [t for e in stored for t in e.turns if t.policy == "left"]
     tokens = torch.cat([t.advantages for t in left]).double()
     last = rows[-1]
@@ -261,7 +263,7 @@ def test_two_architectures_with_tokenizers_of_their_own_train_in_one_team(model_
     for policy in ("left", "right"):
         assert moved(before[policy], weights(run, policy)) > 1e-3
         assert max(metrics(run, f"{policy}/logprob_gap_max")) < 1e-4
-    for played in read_episodes(run.folder / "episodes" / "000002.jsonl"):
+    for played in read_episodes(run.folder / "episodes" / "000002.jsonl.gz"):
         left, right = played.turns
         assert left.text in run.learners["right"].base.tokenizer.decode(list(right.prompt_ids))
         assert all(turn.text == chats[turn.policy].text(turn.response_ids) for turn in played.turns)
@@ -279,7 +281,7 @@ def test_a_run_in_which_too_much_fails_stops_and_keeps_what_was_played(model_fol
     with pytest.raises(TooManyFailures, match=r"8 of 8 episodes failed \(8 KeyError\)(.|\n)*KeyError: 'right'"):
         trained(tree, tmp_path)
     assert not (tmp_path / "metrics.jsonl").exists()
-    failed = read_episodes(tmp_path / "episodes" / "000001.jsonl")
+    failed = read_episodes(tmp_path / "episodes" / "000001.jsonl.gz")
     assert len(failed) == 8 and all("KeyError: 'right'" in (episode.error or "") for episode in failed)
 
 

@@ -232,7 +232,7 @@ def test_trees_train_and_resume_exactly(name: str, model_folder: Callable[[str],
 
 def test_sampled_siblings_read_the_very_same_tokens(model_folder: Callable[[str], Path], tmp_path: Path) -> None:
     run = trained(tree_config(model_folder("llama"), name="at_grpo", siblings=3) | {"steps": 1}, tmp_path)
-    episodes = read_episodes(run.folder / "episodes" / "000001.jsonl")
+    episodes = read_episodes(run.folder / "episodes" / "000001.jsonl.gz")
     by_id = {e.id: e for e in episodes}
     groups: dict[tuple[str, str, int], list[Turn]] = {}
     for played, place, spoken in trained_turns(episodes):

@@ -198,7 +198,7 @@ def test_resuming_goes_on_to_the_new_last_step(tmp_path: Path, tiny_model: Path)
     printed = stdout_of("train", "--resume", tmp_path / "game", "steps=2", "eval.tasks=3")
     assert "resuming after step 1" in printed
     assert [row["step"] for row in metrics(tmp_path / "game")] == [1, 2, 2]
-    assert len(read_episodes(tmp_path / "game" / "episodes" / "000002.jsonl")) == 12
+    assert len(read_episodes(tmp_path / "game" / "episodes" / "000002.jsonl.gz")) == 12
 
 
 def test_the_untrained_team_of_a_resumed_run_is_the_one_it_began_with(

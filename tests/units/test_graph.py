@@ -26,6 +26,7 @@ from coterie.config import Config, ConfigError, dump, load
 from coterie.config.conflicts import check_conflicts
 from coterie.config.registry import user_module
 from coterie.credit.base import Credit
+from coterie.episode_files import EpisodeFile
 from coterie.models.chat import Chat
 from coterie.rollout.agent import Player
 from coterie.rollout.collector import Collector
@@ -710,11 +711,8 @@ def weights(run: Run) -> dict[str, torch.Tensor]:
 
 def sampled(folder: Path) -> list[Any]:
     """Every id of every turn, in the order of play."""
-    lines = [line for path in sorted((folder / "episodes").glob("*.jsonl")) for line in path.read_text().splitlines()]
-    return [
-        [(t["role"], t["prompt_ids"], t["response_ids"], t["trainable"]) for t in json.loads(line)["turns"]]
-        for line in lines
-    ]
+    rows = [row for path in sorted((folder / "episodes").glob("*.jsonl.gz")) for row in EpisodeFile(path).rows()]
+    return [[(t["role"], t["prompt_ids"], t["response_ids"], t["trainable"]) for t in row["turns"]] for row in rows]
 
 
 def test_two_agents_train_in_turn_and_a_resumed_run_is_the_same_run(model_folder: Folder, tmp_path: Path) -> None:

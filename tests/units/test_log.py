@@ -23,8 +23,8 @@ import torch
 from rich.live import Live
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from coterie.config import ConfigError
 from coterie.console import LivePanel, plain_line, sparkline, table
+from coterie.episode_files import BadEpisodes, EpisodeFile
 from coterie.files import WriteFailed, append_line, atomic_folder, filter_rows, remove_folder, write_atomic
 from coterie.rewards import TIMEOUTS
 from coterie.training.log import RunLog, TensorBoard, read_episodes
@@ -196,7 +196,7 @@ def test_of_a_step_that_fails_only_what_was_played_is_kept(tmp_path: Path) -> No
         log.episodes([Episode("a", Task("t", "?", 1), 0)])
         raise KeyError
     assert [row["step"] for row in rows(tmp_path)] == [0]
-    assert [episode.id for episode in read_episodes(tmp_path / "episodes" / "000001.jsonl")] == ["a"]
+    assert [episode.id for episode in read_episodes(tmp_path / "episodes" / "000001.jsonl.gz")] == ["a"]
     assert scalars(tmp_path, "reward") == {0: 1.0}
 
 
@@ -216,7 +216,7 @@ def test_a_process_killed_within_a_step_leaves_the_steps_before_it(tmp_path: Pat
         tmp_path,
     )
     assert [row["step"] for row in rows(tmp_path)] == [0]
-    assert names(tmp_path / "episodes") == ["000000.jsonl"]
+    assert names(tmp_path / "episodes") == ["000000.jsonl.gz"]
     assert scalars(tmp_path, "reward") == {0: 0.0}
 
 
@@ -245,7 +245,7 @@ def test_episodes_come_back_as_they_were_played(tmp_path: Path) -> None:
     with run_log(tmp_path).step(12) as log:
         log.episodes([played, failed])
         judged.returns = torch.zeros(3)  # credit comes after the episodes were handed over
-    back, other = read_episodes(tmp_path / "episodes" / "000012.jsonl")
+    back, other = read_episodes(tmp_path / "episodes" / "000012.jsonl.gz")
 
     assert back.turns[0] == spoken()
     second = back.turns[1]
@@ -272,10 +272,11 @@ def test_episodes_of_an_older_run_have_no_prompt_texts_and_can_be_read(tmp_path:
 def test_a_damaged_episode_is_named_by_its_file_and_line(damage: Callable[[str], str], tmp_path: Path) -> None:
     with run_log(tmp_path).step(0) as log:
         log.episodes([Episode(f"t/{i}", Task("t", "?", None), i) for i in range(3)])
-    path = tmp_path / "episodes" / "000000.jsonl"
-    first, second, third = path.read_text().splitlines()
+    rows = EpisodeFile(tmp_path / "episodes" / "000000.jsonl.gz").rows()
+    first, second, third = map(json.dumps, rows)
+    path = tmp_path / "000000.jsonl"  # as earlier versions stored them
     path.write_text("\n".join([first, damage(second), third, ""]))
-    with pytest.raises(ConfigError, match=r"000000\.jsonl, line 2: not a stored episode, or damaged"):
+    with pytest.raises(BadEpisodes, match=r"000000\.jsonl, line 2: not a stored episode, or damaged"):
         read_episodes(path)
 
 
@@ -292,7 +293,7 @@ def test_resuming_forgets_the_steps_that_are_done_again(tmp_path: Path) -> None:
     again = run_log(tmp_path)
     again.resume(2, evaluated=False)
     assert [row["step"] for row in rows(tmp_path)] == [1, 2]
-    assert names(tmp_path / "episodes") == ["000001.jsonl", "000002.jsonl"]
+    assert names(tmp_path / "episodes") == ["000001.jsonl.gz", "000002.jsonl.gz"]
     with again.step(3) as log:
         log.add({"reward": 20.0})
     again.close()

@@ -60,7 +60,7 @@ def test_a_template_without_a_system_role_is_told_and_its_text_goes_to_the_user(
     assert result.exit_code == 0, result.stderr
     told = [line for line in result.stderr.splitlines() if "without a system role" in line]
     assert len(told) == 1 and told[0].endswith("system texts go into the first user message")
-    (file,) = (tmp_path / "game" / "episodes").glob("*.jsonl")
+    (file,) = (tmp_path / "game" / "episodes").glob("*.jsonl.gz")
     turn = next(turn for turn in read_episodes(file)[0].turns if turn.role == "actor")
     read = load_tokenizer(bare).decode(list(turn.prompt_ids))
     assert str(read).startswith("<|im_start|>user\nAnswer with one word.\n\n")

@@ -24,6 +24,7 @@ from coterie.cli import report
 from coterie.cli.run import check_config
 from coterie.console import plain_line, reward_table
 from coterie.envs.base import attach_reward
+from coterie.episode_files import EpisodeFile
 from coterie.errors import UserError
 from coterie.evaluation.evaluate import evaluate
 from coterie.rewards.verifier import VerifierSource, open_source, scores_of
@@ -81,7 +82,7 @@ def test_a_run_is_rewarded_by_one_verifier_in_its_process(
     tree = config_of(tmp_path, model_folder("llama"), {"run": str(verifier_run), "labels": "number"})
     run = trained(tree, tmp_path)
     assert len(loaded) == 1
-    episodes = [json.loads(line) for line in (tmp_path / "episodes" / "000001.jsonl").read_text().splitlines()]
+    episodes = EpisodeFile(tmp_path / "episodes" / "000001.jsonl.gz").rows()
     asked = [conversation(e["task"]["prompt"], e["answer"]) for e in episodes]
     assert [e["reward"] for e in episodes] == pytest.approx(loaded[0].score(asked), abs=1e-4)
     step = rows_of(tmp_path)[0]

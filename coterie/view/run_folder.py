@@ -1,0 +1,150 @@
+"""One run's folder, as the viewer reads it: state, config, metrics, episodes, token strings."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from coterie.episode_files import EpisodeFile, Row, episode_paths, step_of
+from coterie.files import complete_lines
+
+KINDS = ("episodes", "eval", "counterfactuals")
+OPEN_FILES = 8  # whose indexes are kept
+
+
+class RunFolder:
+    """Reads a run that may still be written to. Missing files and fields are shown as absent."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._files = lru_cache(maxsize=OPEN_FILES)(lambda path, modified: EpisodeFile(path))
+        self._strings: tuple[int, dict[str, dict[int, Any]]] = (-1, {})  # size of tokens.jsonl, and what it says
+
+    def state(self) -> Row:
+        """status.json; a run without one, or whose process is gone, says so."""
+        status = _json(self.path / "status.json")
+        if not isinstance(status, dict):
+            return {"state": "unknown"}
+        if status.get("state") == "running" and _is_gone(status):
+            return status | {"state": "died", "cause": "its process ended without a word: killed, or out of memory"}
+        return status
+
+    def summary(self) -> Row:
+        """The run's line in the list."""
+        rows, config = self.metrics(), self.config()
+        last = rows[-1] if rows else {}
+        evaluated = [row["eval/reward"] for row in rows if row.get("eval/reward") is not None]
+        trained = [row["reward"] for row in rows if row.get("reward") is not None]
+        return self.state() | {
+            "step": max((row["step"] for row in rows), default=0),
+            "steps": config.get("steps"),
+            "time": last.get("time"),
+            "evaluations": [evaluated[0], evaluated[-1]] if evaluated else None,
+            "rewards": trained[-40:],
+            "algorithm": config.get("algorithm.name", config.get("algorithm")),
+            "workflow": config.get("workflow.name", config.get("workflow")),
+            "kinds": [kind for kind in KINDS if episode_paths(self.path / kind)],
+        }
+
+    def config(self) -> dict[str, Any]:
+        """The config by dotted keys; empty if it cannot be read."""
+        try:
+            tree = yaml.safe_load((self.path / "config.yaml").read_text(errors="replace"))
+        except (OSError, yaml.YAMLError, ValueError):
+            return {}
+        return dict(_flat(tree, "")) if isinstance(tree, dict) else {}
+
+    def metrics(self, after: int = 0) -> list[Row]:
+        """The rows of metrics.jsonl from row `after` on; NaN and infinity, which JSON does not have, are null."""
+        rows = (_parsed(line) for line in complete_lines(self.path / "metrics.jsonl")[after:])
+        return [row for row in rows if isinstance(row, dict) and isinstance(row.get("step"), int)]
+
+    def steps(self, kind: str) -> list[int]:
+        return [step_of(path) for path in episode_paths(self.path / kind)]
+
+    def file(self, kind: str, step: int) -> EpisodeFile:
+        """The episodes of a step; KeyError if there are none."""
+        for path in episode_paths(self.path / kind) if kind in KINDS else ():
+            if step_of(path) == step:
+                return self._files(path, path.stat().st_mtime_ns)
+        raise KeyError(f"{kind} of step {step}")
+
+    def token_texts(self, policy: str, ids: Sequence[int]) -> list[str] | None:
+        """The text of each token; None where the run stored no strings. Of a character that several tokens make up, the
+        first has the text and the others none."""
+        table = self._tables().get(policy)
+        return None if table is None else _joined([table.get(id, "\ufffd") for id in ids])
+
+    def _tables(self) -> dict[str, dict[int, Any]]:
+        path = self.path / "tokens.jsonl"
+        size = path.stat().st_size if path.is_file() else -1
+        if size != self._strings[0]:
+            tables: dict[str, dict[int, Any]] = {}
+            for row in filter(None, map(_parsed, complete_lines(path))):
+                strings = {int(id): text for id, text in row["strings"].items()}
+                for policy in row["policies"]:
+                    tables.setdefault(policy, {}).update(strings)
+            self._strings = (size, tables)
+        return self._strings[1]
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(errors="replace"), parse_constant=_no_number)
+    except (OSError, ValueError):
+        return None
+
+
+def _parsed(line: bytes) -> Any:
+    try:
+        return json.loads(line, parse_constant=_no_number)
+    except ValueError:
+        return None
+
+
+def _no_number(name: str) -> None:
+    """NaN and infinities become null."""
+
+
+def _is_gone(status: Row) -> bool:
+    """True if the process of a run on this machine has ended."""
+    if status.get("host") != socket.gethostname() or not isinstance(status.get("pid"), int):
+        return False
+    try:
+        os.kill(status["pid"], 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        pass
+    return False
+
+
+def _flat(value: Any, key: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict) and value:
+        for name, inner in value.items():
+            yield from _flat(inner, f"{key}.{name}" if key else str(name))
+    else:
+        yield (
+            key,
+            value if value is None or isinstance(value, bool | int | float | str) else json.dumps(value, default=str),
+        )
+
+
+def _joined(parts: Sequence[str | list[int]]) -> list[str]:
+    """Token texts, where parts of characters are bytes."""
+    texts = ["" if isinstance(part, list) else part for part in parts]
+    start, waiting = 0, b""
+    for i, part in enumerate([*parts, ""]):
+        if isinstance(part, list):
+            start, waiting = (start, waiting) if waiting else (i, b"")
+            waiting += bytes(part)
+        elif waiting:
+            texts[start], waiting = waiting.decode(errors="replace"), b""
+    return texts
