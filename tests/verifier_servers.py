@@ -17,8 +17,9 @@ from coterie.models.store import write_tensors
 from coterie.training.checkpoint import policy_folder
 from coterie.verifier.model import NAME, STATE, base_hash, build_verifier
 from coterie.verifier.scoring_thread import Scorer
-from coterie.verifier.serve import MAX_BODY, MAX_QUEUE, bind, server
+from coterie.verifier.serve import MAX_BODY, MAX_QUEUE, server
 from coterie.verifier.settings import VerifierConfig
+from coterie.web.server import bind
 
 
 def tiny_verifier(run: Path, model: Path, seed: int = 0) -> Path:
@@ -44,7 +45,7 @@ def served(
     verifier: Scorer, key: str | None = None, max_queue: int = MAX_QUEUE, max_body: int = MAX_BODY, port: int = 0
 ) -> Iterator[str]:
     """The URL of a server in a thread of this process."""
-    bound = bind("127.0.0.1", port, key)
+    bound = bind("127.0.0.1", port, key, "COTERIE_VERIFIER_KEY")
     uvicorn = server(verifier, key, max_queue, max_body)
     thread = threading.Thread(target=uvicorn.run, kwargs={"sockets": [bound]}, daemon=True)
     thread.start()

@@ -265,16 +265,17 @@ def serve(
     """
     with user_errors():
         _require_serve()
+        from coterie.rewards.verifier import KEY_VARIABLE
         from coterie.verifier.model import Verifier
-        from coterie.verifier.serve import read_key
         from coterie.verifier.serve import serve as serve_verifier
+        from coterie.web.server import read_key
 
         serve_verifier(
             lambda: Verifier.load(run, device, checkpoint),
             f"verifier {run}",
             host,
             port,
-            read_key(key_file),
+            read_key(key_file, KEY_VARIABLE),
             max_queue,
             int(max_body * 1e6),
         )

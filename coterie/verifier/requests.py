@@ -2,36 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, Field
 
 from coterie.types import Message
+from coterie.web.json_bodies import Strict, Text, read_json, validated
 
 MOST = 256  # conversations in one request
-MOST_ERRORS = 3  # that a reply names
-
-
-class BadRequest(Exception):
-    """A body that is not a valid request; the text says where and why."""
-
-
-def _encodable(text: str) -> str:
-    """Reject lone surrogates, which JSON can write and no tokenizer can read."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"has a lone surrogate at character {error.start}, which is not valid text") from None
-    return text
-
-
-Text = Annotated[str, AfterValidator(_encodable)]
-
-
-class Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class ChatMessage(Strict):
@@ -81,19 +59,4 @@ class ScoreRequest(Strict):
 
 def read_request(kind: type[PredictRequest | ScoreRequest], body: bytes) -> list[list[Message]]:
     """The conversations of a request; BadRequest if it is malformed."""
-    try:
-        data = json.loads(body.decode())
-    except UnicodeDecodeError as error:
-        raise BadRequest(f"the body is not UTF-8: byte 0x{body[error.start]:02x} at {error.start}") from None
-    except (ValueError, RecursionError) as error:
-        raise BadRequest(f"the body is not JSON: {error}") from None
-    try:
-        return kind.model_validate(data).conversations()
-    except ValidationError as error:
-        raise BadRequest("; ".join(_message(one) for one in error.errors()[:MOST_ERRORS])) from None
-
-
-def _message(error: Any) -> str:
-    """`query_responses.0.1.role: Input should be …`."""
-    place: Sequence[str | int] = error["loc"]
-    return f"{'.'.join(map(str, place)) or 'the body'}: {error['msg']}"
+    return validated(kind, read_json(body)).conversations()

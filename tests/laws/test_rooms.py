@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).parents[2] / "coterie"
 ORDER = (
     # Words and small tools that everything may use.
     *("types", "errors", "seeds", "files", "episode_files", "limits", "statistics", "user_code", "watchdog"),
-    *("prompts", "console"),
+    *("prompts", "console", "web"),
     # The mathematics.
     *("rl", "algorithms", "credit"),
     # What teams work on.
