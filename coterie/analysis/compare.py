@@ -181,11 +181,11 @@ def compare(file: Path, changes: tuple[str, ...], out: Path, jobs: int) -> None:
     results |= run_all(runner, [name for name in comparison.arms if name not in results], jobs)
     ordered = {name: results[name] for name in comparison.arms}
     write_atomic(out / "table.md", markdown(ordered, comparison.against))
-    picture = curves({name: out / name for name in own if comparison.arms[name].train})
-    write_atomic(out / "curves.png", picture)
+    runs = {name: out / name for name in own if comparison.arms[name].train}
+    write_atomic(out / "curves.png", curves(runs))
     commands = [command for name in ordered for command in runner.commands(name)]
     rows = list(rows_of(ordered, comparison.against))
-    write_atomic(out / "report.html", page(f"Comparison with {comparison.against}", rows, picture, commands))
+    write_atomic(out / "report.html", page(f"Comparison with {comparison.against}", rows, runs, commands))
     show([summary_table(ordered, comparison.against), Text(f"  {out}: table.md, curves.png and report.html")])
 
 

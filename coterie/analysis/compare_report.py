@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import base64
-import html
 import io
 import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-STYLE = "body{font:15px sans-serif;max-width:70em;margin:2em auto}td,th{padding:.2em .7em;text-align:left}"
+from coterie.view.report import write_report
+
+EPISODES = 8  # of each arm that the page has
 
 
 def sampled_and_accuracy(run: Path) -> Iterator[tuple[int, float]]:
@@ -41,16 +41,12 @@ def curves(runs: Mapping[str, Path]) -> bytes:
     return file.getvalue()
 
 
-def page(title: str, rows: Sequence[Mapping[str, object]], picture: bytes, commands: Sequence[Sequence[object]]) -> str:
-    """One self-contained HTML page: the table, the curves, the commands."""
+def page(
+    title: str, rows: Sequence[Mapping[str, object]], runs: Mapping[str, Path], commands: Sequence[Sequence[object]]
+) -> str:
+    """One self-contained HTML page: the table, the arms' curves and some of their episodes, the commands."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
-    lines = [_row("th", columns), *(_row("td", [row.get(column, "") for column in columns]) for row in rows)]
-    image = f'<img alt="accuracy over sampled tokens" src="data:image/png;base64,{base64.b64encode(picture).decode()}">'
+    cells = [[str(row.get(column, "")) for column in columns] for row in rows]
     words = "\n".join(shlex.join(["coterie", *map(str, command)]) for command in commands)
-    head = f'<!doctype html><meta charset="utf-8"><title>{html.escape(title)}</title><style>{STYLE}</style>'
-    body = f"<h1>{html.escape(title)}</h1><table>{''.join(lines)}</table>{image}<pre>{html.escape(words)}</pre>"
-    return f"{head}{body}\n"
-
-
-def _row(cell: str, values: Sequence[object]) -> str:
-    return "<tr>" + "".join(f"<{cell}>{html.escape(str(value))}</{cell}>" for value in values) + "</tr>"
+    extra = {"title": title, "table": {"columns": columns, "rows": cells}, "commands": words}
+    return write_report(list(runs.values()), EPISODES, redact=False, extra=extra)

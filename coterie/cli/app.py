@@ -36,10 +36,10 @@ def main() -> None:
 
 
 @contextmanager
-def _user_errors() -> Iterator[ModuleType]:
+def _user_errors(module: str = "coterie.cli.commands") -> Iterator[ModuleType]:
     """Import the commands; a UserError prints its text and exits with code 2."""
     try:
-        yield import_module("coterie.cli.commands")
+        yield import_module(module)
     except (UserError, FileExistsError) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from error
@@ -261,6 +261,50 @@ def export(
     """
     with _user_errors() as commands:
         commands.export(run, portable, int(part_mb * 1e6))
+
+
+@app.command()
+def view(
+    runs: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="RUNS", help="Runs' folders, or folders with runs in them.  [default: runs]"),
+    ] = None,
+    host: Annotated[str, typer.Option(metavar="HOST", help="Other hosts than this machine need a key.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, metavar="PORT", help="0: a free one.")] = 8800,
+    key_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The password that the page asks for; also from COTERIE_VIEW_KEY."),
+    ] = None,
+) -> None:
+    """Show runs in the browser, live: curves, episodes, tokens, and what each turn was compared with.
+
+    \b
+    Examples:
+      coterie view
+      coterie view runs/demo runs/slow --port 9000
+    """
+    with _user_errors("coterie.cli.view") as commands:
+        commands.view(runs or [Path("runs")], host, port, key_file)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="A run's folder, or several.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The HTML file to write.")],
+    episodes: Annotated[int, typer.Option(min=0, metavar="N", help="Sampled episodes of each kind to include.")] = 12,
+    redact: Annotated[
+        bool, typer.Option("--redact", help="Leave out every text of prompts, replies and answers; keep the numbers.")
+    ] = False,
+) -> None:
+    """Write one self-contained HTML file about a run, to mail: curves, before and after, a sample of episodes.
+
+    \b
+    Examples:
+      coterie report runs/demo --out demo.html
+      coterie report runs/demo runs/slow --out both.html --redact
+    """
+    with _user_errors("coterie.cli.view") as commands:
+        commands.report(runs, out, episodes, redact)
 
 
 @app.command()

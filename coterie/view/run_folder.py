@@ -55,11 +55,19 @@ class RunFolder:
 
     def config(self) -> dict[str, Any]:
         """The config by dotted keys; empty if it cannot be read."""
+        return dict(_flat(self._tree(), ""))
+
+    def names(self, section: str) -> list[str]:
+        """The roles or policies of the config."""
+        named = self._tree().get(section)
+        return list(map(str, named)) if isinstance(named, dict) else []
+
+    def _tree(self) -> dict[str, Any]:
         try:
             tree = yaml.safe_load((self.path / "config.yaml").read_text(errors="replace"))
-        except (OSError, yaml.YAMLError, ValueError):
+        except (OSError, yaml.YAMLError, ValueError, RecursionError):
             return {}
-        return dict(_flat(tree, "")) if isinstance(tree, dict) else {}
+        return tree if isinstance(tree, dict) else {}
 
     def metrics(self, after: int = 0) -> list[Row]:
         """The rows of metrics.jsonl from row `after` on; NaN and infinity, which JSON does not have, are null."""

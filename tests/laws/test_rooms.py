@@ -23,8 +23,8 @@ ORDER = (
     # What runs models.
     *("kernels", "models", "engines", "learners"),
     # What runs teams.
-    *("rollout", "evaluation", "training", "check", "analysis", "verifier"),
-    *("compat", "games", "bench", "view"),
+    *("rollout", "evaluation", "training", "check", "view", "analysis", "verifier"),
+    *("compat", "games", "bench"),
     # What people touch.
     *("decorators", "api_config", "cli", "api", "rllm", "__main__", "__init__"),
 )
