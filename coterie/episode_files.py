@@ -6,7 +6,8 @@
 Every line is a gzip member of its own, so one episode is read without the others: `at` and `size` say where its member
 lies after the first one. `zcat 000012.jsonl.gz | tail -n +2` prints the episodes. A prompt that several turns share is
 stored with the first of them; the others have `prompt_from: [line, turn, count]`, and of a conversation that goes on
-only what was added. Runs of earlier versions have plain `.jsonl` files, which are read the same way.
+only what was added. Where all tokens of a turn have the same number, such as an advantage, it is stored once. Runs of
+earlier versions have plain `.jsonl` files, which are read the same way.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ LEVEL = 1  # of compression: level 6 takes three times as long for a tenth less
 CHUNK = 1 << 16  # bytes that are read first; most headers fit
 KEPT = 32  # parsed episodes of a file that are kept: others refer to their prompts
 GZIP = 31  # wbits of zlib for the gzip format
+# Numbers per token of a turn's response.
+PER_TOKEN = ("old_logprobs", "ref_logprobs", "entropy", "values", "advantages", "returns", "movement")
 SHARED = ("prompt", "messages")  # of a turn; stored with the first turn that has its prompt
 # The columns of a turn in the index. `advantage` is the mean over its tokens, `group` an index into `groups`.
 TURN_COLUMNS = ("role", "round", "tokens", "stop", "reward", "credit", "advantage", "group", "left_out")
@@ -68,7 +71,7 @@ def summary(row: Row, groups: dict[str, int]) -> Row:
 
 
 def _turn_summary(turn: Row, groups: dict[str, int]) -> list[Any]:
-    advantages = turn.get("advantages")
+    advantages = _per_token(turn, "advantages")
     mean = round(sum(advantages) / len(advantages), 6) if advantages else None
     group = turn.get("group")
     if group is not None:
@@ -76,6 +79,12 @@ def _turn_summary(turn: Row, groups: dict[str, int]) -> list[Any]:
         group = groups.setdefault(shared, len(groups))
     own = [turn["role"], turn["round"], len(turn["response_ids"]), turn["stop"], turn.get("reward"), turn.get("credit")]
     return [*own, mean, group, turn.get("left_out")]
+
+
+def _per_token(turn: Row, name: str) -> list[float] | None:
+    """One number per token of the response; a number that is stored alone is that of every token."""
+    value: list[float] | float | None = turn.get(name)
+    return [value] * len(turn["response_ids"]) if isinstance(value, float | int) else value
 
 
 class EpisodeFile:
@@ -91,12 +100,14 @@ class EpisodeFile:
     @property
     def index(self) -> list[Row]:
         """A summary of every episode, in the order of the file."""
-        return list(self.header["index"])
+        index: list[Row] = self.header["index"]
+        return index
 
     @property
     def groups(self) -> list[Row]:
         """The groups of turns that were compared: key, mean, spread, size."""
-        return list(self.header["groups"])
+        groups: list[Row] = self.header["groups"]
+        return groups
 
     @cached_property
     def header(self) -> Row:
@@ -116,8 +127,9 @@ class EpisodeFile:
 
     def _with_prompt(self, line: int, index: int) -> Row:
         turn = self._stored(line)["turns"][index]
+        turn = turn | {name: _per_token(turn, name) for name in PER_TOKEN if isinstance(turn.get(name), float | int)}
         if (origin := turn.get("prompt_from")) is None:
-            return dict(turn)
+            return turn
         at, other, count = origin
         first = self._with_prompt(at, other)
         ids = [*first["prompt_ids"], *first["response_ids"]][:count]

@@ -275,6 +275,9 @@ def view(
         Path | None,
         typer.Option(metavar="FILE", help="The password that the page asks for; also from COTERIE_VIEW_KEY."),
     ] = None,
+    replay: Annotated[
+        bool, typer.Option("--replay", help="Let the page run `coterie replay`, which loads the runs' own code.")
+    ] = False,
 ) -> None:
     """Show runs in the browser, live: curves, episodes, tokens, and what each turn was compared with.
 
@@ -284,7 +287,7 @@ def view(
       coterie view runs/demo runs/slow --port 9000
     """
     with _user_errors("coterie.cli.view") as commands:
-        commands.view(runs or [Path("runs")], host, port, key_file)
+        commands.view(runs or [Path("runs")], host, port, key_file, replay)
 
 
 @app.command()

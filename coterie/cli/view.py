@@ -11,20 +11,23 @@ from coterie.errors import UserError
 from coterie.files import check_output_path, write_atomic
 
 KEY_VARIABLE = "COTERIE_VIEW_KEY"
+SHUTDOWN_SECONDS = 1  # pages hold event streams open, which would never end by themselves
 
 
 class NoServer(UserError, ImportError):
     """The packages of the viewer's server are not installed."""
 
 
-def view(runs: Sequence[Path], host: str, port: int, key_file: Path | None) -> None:
+def view(runs: Sequence[Path], host: str, port: int, key_file: Path | None, replays: bool) -> None:
     """Serve the page until a signal comes."""
     server, app, listing = _imported("coterie.web.server", "coterie.view.app", "coterie.view.listing")
     shown = listing.Listing(runs)
     key = server.read_key(key_file, KEY_VARIABLE)
     bound = server.bind(host, port, key, KEY_VARIABLE)
     print(f"{len(shown.refresh())} runs on {server.url_of(bound, host)}  (Ctrl-C ends it)", flush=True)
-    server.server_of(app.App(shown, key).asgi(), key).run(sockets=[bound])
+    running = server.server_of(app.App(shown, key, replays).asgi(), key)
+    running.config.timeout_graceful_shutdown = SHUTDOWN_SECONDS
+    running.run(sockets=[bound])
 
 
 def report(runs: Sequence[Path], out: Path, episodes: int, redact: bool) -> None:

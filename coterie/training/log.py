@@ -15,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
+import numpy
 import torch
 import yaml
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
@@ -23,7 +24,16 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from torch import Tensor
 
 from coterie.console import Display, display
-from coterie.episode_files import SUFFIX, BadEpisodes, EpisodeFile, Row, episode_paths, step_of, write_episode_rows
+from coterie.episode_files import (
+    PER_TOKEN,
+    SUFFIX,
+    BadEpisodes,
+    EpisodeFile,
+    Row,
+    episode_paths,
+    step_of,
+    write_episode_rows,
+)
 from coterie.files import WriteFailed, append_line, filter_rows, reporting_write_errors, write_atomic
 from coterie.models.chat import Chat
 from coterie.training.status import RunStatus, State, cause_of
@@ -31,7 +41,7 @@ from coterie.training.token_strings import TokenStrings
 from coterie.training.user_files import WRITTEN_CONFIG
 from coterie.types import Episode, GroupStats, Metrics, Task, Turn
 
-TENSORS = ("old_logprobs", "ref_logprobs", "entropy", "values", "advantages", "returns", "movement")  # of a turn
+DIGITS = 6  # of the numbers in tensors that are stored
 EPISODES, COUNTERFACTUALS, HELD_OUT = "episodes", "counterfactuals", "eval"  # folders of a run
 
 
@@ -305,7 +315,7 @@ def episode_row(episode: Episode) -> Row:
 
 
 def _turn_row(turn: Turn) -> Row:
-    tensors = {name: rounded(value) for name in TENSORS if isinstance(value := getattr(turn, name), Tensor)}
+    tensors = {name: rounded(value) for name in PER_TOKEN if isinstance(value := getattr(turn, name), Tensor)}
     group = None if turn.group is None else vars(turn.group)
     return vars(turn) | tensors | {"group": group, "messages": jsonable(turn.messages)}
 
@@ -334,8 +344,17 @@ def jsonable(value: Any) -> Any:
     return str(value)
 
 
-def rounded(tensor: Tensor) -> list[float]:
-    return [float(f"{number:.6g}") for number in tensor.tolist()]
+def rounded(tensor: Tensor) -> list[float] | float:
+    """Six significant digits; one number if all are the same, as GRPO's advantages are.
+
+    By powers of ten that a double holds exactly, so that JSON writes no more digits.
+    """
+    numbers = tensor.double().numpy(force=True)
+    with numpy.errstate(divide="ignore", invalid="ignore"):
+        places = DIGITS - 1 - numpy.floor(numpy.log10(numpy.abs(numbers)))
+        factors = 10.0 ** numpy.clip(numpy.where(numpy.isfinite(places), places, 0), 0, 22)
+        short: list[float] = (numpy.rint(numbers * factors) / factors).tolist()
+    return short[0] if len(short) > 1 and short.count(short[0]) == len(short) else short
 
 
 def _episode(row: dict[str, Any]) -> Episode:
@@ -346,6 +365,6 @@ def _episode(row: dict[str, Any]) -> Episode:
 def _turn(row: dict[str, Any]) -> Turn:
     known = {name: value for name, value in row.items() if name != "prompt"}
     exact = {name: tuple(row[name]) for name in ("prompt_ids", "response_ids", "logprobs", "seen")}
-    tensors = {name: torch.tensor(row[name]) for name in TENSORS if row.get(name) is not None}
+    tensors = {name: torch.tensor(row[name]) for name in PER_TOKEN if row.get(name) is not None}
     group = {"group": GroupStats(**row["group"])} if row.get("group") else {}
     return Turn(**known | exact | tensors | group)

@@ -8,6 +8,7 @@
     GET /api/runs/{run}/{kind}                     episodes by filter
     GET /api/runs/{run}/{kind}/{step}/{line}       one episode
     GET /api/runs/{run}/{kind}/{step}/group/{n}    a group of turns that were compared
+    POST /api/runs/{run}/replay                    what another algorithm would have said
     GET /api/paired/{run}/{step}/{run}/{step}      two evaluations, task by task
 
 Every run and file is one of the listing: no request can name a path.
@@ -34,8 +35,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from coterie.errors import UserError
 from coterie.view import episodes
 from coterie.view.listing import Listing
+from coterie.view.replay import replayed
 from coterie.view.run_folder import KINDS, RunFolder
+from coterie.web.json_bodies import BadRequest, Strict, Text, read_json, validated
+from coterie.web.requests import read_body, require_json
 
+MAX_BODY = 10_000  # bytes of a request
 POLL_SECONDS = 0.5  # between looks at a live run
 TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 STATIC = {file.name: file.read_bytes() for file in (resources.files(__package__) / "static").iterdir()}
@@ -51,11 +56,16 @@ HEADERS = {
 }
 
 
+class ReplayRequest(Strict):
+    changes: list[Text]
+
+
 class App:
     """The handlers of one viewer."""
 
-    def __init__(self, listing: Listing, key: str | None = None) -> None:
-        self.listing, self.key = listing, key
+    def __init__(self, listing: Listing, key: str | None = None, replays: bool = False) -> None:
+        """`replays`: whether the page may run `coterie replay`, which loads the code of a run."""
+        self.listing, self.key, self.replays = listing, key, replays
 
     def asgi(self) -> ASGIApp:
         run = "/api/runs/{run}"
@@ -63,7 +73,8 @@ class App:
             Route("/", self.page),
             Route("/static/{name}", self.static),
             Route("/api/runs", self.json(lambda _: self.listing.summaries())),
-            Route(run, self.json(lambda r: describe(self.run(r)))),
+            Route(run, self.json(lambda r: describe(self.run(r)) | {"replays": self.replays})),
+            Route(f"{run}/replay", self.replay, methods=["POST"]),
             Route(f"{run}/metrics", self.json(lambda r: self.run(r).metrics())),
             Route(f"{run}/events", self.events),
             Route(f"{run}/{{kind}}", self.json(self.listed)),
@@ -115,6 +126,20 @@ class App:
         place = request.path_params
         other = self.listing.run(place["other"])
         return episodes.compared((self.run(request), place["step"]), (other, place["other_step"]))
+
+    async def replay(self, request: Request) -> Response:
+        """`{"changes": ["algorithm=rloo"]}` → how advantages would change."""
+        if not self.replays:
+            raise HTTPException(403, "start the viewer with --replay: a replay loads the code of the run")
+        require_json(request)
+        try:
+            body = validated(ReplayRequest, read_json(await read_body(request, MAX_BODY)))
+            run = await asyncio.to_thread(self.run, request)
+            return Response(dumped(await replayed(run, body.changes)), media_type="application/json")
+        except KeyError as error:
+            raise HTTPException(404, f"there is no {error.args[0]}") from error
+        except (BadRequest, ValueError) as error:
+            raise HTTPException(422, str(error)) from error
 
     async def events(self, request: Request) -> Response:
         run = await asyncio.to_thread(self.run, request)

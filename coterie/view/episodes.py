@@ -65,15 +65,13 @@ def listed(run: RunFolder, kind: str, chosen: Filter, after: tuple[int, int] | N
 def _entries(
     run: RunFolder, kind: str, chosen: Filter, after: tuple[int, int] | None
 ) -> Iterator[tuple[int, int, Row, EpisodeFile]]:
-    steps = run.steps(kind) if chosen.step is None else [chosen.step]
-    for step in reversed(steps):
-        if after is not None and step > after[0]:
+    for step, path in reversed(run.paths(kind).items()):
+        if (after is not None and step > after[0]) or chosen.step not in (None, step):
             continue
-        file = run.file(kind, step)
+        file = run.open(path)
         for line, entry in enumerate(file.index):
-            if (after is None or (step, line) == after or step < after[0] or line >= after[1]) and chosen.accepts(
-                entry
-            ):
+            passed = after is not None and step == after[0] and line < after[1]  # on an earlier page
+            if not passed and chosen.accepts(entry):
                 yield step, line, entry, file
 
 

@@ -17,6 +17,7 @@ from coterie.files import complete_lines
 
 KINDS = ("episodes", "eval", "counterfactuals")
 OPEN_FILES = 8  # whose indexes are kept
+RECENT = 40  # steps of the curve in the list
 
 
 class RunFolder:
@@ -25,6 +26,7 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._files = lru_cache(maxsize=OPEN_FILES)(lambda path, modified: EpisodeFile(path))
+        self._latest: tuple[int, Row] = (-2, {})  # size of metrics.jsonl, and how far the run is
         self._strings: tuple[int, dict[str, dict[int, Any]]] = (-1, {})  # size of tokens.jsonl, and what it says
 
     def state(self) -> Row:
@@ -38,20 +40,33 @@ class RunFolder:
 
     def summary(self) -> Row:
         """The run's line in the list."""
-        rows, config = self.metrics(), self.config()
-        last = rows[-1] if rows else {}
-        evaluated = [row["eval/reward"] for row in rows if row.get("eval/reward") is not None]
-        trained = [row["reward"] for row in rows if row.get("reward") is not None]
-        return self.state() | {
-            "step": max((row["step"] for row in rows), default=0),
-            "steps": config.get("steps"),
-            "time": last.get("time"),
-            "evaluations": [evaluated[0], evaluated[-1]] if evaluated else None,
-            "rewards": trained[-40:],
-            "algorithm": config.get("algorithm.name", config.get("algorithm")),
-            "workflow": config.get("workflow.name", config.get("workflow")),
-            "kinds": [kind for kind in KINDS if episode_paths(self.path / kind)],
-        }
+        config = self.config()
+        return (
+            self.state()
+            | self._progress()
+            | {
+                "steps": config.get("steps"),
+                "algorithm": config.get("algorithm.name", config.get("algorithm")),
+                "workflow": config.get("workflow.name", config.get("workflow")),
+                "kinds": [kind for kind in KINDS if episode_paths(self.path / kind)],
+            }
+        )
+
+    def _progress(self) -> Row:
+        """How far the run is; metrics.jsonl is read again only if it has grown."""
+        path = self.path / "metrics.jsonl"
+        size = path.stat().st_size if path.is_file() else -1
+        if size != self._latest[0]:
+            rows = self.metrics()
+            evaluated = [row["eval/reward"] for row in rows if row.get("eval/reward") is not None]
+            progress = {
+                "step": max((row["step"] for row in rows), default=0),
+                "time": rows[-1].get("time") if rows else None,
+                "evaluations": [evaluated[0], evaluated[-1]] if evaluated else None,
+                "rewards": [row["reward"] for row in rows if row.get("reward") is not None][-RECENT:],
+            }
+            self._latest = (size, progress)
+        return self._latest[1]
 
     def config(self) -> dict[str, Any]:
         """The config by dotted keys; empty if it cannot be read."""
@@ -75,14 +90,21 @@ class RunFolder:
         return [row for row in rows if isinstance(row, dict) and isinstance(row.get("step"), int)]
 
     def steps(self, kind: str) -> list[int]:
-        return [step_of(path) for path in episode_paths(self.path / kind)]
+        return list(self.paths(kind))
+
+    def paths(self, kind: str) -> dict[int, Path]:
+        """The episode files by step."""
+        return {step_of(path): path for path in episode_paths(self.path / kind)} if kind in KINDS else {}
 
     def file(self, kind: str, step: int) -> EpisodeFile:
         """The episodes of a step; KeyError if there are none."""
-        for path in episode_paths(self.path / kind) if kind in KINDS else ():
-            if step_of(path) == step:
-                return self._files(path, path.stat().st_mtime_ns)
-        raise KeyError(f"{kind} of step {step}")
+        paths = self.paths(kind)
+        if step not in paths:
+            raise KeyError(f"{kind} of step {step}")
+        return self.open(paths[step])
+
+    def open(self, path: Path) -> EpisodeFile:
+        return self._files(path, path.stat().st_mtime_ns)
 
     def token_texts(self, policy: str, ids: Sequence[int]) -> list[str] | None:
         """The text of each token; None where the run stored no strings. Of a character that several tokens make up, the

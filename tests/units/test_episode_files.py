@@ -41,6 +41,17 @@ def test_prompts_that_are_shared_or_continued_come_back_whole(seed: int, tmp_pat
     assert [file.row(line) for line in reversed(range(len(rows)))][::-1] == json.loads(json.dumps(rows))
 
 
+def test_a_number_that_all_tokens_share_is_stored_once(tmp_path: Path) -> None:
+    credited = [turn(response=(1, 2, 3)), turn(response=(1, 2, 3)), turn(response=(1,)), turn(response=())]
+    for one, advantages in zip(credited, ([0.1234567] * 3, [0.5, 1e-9, 2e6], [0.25], []), strict=True):
+        one.advantages = torch.tensor(advantages)
+    write_episode_rows(tmp_path / "000001.jsonl.gz", [episode_row(episode(credited))])
+    (back,) = read_episodes(tmp_path / "000001.jsonl.gz")
+    for one, other in zip(credited, back.turns, strict=True):
+        torch.testing.assert_close(one.advantages, other.advantages, rtol=1e-5, atol=0)
+    assert gzip.decompress((tmp_path / "000001.jsonl.gz").read_bytes()).count(b'"advantages":0.123457,') == 1
+
+
 def test_a_shared_prompt_is_stored_once(tmp_path: Path) -> None:
     prompt = tuple(range(10_000, 10_400))
     first = turn(prompt=prompt, response=(1, 2))

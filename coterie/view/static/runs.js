@@ -2,6 +2,7 @@
 // The list of runs, and the curves of one or several.
 
 const STATES = { running: "good", finished: "", stopped: "warn", failed: "bad", died: "bad", unknown: "" };
+const MOST_LIVE = 4; // runs whose events are followed at once
 const MOST_DIFFERENCES = 5; // of the config that a row of the list shows
 
 async function runsPage(page) {
@@ -65,9 +66,11 @@ async function runPage(page, names, live) {
   put(page, facts, ...sections(runs, charts));
   put(page, runs.length === 1 ? configSection(run) : differencesSection(runs));
   if (runs.length > 1) put(page, pairedSection(runs));
+  if (runs.length === 1 && run.replays) put(page, replaySection(run));
   charts.forEach((chart) => chart.draw());
   if (runs.length === 1) tellFacts(facts, run);
-  if (!answers) for (const one of runs) follow(one, charts, live, () => runs.length === 1 && tellFacts(facts, run), (status) => runs.length === 1 && state.replaceChildren(stateChip(status)));
+  // A browser opens six connections to a host, and the page needs some for itself.
+  if (!answers) for (const one of runs.filter(({ state }) => state === "running").slice(0, MOST_LIVE)) follow(one, charts, live, () => runs.length === 1 && tellFacts(facts, run), (status) => runs.length === 1 && state.replaceChildren(stateChip(status)));
 }
 
 function runLinks(run) {
@@ -190,6 +193,28 @@ function pairedSection(runs) {
   const held = runs.filter((run) => run.stored.eval.length);
   const pairs = held.slice(1).map((run) => el("a.button", { href: `#/paired/${at(held[0].name, held[0].stored.eval.at(-1), run.name, run.stored.eval.at(-1))}` }, `${held[0].name} → ${run.name}`));
   return el("section", {}, el("h2", {}, "Paired by task"), pairs.length ? el("div.row", {}, pairs) : el("p.soft", {}, "Fewer than two of these runs have stored held-out episodes."));
+}
+
+// What another algorithm or credit would have said of the same turns.
+function replaySection(run) {
+  const input = el("input", { type: "text", name: "changes", value: "algorithm=rloo", ariaLabel: "changes" });
+  const result = el("div");
+  const form = el("form.filter", {}, input, el("button", { type: "submit" }, "Replay"));
+  form.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    result.replaceChildren(el("p.soft", {}, "replaying …"));
+    const body = JSON.stringify({ changes: input.value.trim().split(/\s+(?=algorithm|credit)/) });
+    const reply = await fetch(`/api/runs/${at(run.name)}/replay`, { method: "POST", headers: { "Content-Type": "application/json" }, body });
+    const found = await reply.json();
+    result.replaceChildren(reply.ok ? replayed(run, found) : el("pre.cause", {}, found.error));
+  });
+  return el("section", {}, el("h2", {}, "What another algorithm would have said"), form, result);
+}
+
+function replayed(run, found) {
+  const rows = found.rows.map((row) => [row.step, el("a", { href: `#/run/${at(run.name)}/episodes/${at(row.step, row.line)}` }, row.episode), row.role, signed(row.advantage), signed(row["advantage now"])]);
+  const told = `${found.changed} of ${found.turns} turns would have another advantage; ${found.flipped} change sign.`;
+  return el("div", {}, el("p", {}, told), rows.length ? table(["step", "episode", "role", "advantage", "replayed"], rows) : null);
 }
 
 async function pairedPage(page, first, step, second, other) {

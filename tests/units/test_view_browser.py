@@ -1,0 +1,178 @@
+"""The viewer in a real browser: Debian's chromium, driven by Playwright. Skipped where there is none."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coterie.view.app import App
+from coterie.view.listing import Listing
+from coterie.view.report import write_report
+from coterie.web.server import bind, server_of
+from tests.view_runs import KINDS, episodes, open_log, write_run, write_step
+
+CHROMIUM = shutil.which("chromium")
+api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed: apt-get install chromium")
+FLAGS = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
+EVIL = "</script><img src=x onerror=alert(1)><script>alert(1)</script>\u202etxt.exe\u0007"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    for kind in KINDS:
+        write_run(folder / kind, kind)
+    write_hostile(folder / "hostile")
+    return folder
+
+
+def write_hostile(folder: Path) -> None:
+    """A run in which every text that a model or a file can hold tries to get out of the page."""
+    log = open_log(folder, "chain", note=EVIL)
+    strings = {str(i): EVIL for i in range(20)}
+    (folder / "tokens.jsonl").write_text(json.dumps({"policies": ["actor", "reasoner"], "strings": strings}) + "\n")
+    played = episodes("chain", random.Random(0))
+    for episode in played:
+        episode.answer = episode.error = EVIL
+        for turn in episode.turns:
+            turn.text, turn.messages = EVIL, [{"role": EVIL, "content": EVIL}]
+    played[0].error, played[1].error_kind = None, EVIL
+    with log.step(1) as one:
+        one.add({f"reward/{EVIL}": 1.0, "reward": 0.5})
+        one.episodes(played)
+    log.finished()
+    log.close()
+
+
+@pytest.fixture(scope="module")
+def address(runs: Path) -> Iterator[str]:
+    bound = bind("127.0.0.1", 0, None, "")
+    server = server_of(App(Listing([runs])).asgi(), None)
+    server.config.timeout_graceful_shutdown = 1  # an open page holds an event stream
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{bound.getsockname()[1]}"
+    server.should_exit = True
+    thread.join(10)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with api.sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def page(browser: Any, address: str) -> Iterator[Any]:
+    """A page that fails its test if it logs an error, asks another host, or opens a dialog."""
+    opened, problems = browser.new_page(), []
+    opened.set_default_timeout(5000)
+    opened.on(
+        "console", lambda message: problems.append(message.text) if message.type in ("error", "warning") else None
+    )
+    opened.on("pageerror", lambda error: problems.append(str(error)))
+    opened.on("dialog", lambda dialog: (problems.append("a dialog was opened"), dialog.dismiss()))
+    local = (address, "file://", "data:")
+    opened.on("request", lambda request: None if request.url.startswith(local) else problems.append(request.url))
+    yield opened
+    opened.close()
+    assert problems == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_reader_gets_from_the_list_to_tokens_and_groups(kind: str, page: Any, address: str) -> None:
+    page.goto(f"{address}/")
+    page.get_by_role("link", name=kind, exact=True).click()
+    api.expect(page.locator("figure.chart canvas").first).to_be_visible()
+    page.get_by_role("link", name="Episodes", exact=True).click()
+    page.get_by_role("link", name=f"{kind}-0/0", exact=True).first.click()
+    api.expect(page.locator(".t").first).to_be_visible()
+    page.get_by_role("button", name="entropy").click()
+    shaded = "span => span.style.backgroundColor"
+    assert page.locator(".t").first.evaluate(shaded) != page.locator(".t").last.evaluate(shaded)
+    page.locator("a.group").first.click()
+    api.expect(page.get_by_role("heading", name="Compared with each other")).to_be_visible()
+    api.expect(page.locator(".turn.own")).to_have_count(1)
+    warned = page.locator(".note.warn", has_text="different prompts")
+    api.expect(warned).to_have_count(0 if kind == "chain" else 1)
+
+
+def test_turns_that_did_not_see_each_other_stand_side_by_side(page: Any, address: str) -> None:
+    page.goto(f"{address}/#/run/debate/episodes/1/0")
+    api.expect(page.locator(".turn")).to_have_count(4)
+    tops = [round(page.locator(f"#turn-{i}").bounding_box()["y"]) for i in range(4)]
+    assert tops[0] == tops[1] < tops[2] == tops[3]
+
+
+def test_what_a_tool_returned_is_folded(page: Any, address: str) -> None:
+    page.goto(f"{address}/#/run/tools/episodes/1/0")
+    page.locator(".asked summary").nth(1).click()
+    api.expect(page.get_by_text("1000 characters")).to_be_visible()
+    api.expect(page.locator("#turn-1 .message .text").last).to_be_hidden()
+
+
+def test_a_filter_and_a_counterfactual_lead_where_they_say(page: Any, address: str) -> None:
+    page.goto(f"{address}/#/run/chain/episodes")
+    page.locator("select[name=step]").select_option("2")
+    page.get_by_role("button", name="Filter").click()
+    api.expect(page.locator("tbody tr")).to_have_count(12)
+    page.goto(f"{address}/#/run/chain/episodes/1/0")
+    page.get_by_role("link", name="without 'reasoner'").click()
+    api.expect(page.locator(".note", has_text="A fork of chain-0/0")).to_be_visible()
+
+
+def test_several_runs_are_drawn_over_each_other_and_paired(page: Any, address: str) -> None:
+    page.goto(f"{address}/")
+    for kind in ("chain", "debate"):
+        page.get_by_label(f"choose {kind}").check()
+    page.get_by_role("link", name="Curves of 2 runs").click()
+    api.expect(page.locator("figure", has_text="team reward").locator(".entry")).to_have_count(4)
+    page.goto(f"{address}/#/paired/chain/0/chain/4")
+    api.expect(page.locator("tbody tr")).to_have_count(6)
+
+
+def test_a_live_run_grows_before_the_readers_eyes(page: Any, address: str, runs: Path) -> None:
+    log = open_log(runs / "live", "chain")
+    write_step(log, "chain", 1)
+    page.goto(f"{address}/#/run/live")
+    step = page.locator(".fact").first.locator("b")
+    api.expect(step).to_have_text("1 / 4")
+    api.expect(page.locator("#live")).to_have_text("live")
+    write_step(log, "chain", 2)
+    api.expect(step).to_have_text("2 / 4")
+    log.finished()
+    log.close()
+    api.expect(page.locator("h1 + span .chip")).to_have_text("finished")
+
+
+@pytest.mark.parametrize("place", ["", "/episodes", "/episodes/1/0", "/episodes/1/1", "/episodes/1/group/0"])
+def test_a_hostile_run_is_shown_as_text(place: str, page: Any, address: str) -> None:
+    page.goto(f"{address}/#/run/hostile{place}")
+    api.expect(page.locator("h1")).to_be_visible()
+    page.wait_for_timeout(300)
+    assert page.locator("main img").count() == page.locator("main script").count() == 0
+    if place.endswith("/1/0"):
+        assert "\\u202etxt.exe\\u0007" in page.locator(".t").first.inner_text()
+
+
+def test_a_report_opens_from_a_file_and_runs_nothing_of_the_run(page: Any, runs: Path, tmp_path: Path) -> None:
+    (tmp_path / "run.html").write_text(write_report([runs / "hostile", runs / "chain"], 4, redact=False))
+    page.goto(f"file://{tmp_path}/run.html")
+    api.expect(page.locator("figure.chart canvas").first).to_be_visible()
+    api.expect(page.locator(".note", has_text="It loads nothing from elsewhere.")).to_be_visible()
+    page.goto(f"file://{tmp_path}/run.html#/run/chain/episodes")
+    page.get_by_role("link", name="chain-0/0", exact=True).first.click()
+    page.locator("a.group").first.click()
+    api.expect(page.locator(".turn.own")).to_have_count(1)
+    page.goto(f"file://{tmp_path}/run.html#/run/hostile/episodes/1/0")
+    api.expect(page.locator(".t").first).to_be_visible()
