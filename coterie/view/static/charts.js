@@ -47,8 +47,9 @@ class Chart {
   draw() {
     if (this.plot) this.plot.destroy();
     const axis = { stroke: css("--soft"), grid: { stroke: css("--line"), width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif" };
+    const few = this.data()[0].length < 3; // a line needs two points
     const series = this.lines.flatMap((line) => [
-      { label: line.label, stroke: line.colour, width: 1.6, dash: line.dash, spanGaps: true, points: { show: line.sparse, size: 5, fill: line.colour } },
+      { label: line.label, stroke: line.colour, width: 1.6, dash: line.dash, spanGaps: true, points: { show: few || line.sparse, size: 5, fill: line.colour } },
       { show: true, width: 0, stroke: "transparent", points: { show: false }, spanGaps: true },
       { show: true, width: 0, stroke: "transparent", points: { show: false }, spanGaps: true },
     ]);

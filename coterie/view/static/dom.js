@@ -31,8 +31,7 @@ const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b
 
 // A text in which hidden characters are shown as their codes.
 function visible(text) {
-  HIDDEN.lastIndex = 0;
-  if (!HIDDEN.test(text)) return document.createTextNode(text);
+  if (text.search(HIDDEN) < 0) return document.createTextNode(text);
   const fragment = document.createDocumentFragment();
   let from = 0;
   for (const found of text.matchAll(HIDDEN)) {

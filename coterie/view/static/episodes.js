@@ -162,7 +162,7 @@ function askedFolds(turn) {
     const folded = message.role === "tool" || message.content.length > LONG;
     return el("div.message", {}, el("span.soft", {}, message.role), folded ? fold(`${message.content.length} characters`, body) : body);
   });
-  const last = messages.at(-1);
+  const last = messages.findLast((message) => message.role !== "tool");
   const peek = last ? last.content.replace(/\s+/g, " ").slice(0, 90) : "";
   const parts = [];
   if (rows.length) parts.push(fold(el("span.peek", {}, el("span.soft", {}, "asked: "), peek), rows));
