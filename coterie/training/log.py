@@ -363,7 +363,7 @@ def _episode(row: dict[str, Any]) -> Episode:
 
 
 def _turn(row: dict[str, Any]) -> Turn:
-    known = {name: value for name, value in row.items() if name != "prompt"}
+    known = {name: value for name, value in row.items() if name in Turn.__dataclass_fields__}
     exact = {name: tuple(row[name]) for name in ("prompt_ids", "response_ids", "logprobs", "seen")}
     tensors = {name: torch.tensor(row[name]) for name in PER_TOKEN if row.get(name) is not None}
     group = {"group": GroupStats(**row["group"])} if row.get("group") else {}

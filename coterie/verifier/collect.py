@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from coterie.episode_files import episode_paths
 from coterie.errors import UserError
-from coterie.files import numbered_paths
 from coterie.training.log import read_episodes
 from coterie.verifier.answers import Answer
 from coterie.verifier.generate import answers_of
@@ -17,7 +17,7 @@ class NoStoredEpisodes(UserError):
 
 def stored_answers(run: Path, last: int | None = None) -> list[Answer]:
     """The answers of a run's steps, or of its last ones, with the labels of the run's own reward."""
-    files = numbered_paths(run / "episodes", ".jsonl")
+    files = episode_paths(run / "episodes")
     if not files:
         raise NoStoredEpisodes(f"{run}: no stored episodes; `coterie train` writes them, step by step")
     played = (episode for file in files[-last if last else 0 :] for episode in read_episodes(file))
