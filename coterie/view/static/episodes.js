@@ -182,7 +182,7 @@ function compareLine(turn, index, place) {
   const parts = [];
   if (defined(advantage)) parts.push(el("span.soft", {}, "advantage"), el(`b.${advantage < 0 ? "bad" : advantage > 0 ? "good" : "soft"}`, {}, signed(advantage)));
   if (turn.left_out) parts.push(chip(`left out: ${turn.left_out}`, "warn"), el("span.soft", {}, WHY[turn.left_out] || ""));
-  if (turn.group) {
+  if (turn.group && !place.inGroup) {
     const href = `#/run/${at(place.name)}/${place.kind}/${at(place.step)}/group/${at(turn.group_number)}?from=${place.line}.${index}`;
     parts.push(el("a.group", { href }, `${number(turn.group.own)} against ${turn.group.size} turns, mean ${number(turn.group.mean)} ± ${number(turn.group.spread)}`));
   }
@@ -202,7 +202,7 @@ async function groupPage(page, name, kind, step, group, query) {
   const [line, index] = (query.get("from") || "").split(".").map(Number);
   const members = [...found.members].sort((a, b) => (b.shown.group?.own ?? 0) - (a.shown.group?.own ?? 0));
   const turns = members.map((member) => member.shown);
-  const cards = members.map((member) => memberCard(member, member.line === line && member.turn === index, { name, kind, step, line: member.line }));
+  const cards = members.map((member) => memberCard(member, member.line === line && member.turn === index, { name, kind, step, line: member.line, inGroup: true }));
   put(page, 
     el("div.head", {}, el("h1", {}, "Compared with each other"), chip(`${found.count} turns`), el("span.soft", {}, `mean ${number(found.mean)} ± ${number(found.spread)}`)),
     el("p.pairs", {}, Object.entries(found.key).map(([part, value]) => el("span.pair", {}, part, el("b", {}, value)))),

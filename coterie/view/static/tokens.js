@@ -49,7 +49,7 @@ class TokenText {
 function shade(scale, share) {
   const depth = Math.min(1, Math.abs(share)) ** 0.7;
   const hue = scale.diverging ? (share < 0 ? css.bad : css.good) : css.plain;
-  return `rgba(${hue},${(0.62 * depth).toFixed(3)})`;
+  return `rgba(${hue},${(0.5 * depth).toFixed(3)})`;
 }
 css.bad = "214,84,56";
 css.good = "46,150,104";
