@@ -96,7 +96,7 @@ def test_a_reader_gets_from_the_list_to_tokens_and_groups(kind: str, page: Any, 
     api.expect(page.locator("figure.chart canvas").first).to_be_visible()
     page.get_by_role("link", name="Episodes", exact=True).click()
     page.get_by_role("link", name=f"{kind}-0/0", exact=True).first.click()
-    api.expect(page.locator(".t").first).to_be_visible()
+    api.expect(page.locator(".tokens").first).to_be_visible()
     page.get_by_role("button", name="entropy").click()
     shaded = "span => span.style.backgroundColor"
     assert page.locator(".t").first.evaluate(shaded) != page.locator(".t").last.evaluate(shaded)
@@ -175,4 +175,4 @@ def test_a_report_opens_from_a_file_and_runs_nothing_of_the_run(page: Any, runs:
     page.locator("a.group").first.click()
     api.expect(page.locator(".turn.own")).to_have_count(1)
     page.goto(f"file://{tmp_path}/run.html#/run/hostile/episodes/1/0")
-    api.expect(page.locator(".t").first).to_be_visible()
+    api.expect(page.locator(".tokens").first).to_be_visible()
