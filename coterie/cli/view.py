@@ -11,7 +11,6 @@ from coterie.errors import UserError
 from coterie.files import check_output_path, write_atomic
 
 KEY_VARIABLE = "COTERIE_VIEW_KEY"
-SHUTDOWN_SECONDS = 1  # pages hold event streams open, which would never end by themselves
 
 
 class NoServer(UserError, ImportError):
@@ -25,8 +24,9 @@ def view(runs: Sequence[Path], host: str, port: int, key_file: Path | None, repl
     key = server.read_key(key_file, KEY_VARIABLE)
     bound = server.bind(host, port, key, KEY_VARIABLE)
     print(f"{len(shown.refresh())} runs on {server.url_of(bound, host)}  (Ctrl-C ends it)", flush=True)
-    running = server.server_of(app.App(shown, key, replays).asgi(), key)
-    running.config.timeout_graceful_shutdown = SHUTDOWN_SECONDS
+    viewer = app.App(shown, key, replays)
+    running = server.server_of(viewer.asgi(), key)
+    viewer.is_ending = lambda: running.should_exit
     running.run(sockets=[bound])
 
 

@@ -66,6 +66,7 @@ class App:
     def __init__(self, listing: Listing, key: str | None = None, replays: bool = False) -> None:
         """`replays`: whether the page may run `coterie replay`, which loads the code of a run."""
         self.listing, self.key, self.replays = listing, key, replays
+        self.is_ending: Callable[[], bool] = lambda: False  # event streams must end with the server
 
     def asgi(self) -> ASGIApp:
         run = "/api/runs/{run}"
@@ -142,9 +143,33 @@ class App:
             raise HTTPException(422, str(error)) from error
 
     async def events(self, request: Request) -> Response:
-        run = await asyncio.to_thread(self.run, request)
-        after = int(request.query_params.get("after", "0"))
-        return StreamingResponse(_events(run, after, request), media_type="text/event-stream")
+        try:
+            run = await asyncio.to_thread(self.run, request)
+            # A browser that connects again says which row it had last.
+            after = int(request.headers.get("last-event-id") or request.query_params.get("after") or 0)
+        except (KeyError, ValueError) as error:
+            raise HTTPException(404, f"there is no {error.args[0]}") from error
+        return StreamingResponse(self._events(run, after, request), media_type="text/event-stream")
+
+    async def _events(self, run: RunFolder, after: int, request: Request) -> AsyncIterator[str]:
+        """Rows as they are written, and the state when it changes. A run that went back sends `reset`."""
+        state: Any = None
+        path = run.path / "metrics.jsonl"
+        size = -1
+        while not self.is_ending() and not await request.is_disconnected():
+            now = path.stat().st_size if path.is_file() else 0
+            if now < size:
+                yield "event: reset\ndata: {}\n\n"
+                return
+            if now != size:
+                rows, size = (await asyncio.to_thread(run.metrics))[after:], now
+                for row in rows:
+                    after += 1
+                    yield f"id: {after}\ndata: {dumped(row)}\n\n"
+            if (new := await asyncio.to_thread(run.state)) != state:
+                state = new
+                yield f"event: state\ndata: {dumped(state)}\n\n"
+            await asyncio.sleep(POLL_SECONDS)
 
     def _kind(self, request: Request) -> str:
         kind = str(request.path_params["kind"])
@@ -171,27 +196,6 @@ def read_filter(query: dict[str, str]) -> tuple[episodes.Filter, tuple[int, int]
         return chosen, None
     step, _, line = after.partition(":")
     return chosen, (int(step), int(line))
-
-
-async def _events(run: RunFolder, after: int, request: Request) -> AsyncIterator[str]:
-    """Rows as they are written, and the state when it changes. A run that went back sends `reset`."""
-    state: Any = None
-    path = run.path / "metrics.jsonl"
-    size = -1
-    while not await request.is_disconnected():
-        now = path.stat().st_size if path.is_file() else 0
-        if now < size:
-            yield "event: reset\ndata: {}\n\n"
-            return
-        if now != size:
-            rows = await asyncio.to_thread(run.metrics, after)
-            after, size = after + len(rows), now
-            for row in rows:
-                yield f"data: {dumped(row)}\n\n"
-        if (new := await asyncio.to_thread(run.state)) != state:
-            state = new
-            yield f"event: state\ndata: {dumped(state)}\n\n"
-        await asyncio.sleep(POLL_SECONDS)
 
 
 def dumped(value: Any) -> str:

@@ -84,9 +84,9 @@ class RunFolder:
             return {}
         return tree if isinstance(tree, dict) else {}
 
-    def metrics(self, after: int = 0) -> list[Row]:
-        """The rows of metrics.jsonl from row `after` on; NaN and infinity, which JSON does not have, are null."""
-        rows = (_parsed(line) for line in complete_lines(self.path / "metrics.jsonl")[after:])
+    def metrics(self) -> list[Row]:
+        """The rows of metrics.jsonl; NaN and infinity, which JSON does not have, are null."""
+        rows = (_parsed(line) for line in complete_lines(self.path / "metrics.jsonl"))
         return [row for row in rows if isinstance(row, dict) and isinstance(row.get("step"), int)]
 
     def steps(self, kind: str) -> list[int]:

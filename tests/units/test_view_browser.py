@@ -55,8 +55,9 @@ def write_hostile(folder: Path) -> None:
 @pytest.fixture(scope="module")
 def address(runs: Path) -> Iterator[str]:
     bound = bind("127.0.0.1", 0, None, "")
-    server = server_of(App(Listing([runs])).asgi(), None)
-    server.config.timeout_graceful_shutdown = 1  # an open page holds an event stream
+    app = App(Listing([runs]))
+    server = server_of(app.asgi(), None)
+    app.is_ending = lambda: server.should_exit
     thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
     thread.start()
     yield f"http://127.0.0.1:{bound.getsockname()[1]}"
