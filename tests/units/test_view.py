@@ -159,6 +159,14 @@ def test_a_viewer_with_a_key_asks_for_it(runs: Path) -> None:
     assert refused.exit_code == 2 and "needs a key: set COTERIE_VIEW_KEY" in refused.stderr
 
 
+def test_a_replay_needs_to_be_allowed_and_takes_no_options(client: TestClient, runs: Path) -> None:
+    assert client.post("/api/runs/chain/replay", json={"changes": ["algorithm=rloo"]}).status_code == 403
+    allowed = TestClient(App(Listing([runs]), replays=True).asgi(), base_url=LOCAL)
+    for bad in ({"changes": ["--out=x"]}, {"changes": ["reward=math"]}, {"changes": "algorithm=rloo"}, {}):
+        assert allowed.post("/api/runs/chain/replay", json=bad).status_code == 422
+    assert allowed.post("/api/runs/chain/replay", content="{}").status_code == 415
+
+
 def test_what_json_does_not_have_is_shown_as_absent(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "odd", "chain")
     with (folder / "metrics.jsonl").open("a") as file:
