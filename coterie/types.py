@@ -12,7 +12,7 @@ if TYPE_CHECKING:  # importing torch would slow down processes that only grade
 
 Stop = Literal["end", "stop", "length"]  # end-of-turn token · stop string · max_tokens or context reached
 # Why a turn is not trained on: its group is constant · truncated · a frozen policy · stale weights · a round that rests
-# · replayed from another episode · a fixed text · excluded by the workflow or its sampling · an empty reply.
+# · replayed from another episode · a fixed text · excluded by workflow, sampling or algorithm · an empty reply.
 LeftOut = Literal["constant", "truncated", "frozen", "stale", "round", "replayed", "fixed", "excluded", "empty"]
 Split = Literal["train", "test"]
 Counterfactuals = Mapping[str, "Episode"]  # the episodes that forks played, by id

@@ -50,7 +50,7 @@ def _untrained(turn: Turn, learners: Mapping[str, Learner]) -> LeftOut | None:
         return "empty" if turn.trainable else "fixed"
     if turn.policy not in learners or learners[turn.policy].frozen:
         return "frozen"
-    return None if turn.trainable else "excluded"
+    return None if turn.trainable and turn.advantages is not None else "excluded"
 
 
 def clear_dropped_advantages(episodes: Sequence[Episode]) -> None:

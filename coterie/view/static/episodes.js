@@ -9,7 +9,7 @@ const WHY = {
   round: "its round is not trained in this step",
   replayed: "it was copied from the episode that this one was forked from",
   fixed: "its text was given, not sampled",
-  excluded: "the workflow or its sampling (top-p, top-k, greedy) excludes it",
+  excluded: "the workflow, its sampling (top-p, top-k, greedy) or the algorithm excludes it",
   empty: "it has no tokens",
 };
 const ENDED = ["right", "wrong", "failed", "truncated", ...Object.keys(WHY).filter((why) => why !== "truncated")];
