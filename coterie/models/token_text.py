@@ -1,5 +1,4 @@
-"""What token ids look like to a reader: prompts as text, tokens as strings. Runs store them, so that a viewer needs no
-tokenizer."""
+"""Tokens as strings, one by one. Runs store them, so that a viewer needs no tokenizer."""
 
 from __future__ import annotations
 
@@ -14,11 +13,6 @@ INCOMPLETE = "\ufffd"  # what a part of a character is decoded to
 NO_TOKEN = ""  # of ids beyond the vocabulary, which padded embeddings have
 
 
-def prompt_text(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
-    """A prompt with its control tokens, as the model reads it."""
-    return str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
-
-
 def token_string(tokenizer: PreTrainedTokenizerBase, id: int) -> str | list[int]:
     """One token as text; as bytes if it is part of a character only, or of two."""
     token = tokenizer.convert_ids_to_tokens(id)
@@ -28,10 +22,14 @@ def token_string(tokenizer: PreTrainedTokenizerBase, id: int) -> str | list[int]
         return [int(byte[1], 16)]
     # Behind another token: some tokenizers drop the space before the first one.
     anchor = _anchor(tokenizer)
-    text = prompt_text(tokenizer, [*anchor, id]).removeprefix(prompt_text(tokenizer, anchor))
+    text = _decoded(tokenizer, [*anchor, id]).removeprefix(_decoded(tokenizer, anchor))
     if INCOMPLETE in text and all(character in _byte_of() for character in token):
         return [_byte_of()[character] for character in token]
     return text
+
+
+def _decoded(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
+    return str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
 @cache

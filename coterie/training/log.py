@@ -193,18 +193,8 @@ class RunLog:
         for name, played in log.played.items():
             if self.token_strings is not None:
                 self.token_strings.add(played)
-            rows = [episode_row(episode) for episode in played]
-            self._add_prompts(rows)
-            write_episode_rows(self.folder / name / f"{log.step:06d}{SUFFIX}", rows)
-
-    def _add_prompts(self, rows: Sequence[Row]) -> None:
-        """Add the text of every turn's prompt; a prompt that several share is decoded once."""
-        texts: dict[tuple[str, tuple[int, ...]], str | None] = {}
-        for turn in (turn for row in rows for turn in row["turns"]):
-            key = turn["policy"], turn["prompt_ids"]
-            if key not in texts and self.token_strings is not None:
-                texts[key] = self.token_strings.prompt(*key)
-            turn["prompt"] = texts.get(key)
+            path = self.folder / name / f"{log.step:06d}{SUFFIX}"
+            write_episode_rows(path, [episode_row(episode) for episode in played])
 
     def _write(self, log: StepLog) -> None:
         self._write_episodes(log)

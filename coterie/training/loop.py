@@ -242,6 +242,8 @@ def run_evaluation(run: Run, log: StepLog) -> None:
         report = evaluate(run.collector, run.held_out, run.config.eval.episodes_per_task, players, seed)
         run.engine.clear()
     log.add({f"eval/{name}": value for name, value in report.metrics.items()})
+    if run.processes.is_main:
+        run.collector.decode_prompts(report.episodes)
     log.held_out(report.episodes)
     if run.best is None or report.metrics["reward"] > run.best:
         run.best = report.metrics["reward"]

@@ -13,12 +13,12 @@ from typing import Any
 
 from coterie.files import append_line, complete_lines
 from coterie.models.chat import Chat
-from coterie.models.token_text import prompt_text, token_string
+from coterie.models.token_text import token_string
 from coterie.types import Episode
 
 
 class TokenStrings:
-    """Writes tokens.jsonl, and decodes prompts."""
+    """Writes tokens.jsonl."""
 
     def __init__(self, path: Path, chats: Mapping[str, Chat]) -> None:
         self.path, self.chats = path, chats
@@ -41,10 +41,6 @@ class TokenStrings:
             new = set().union(*(used.get(policy, set()) for policy in policies)) - self.known[policies[0]]
             if new:
                 self._append(policies, sorted(new))
-
-    def prompt(self, policy: str, ids: Sequence[int]) -> str | None:
-        """A prompt as text; None for a policy without a tokenizer."""
-        return prompt_text(self.chats[policy].tokenizer, ids) if policy in self.chats else None
 
     def _append(self, policies: Sequence[str], ids: Sequence[int]) -> None:
         tokenizer = self.chats[policies[0]].tokenizer

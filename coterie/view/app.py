@@ -83,7 +83,8 @@ class App:
             Route(f"{run}/{{kind}}/{{step:int}}/group/{{number:int}}", self.json(self.group)),
             Route("/api/paired/{run}/{step:int}/{other}/{other_step:int}", self.json(self.paired)),
         ]
-        app = Starlette(routes=routes, exception_handlers={HTTPException: _refusal})  # type: ignore[dict-item]
+        handlers = {HTTPException: _refusal}
+        app = Starlette(routes=routes, exception_handlers=handlers)  # type: ignore[arg-type]
         return WithHeaders(app, self.key)
 
     def json(self, answer: Callable[[Request], Any]) -> Callable[[Request], Any]:

@@ -32,7 +32,7 @@ def rows_config(model: Path, folder: Path, **changes: Any) -> dict[str, Any]:
 
 def tasks_by_step(folder: Path) -> list[list[str]]:
     """The tasks of each step, in order."""
-    files = sorted((folder / "episodes").glob("*.jsonl"))
+    files = sorted((folder / "episodes").glob("*.jsonl.gz"))
     return [list(dict.fromkeys(episode.task.id for episode in read_episodes(file))) for file in files]
 
 

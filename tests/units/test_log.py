@@ -261,11 +261,11 @@ def test_episodes_come_back_as_they_were_played(tmp_path: Path) -> None:
 def test_episodes_of_an_older_run_have_no_prompt_texts_and_can_be_read(tmp_path: Path) -> None:
     with run_log(tmp_path).step(1) as log:
         log.episodes([Episode("t/0", Task("t", "?", None), 0, [spoken(prompt="<s>2+2?")])])
-    path = tmp_path / "episodes" / "000001.jsonl"
-    row = json.loads(path.read_text())
+    path = tmp_path / "episodes" / "000001.jsonl.gz"
+    (row,) = EpisodeFile(path).rows()
     assert row["turns"][0].pop("prompt") == read_episodes(path)[0].turns[0].prompt == "<s>2+2?"
-    path.write_text(json.dumps(row) + "\n")
-    assert read_episodes(path)[0].turns == [spoken()]
+    (tmp_path / "000001.jsonl").write_text(json.dumps(row) + "\n")
+    assert read_episodes(tmp_path / "000001.jsonl")[0].turns == [spoken()]
 
 
 @pytest.mark.parametrize("damage", [lambda line: line[:40], lambda line: "[1]", lambda line: '{"id": "t"}'])
