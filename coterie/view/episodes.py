@@ -146,7 +146,7 @@ def compared(first: tuple[RunFolder, int], second: tuple[RunFolder, int]) -> Row
     ]
     result: dict[str, Any] | None = None
     if len(tasks) > 1:
-        result = asdict(paired([row["after"] for row in rows], [row["before"] for row in rows]))
+        result = asdict(paired([after[task][0] for task in tasks], [before[task][0] for task in tasks]))
     return {"tasks": rows, "result": result, "only_one": len(before.keys() ^ after.keys())}
 
 
