@@ -23,7 +23,7 @@ from coterie.verifier.answers import Answer, parts_folder, read_answers, write_a
 from coterie.verifier.balance import Balance, Question, choose, group
 from coterie.verifier.balance_plot import plot_balance
 from coterie.verifier.collect import stored_answers
-from coterie.verifier.generate import Plan, Report, check_policies, make_plan, make_variants
+from coterie.verifier.generate import Plan, Report, check_policies, labelling_config, make_plan, make_variants
 from coterie.verifier.generate import generate as sample_answers
 from coterie.verifier.top_up import References, Resampling, resample
 
@@ -80,7 +80,7 @@ class TopUp:
 
     def add(self, answers: Sequence[Answer], questions: dict[str, Question], k: int, folder: Path) -> list[Answer]:
         """Sample and perturb; returns the sampled answers."""
-        references = References.of(team_config(self.what, self.changes, self.which))
+        references = References.of(labelling_config(team_config(self.what, self.changes, self.which)))
         references.require(answers)
         variants = make_variants(self.policies, self.temperatures)
         how = Resampling(self._team, self.episodes, variants, self.rounds, saved_name(self.what, self.which), showing)
@@ -113,7 +113,7 @@ def balance(file: Path, out: Path, k: int, plot: Path | None, top_up: TopUp | No
 
 
 def load_team(what: Path, changes: Sequence[str], which: str | None) -> Run:
-    config = team_config(what, changes, which)
+    config = labelling_config(team_config(what, changes, which))
     from coterie.cli import run
 
     return run.load_team(config, what, which)

@@ -141,5 +141,12 @@ def verifier(
 
 def uses_verifier(reward: Part) -> bool:
     """True if a reward is a verifier's score, or composed of one."""
-    parts = reward.options.get("parts", ())  # of `compose`
-    return reward.name == NAME or any(isinstance(part, Part) and uses_verifier(part) for part in parts)
+    return verifier_part(reward) is not None
+
+
+def verifier_part(reward: Part) -> Part | None:
+    """The verifier in a reward: the reward itself, or a part of `compose`."""
+    if reward.name == NAME:
+        return reward
+    parts = (part for part in reward.options.get("parts", ()) if isinstance(part, Part))
+    return next((found for part in parts if (found := verifier_part(part)) is not None), None)

@@ -19,6 +19,7 @@ from coterie.config.load import to_tree
 from coterie.envs.base import TaskEnv, is_by_role
 from coterie.errors import UserError, did_you_mean
 from coterie.files import exclusive_lock, numbered_paths, remove_folder, write_atomic
+from coterie.rewards.verifier import NAME, verifier_part
 from coterie.rollout.agent import Player
 from coterie.rollout.collector import Collector
 from coterie.rollout.metrics import drop_failed
@@ -26,7 +27,7 @@ from coterie.seeds import stable_hash
 from coterie.statistics import mean
 from coterie.training.loop import Run
 from coterie.training.tasks import TaskStream
-from coterie.types import Episode, Task, Turn, is_correct
+from coterie.types import Episode, Part, Task, Turn, is_correct
 from coterie.verifier.answers import Answer, parts_folder, read_answers, refuse_existing, write_answers
 from coterie.workflows.debate import Debate
 
@@ -72,6 +73,19 @@ class Plan:
         }
         own = {"answers": self.episodes, "policies and temperatures": played, "checkpoint": self.checkpoint}
         return tasks | own | {"round": self.round} | _flat(to_tree(self.config))
+
+
+def labelling_config(config: Config) -> Config:
+    """The config with the reward that labels answers. A verifier's score is no label; the reward in its `labels` is."""
+    scored = verifier_part(config.reward)
+    if scored is None:
+        return config
+    if scored.options["labels"] in (None, NAME):
+        raise ConfigError(
+            "reward: a verifier's score cannot label answers; name a reward that grades them, such as "
+            "reward={name: verifier, …, labels: number} or reward=number"
+        )
+    return replace(config, reward=Part(scored.options["labels"]))
 
 
 def make_plan(

@@ -89,6 +89,15 @@ def test_a_debate_gives_an_answer_per_role_and_round(model_folder: Callable[[str
     assert len({one.task for one in answers}) == 3 and labelled(answers)
 
 
+def test_a_verifier_does_not_label_answers_but_the_reward_that_it_names_does(config: Path, tmp_path: Path) -> None:
+    scored = "{name: verifier, run: missing%s}"  # the verifier is not opened: it may not be trained yet
+    answers = generated(config, tmp_path / "a.parquet", "reward=" + scored % ", labels: exact", "--tasks", 2)
+    assert {one.label for one in answers} == {0.0}  # no answer is "?"
+    for reward in (scored % "", f"{{name: compose, parts: [{scored % ''}, exact]}}", scored % ", labels: verifier"):
+        result = coterie("verifier", "generate", config, f"reward={reward}", "--out", tmp_path / "b.parquet")
+        assert result.exit_code == 2 and "a verifier's score cannot label answers" in result.stderr, result.stderr
+
+
 def test_greedy_answers_are_sampled_once(config: Path, tmp_path: Path) -> None:
     answers = generated(config, tmp_path / "a.parquet", "--temperature", 0, "--tasks", 2)
     assert len(answers) == 2 and {one.temperature for one in answers} == {0.0}
