@@ -12,6 +12,7 @@ from coterie.models.store import load_end_ids, load_tokenizer, resolve
 from coterie.rollout.agent import Player
 from coterie.rollout.collector import Collector
 from coterie.training import opponents
+from coterie.training.models import base_policy
 from coterie.types import Env, Episode, Fork, Sample, Sampling
 
 WHY = "; a workflow may depend only on its task and on the replies"
@@ -60,9 +61,10 @@ def _player(by_round: Mapping[int, str]) -> Player:
 
 
 def chats_of(config: Config) -> dict[str, Chat]:
-    """The chat template of each policy's model, without its weights."""
+    """The chat template of each policy's model, with and without its adapter; loads no weights."""
     policies = opponents.with_slots(config).policies
-    return {name: _chat(resolve(policy.model)) for name, policy in policies.items()}
+    chats = {name: _chat(resolve(policy.model)) for name, policy in policies.items()}
+    return chats | {base_policy(name): chat for name, chat in chats.items()}
 
 
 @cache

@@ -22,7 +22,7 @@ from coterie.verifier.perturb import perturb
 if TYPE_CHECKING:
     from coterie.models.chat import Chat
 
-Grade = Callable[[str, str], Awaitable[float]]  # (id of the task, text of an answer) → reward
+Grade = Callable[[str, str], Awaitable[float | None]]  # (id of the task, text of an answer) → reward; None: it failed
 ATTEMPTS = 4  # perturbations of an answer until one is new and wrong
 
 
@@ -75,7 +75,7 @@ def add_perturbed(questions: Mapping[str, Question], k: int, grade: Grade, chats
     for attempt in range(ATTEMPTS):
         candidates = [new for question in questions.values() for new in _candidates(question, k, attempt)]
         for answer, reward in zip(candidates, asyncio.run(_grades(candidates, grade)), strict=True):
-            if not is_correct(reward):
+            if reward is not None and not is_correct(reward):
                 ids = chats[answer.policy].tokenizer(answer.text, add_special_tokens=False)["input_ids"]
                 questions[answer.question].add(replace(answer, ids=tuple(ids)))
 
@@ -90,7 +90,7 @@ def _candidates(question: Question, k: int, attempt: int) -> Iterator[Answer]:
             yield replace(origin, text=text, label=0.0, logprob=nan, perturbed=True)
 
 
-async def _grades(answers: Sequence[Answer], grade: Grade) -> list[float]:
+async def _grades(answers: Sequence[Answer], grade: Grade) -> list[float | None]:
     return await asyncio.gather(*(grade(answer.task, answer.text) for answer in answers))
 
 

@@ -12,7 +12,7 @@ from coterie.config import Config, ConfigError
 from coterie.config.conflicts import check_conflicts
 from coterie.config.requirements import require_sandbox
 from coterie.envs.base import attach_reward
-from coterie.rollout.scoring import Scorer
+from coterie.rollout.scoring import RETRYABLE, Scorer
 from coterie.training.loop import Run
 from coterie.training.tasks import load_tasks
 from coterie.types import Env, Episode, Outcome, Task
@@ -59,17 +59,28 @@ class References:
                 why = "no such task" if task is None else f"another question: {task.prompt[:60]!r}"
                 raise ConfigError(f"env: the answers have the task {answer.task}, and the config has {why}")
 
-    async def grade(self, task: str, text: str) -> float:
-        """The reward of an answer to a task."""
+    async def grade(self, task: str, text: str) -> float | None:
+        """The reward of an answer to a task; None if the grader fails on it, also when it is asked again."""
         episode = Episode(f"{task}/graded", self.tasks[task], 0)
         own_deadline = getattr(self.env, "own_deadline", False)
         deadline = None if own_deadline else self.config.rollout.score_deadline
-        await Scorer(self.env, deadline).score(episode, Outcome(text))
+        try:
+            await Scorer(self.env, deadline).score(episode, Outcome(text))
+        except RETRYABLE:
+            return None
         return episode.reward
 
     def perturb(self, questions: Mapping[str, Question], k: int) -> None:
         """Add wrong answers that are made from right ones."""
-        add_perturbed(questions, k, self.grade, chats_of(self.config))
+        chats = chats_of(self.config)
+        for answer in (answer for question in questions.values() for answer in question.right):
+            if answer.policy not in chats:
+                known = ", ".join(chats)
+                raise ConfigError(
+                    f"policies: the answers have the policy {answer.policy}, and the config has {known}; "
+                    "--no-perturb needs no policy"
+                )
+        add_perturbed(questions, k, self.grade, chats)
 
 
 def resample(

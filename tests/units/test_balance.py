@@ -16,6 +16,7 @@ import yaml
 
 from coterie.cli.verifier_data import NothingKept, TopUp, balance
 from coterie.config import ConfigError
+from coterie.rewards import Grader, GraderFailed
 from coterie.rewards.answer_extraction import last_number
 from coterie.rewards.exact_match import number
 from coterie.verifier.answers import Answer, read_answers, write_answers
@@ -141,6 +142,33 @@ def test_a_perturbed_answer_that_the_grader_calls_right_is_not_kept(
     with pytest.raises(NothingKept, match="no wrong answer"):
         balance(tmp_path / "a.parquet", tmp_path / "b.parquet", 2, None, only_perturbing(config))
     assert not (tmp_path / "b.parquet").exists()
+
+
+def test_answers_of_a_base_are_perturbed_and_those_of_an_unknown_policy_are_refused(
+    model_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    config = rows_config(model_folder("llama"), tmp_path, {"q": 7})
+    for policy in ("a (base)", "b"):
+        read = [replace(answer, policy=policy) for answer in numbered(answers("q", 2, 0))]
+        write_answers(tmp_path / f"{policy}.parquet", read)
+    balance(tmp_path / "a (base).parquet", tmp_path / "c.parquet", 2, None, only_perturbing(config))
+    assert kept_kinds(read_answers(tmp_path / "c.parquet")) == {"q": (2, 2)}
+    with pytest.raises(ConfigError, match="the answers have the policy b, and the config has a, "):
+        balance(tmp_path / "b.parquet", tmp_path / "d.parquet", 2, None, only_perturbing(config))
+
+
+def test_a_perturbed_answer_on_which_the_grader_fails_is_not_kept(
+    model_folder: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: Any) -> float:
+        raise GraderFailed("died")
+
+    monkeypatch.setattr(Grader, "__call__", fail)
+    monkeypatch.setattr("coterie.rollout.scoring.BACKOFF", ())
+    config = rows_config(model_folder("llama"), tmp_path, {"q": 7, "r": 7})
+    write_answers(tmp_path / "a.parquet", numbered([*answers("q", 2, 0), *answers("r", 1, 1)]))
+    balance(tmp_path / "a.parquet", tmp_path / "b.parquet", 2, None, only_perturbing(config))
+    assert kept_kinds(read_answers(tmp_path / "b.parquet")) == {"r": (1, 1)}
 
 
 def only_perturbing(config: Path) -> TopUp:
