@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from math import isfinite
 from typing import Any
 
 import httpx
@@ -91,8 +90,8 @@ class VerifierClient:
     def _scores(self, reply: Any, count: int) -> list[float]:
         scores = reply.get("scores") if isinstance(reply, dict) else None
         valid = isinstance(scores, list) and len(scores) == count
-        if not valid or not all(isinstance(score, float | int) and isfinite(score) for score in scores or ()):
-            raise VerifierRefused(f"verifier {self.url}: the reply has no {count} scores: {reply!r:.200}")
+        if not valid or not all(isinstance(score, float | int) and 0 <= score <= 1 for score in scores or ()):
+            raise VerifierRefused(f"verifier {self.url}: the reply has no {count} scores from 0 to 1: {reply!r:.200}")
         self._require_hash(str(reply.get("hash")))
         return [float(score) for score in scores or ()]
 

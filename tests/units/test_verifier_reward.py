@@ -333,7 +333,9 @@ def test_an_overloaded_server_is_asked_again(status: int) -> None:
         server.shutdown()
 
 
-@pytest.mark.parametrize("reply", [b"{}", b"[]", b"no", b'{"scores": [NaN], "hash": "a"}', b'{"scores": [1, 2]}'])
+@pytest.mark.parametrize(
+    "reply", [b"{}", b"[]", b"no", b'{"scores": [NaN]}', b'{"scores": [1.5]}', b'{"scores": [1, 1]}']
+)
 def test_a_reply_without_scores_is_an_error(reply: bytes) -> None:
     class Wrong(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
