@@ -40,9 +40,10 @@ def value_of(source):
                 return number(names[name])
         if functions:
             return number(functions[-1]())
-    lines = printed.getvalue().split()
+    words = printed.getvalue().split()
     try:
-        return number(float(lines[-1]))
+        # A large integer is not exact as a float.
+        return number(int(words[-1]) if words[-1].lstrip("+-").isdecimal() else float(words[-1]))
     except (IndexError, ValueError):
         return {{"problem": "it has no function without arguments, no `result`, and prints no number"}}
 

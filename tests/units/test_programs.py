@@ -38,6 +38,7 @@ VALUES = {
     "from decimal import Decimal\nanswer = Decimal('0.1') + Decimal('0.2')": "0.3",
     "total = 0.1 + 0.2\nprint('so it is')\nprint(total)": "0.3",
     "result = 10 ** 20": "100000000000000000000",
+    "print(10 ** 20 + 1)": "100000000000000000001",
     "result = -0.0": "0",
 }
 PROBLEMS = {
