@@ -32,6 +32,7 @@ FORMATS = {
     "reward": "reward {:.3f}",
     "verifier/auc": "verifier's AUC {:.2f}",
     "eval/reward": "eval {:.3f}",
+    "eval/accuracy": "eval accuracy {:.3f}",
     "accuracy": "accuracy {:.3f}",
     "loss": "loss {:.4f}",  # of a verifier; a team has one per policy
     "eval/auc": "held-out AUC {:.3f}",
@@ -173,6 +174,7 @@ def plain_line(step: int, steps: int, metrics: Metrics) -> str:
         " ".join(f"{role} {reward:.2f}" for role, reward in under("reward/", metrics).items()),
         *[whose(metrics, "eval/") + text for text in formatted(metrics, "eval/reward")],
         *(formatted(metrics, "accuracy", "verifier/auc") if whose(metrics) else []),
+        *(formatted(metrics, "eval/accuracy") if whose(metrics, "eval/") else []),
         *formatted(metrics, "eval/auc", "eval/auc_within"),
         f"gap {max(gaps):.2g}" if gaps else "",
         f"kl {max(kls):.2g}" if kls else "",
