@@ -244,6 +244,7 @@ Loss = Callable[[Scores, Batch], "Tensor"]
 Measure = Callable[[Scores, Batch], "TokenMetrics"]
 Metrics = dict[str, float]
 Grade = Callable[[Any], Awaitable[float]]  # answer → reward of the environment
+Weights = Mapping[str, "Tensor"]  # of one policy, by name: an adapter's by PEFT's names, or a whole model's
 
 
 class Engine(Protocol):
@@ -251,15 +252,24 @@ class Engine(Protocol):
 
     async def sample(self, policy: str, prompt_ids: Sequence[int], seed: int, sampling: Sampling) -> Sample: ...
 
-    def weights_changed(self, policy: str, version: int) -> None:
-        """The weights of `policy` changed to this version: drop cached states of the old ones."""
+    def weights_changed(self, policy: str, version: int, weights: Weights | None = None) -> None:
+        """The weights of `policy` changed to this version: drop cached states of the old ones. `weights`: to be copied
+        into the engine's model; None if it shares the learner's, which have changed in place."""
+
+    def clear(self) -> None:
+        """Drop all cached states."""
 
 
 class Learner(Protocol):
     """The weights of one policy and their optimizer: the only place with gradients."""
 
     frozen: bool
-    version: int
+    version: int  # optimizer steps so far
+    # While not None, `fit` records log-probs and entropy of each turn by its index, as its first pass over it saw them.
+    recorded: dict[int, tuple[Tensor, Tensor]] | None
+
+    def begin(self, step: int) -> None:
+        """Begin a training step, before any `fit` of it."""
 
     def logprobs(self, batch: Batch, reference: bool = False) -> Tensor:
         """The log-probs of the sampled tokens [T], by the current weights or the reference policy."""
@@ -272,6 +282,24 @@ class Learner(Protocol):
 
     def fit_together(self, jobs: Sequence[tuple[Any, Batch, Tensor, Loss, Measure]]) -> list[Metrics]:
         """One `fit` for each of several learners, concurrently where possible."""
+
+    def weights(self) -> Weights:
+        """The current weights: not copies, where the learner is in this process."""
+
+    def copy_from(self, other: Learner) -> None:
+        """Copy weights and version of another policy on the same model, as a snapshot of it."""
+
+    def save(self, folder: Path) -> None:
+        """Write the weights: an adapter in PEFT layout, or a whole model in Hugging Face layout."""
+
+    def load(self, folder: Path) -> None:
+        """Load saved weights."""
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds beside the weights: version, optimizer, value head."""
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Load what `state` returned."""
 
 
 class ValueEstimator(Protocol):

@@ -13,7 +13,7 @@ from coterie.rollout.agent import Player
 from coterie.rollout.collector import Collector
 from coterie.training import opponents
 from coterie.training.models import base_policy
-from coterie.types import Env, Episode, Fork, Sample, Sampling
+from coterie.types import Env, Episode, Fork, Sample, Sampling, Weights
 
 WHY = "; a workflow may depend only on its task and on the replies"
 
@@ -24,7 +24,8 @@ class NoEngine:
     async def sample(self, policy: str, prompt_ids: Sequence[int], seed: int, sampling: Sampling) -> Sample:
         raise RuntimeError(f"{policy} was called for a turn that is not recorded{WHY}")
 
-    def weights_changed(self, policy: str, version: int) -> None: ...
+    def weights_changed(self, policy: str, version: int, weights: Weights | None = None) -> None: ...
+    def clear(self) -> None: ...
 
 
 def rescore_episodes(episodes: Sequence[Episode], config: Config, env: Env) -> None:

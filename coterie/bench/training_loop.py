@@ -82,7 +82,7 @@ class Loop:
         self.engine.clear()
         self.credit.assign(played, {}, team_chain=False)
         self.algorithm.compute_advantages(played, {})
-        self.learner.schedule_lr(self.done)
+        self.learner.begin(self.done)
         self.algorithm.update({"policy": self.learner}, make_batches(played), self.rng, self.done)
         self.engine.weights_changed("policy", self.learner.version)
         self.done += 1

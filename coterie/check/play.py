@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from coterie.check.echo_check import echoes, verdicts
 from coterie.check.probes import broken_answer_probes, reference_probes, single_role_probes
@@ -17,9 +18,9 @@ from coterie.types import Episode, Turn
 
 def dry_run(run: Run, tasks: int, repeats: int) -> DryRun:
     """Play the first tasks of the run and assign credit, as its first step would; then probe parser and grader."""
-    chosen = TaskStream(run.tasks.tasks, tasks, run.config.seed, run.config.shuffle).next()
+    chosen = TaskStream(run.tasks.tasks, tasks, run.config.seed, run.config.shuffle).at_step(0)
     started = time.perf_counter()
-    episodes, counterfactuals = collect_episodes(run, chosen, repeats)
+    episodes, counterfactuals = collect_episodes(run, replace(run.plan(run.step), tasks=chosen), repeats)
     run.engine.clear()
     played = [episode for episode in episodes if episode.error is None]
     metrics = assign_credit(run, played, counterfactuals) if played else {}

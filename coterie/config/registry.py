@@ -20,7 +20,7 @@ from zlib import crc32
 from coterie.config.problems import ConfigError
 from coterie.errors import did_you_mean
 from coterie.types import Part
-from coterie.user_code import run_file
+from coterie.user_code import original_path, run_file
 
 Kind = Literal["algorithm", "credit", "workflow", "env", "reward", "encoder"]
 Options = dict[str, "Option"]  # by name
@@ -223,9 +223,15 @@ def _user_file(path: str, folder: Path) -> Path:
 def user_module(path: Path) -> ModuleType:
     """A user's file, imported once. Any exception in it becomes a ConfigError with its line."""
     try:
-        return run_file(path, f"{USERS}{path.stem}_{crc32(str(path).encode()):08x}")
+        return run_file(path, module_name(path))
     except (Exception, SystemExit) as error:  # a user's code may raise anything
         raise ConfigError(f"{path}{_line_of(error, path)}: {type(error).__name__}: {error}") from error
+
+
+def module_name(path: Path) -> str:
+    """The module name of a user's file: by its original path and its content, so that a copy of it on another machine,
+    wherever that is, unpickles the same objects."""
+    return f"{USERS}{path.stem}_{crc32(path.read_bytes(), crc32(str(original_path(path)).encode())):08x}"
 
 
 def line_in_users_file(part: Any, error: BaseException) -> str | None:

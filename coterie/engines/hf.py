@@ -25,7 +25,7 @@ from coterie.kernels.sampling import Sampler, rng_key
 from coterie.kernels.top_p_top_k import top_k_top_p
 from coterie.models.base import Base
 from coterie.models.chat import StopText
-from coterie.types import Sample, Sampling, Stop
+from coterie.types import Sample, Sampling, Stop, Weights
 from coterie.watchdog import watchdog_paused
 
 
@@ -38,7 +38,8 @@ class HfEngine:
         self.sampler = Sampler(base.vocab_size, base.device)
         self.versions = dict.fromkeys(policies, 0)
 
-    def weights_changed(self, policy: str, version: int) -> None:
+    def weights_changed(self, policy: str, version: int, weights: Weights | None = None) -> None:
+        self.base.load_weights(self.policies[policy], weights)
         self.versions[policy] = version
 
     def clear(self) -> None:

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
-from coterie.types import Engine, Sample, Sampling
-
-
-class ClearableEngine(Engine, Protocol):
-    def clear(self) -> None: ...
+from coterie.types import Engine, Sample, Sampling, Weights
 
 
 class Router:
-    def __init__(self, engines: Mapping[str, ClearableEngine]) -> None:
+    def __init__(self, engines: Mapping[str, Engine]) -> None:
         """`engines` by policy; policies on one base share an engine."""
         self.engines = dict(engines)
 
     async def sample(self, policy: str, prompt_ids: Sequence[int], seed: int, sampling: Sampling) -> Sample:
         return await self.engines[policy].sample(policy, prompt_ids, seed, sampling)
 
-    def weights_changed(self, policy: str, version: int) -> None:
-        self.engines[policy].weights_changed(policy, version)
+    def weights_changed(self, policy: str, version: int, weights: Weights | None = None) -> None:
+        self.engines[policy].weights_changed(policy, version, weights)
 
     def clear(self) -> None:
         for engine in {id(engine): engine for engine in self.engines.values()}.values():

@@ -23,7 +23,7 @@ from coterie.models.base import Base
 from coterie.models.chat import StopText
 from coterie.models.lora import Adapter
 from coterie.models.peft import save_adapter
-from coterie.types import Sample, Sampling, Stop
+from coterie.types import Sample, Sampling, Stop, Weights
 from coterie.watchdog import watchdog_paused
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # values that vLLM accepts for max_lora_rank
@@ -62,8 +62,9 @@ class VllmEngine:
         self.numbers = count()
         self.driver: asyncio.Task[None] | None = None
 
-    def weights_changed(self, policy: str, version: int) -> None:
+    def weights_changed(self, policy: str, version: int, weights: Weights | None = None) -> None:
         """The weights have changed; they are pushed to vLLM before its next request."""
+        self.base.load_weights(self.policies[policy], weights)
         self.versions[policy] = version
         self.server.mark_stale(self.policies[policy])
 

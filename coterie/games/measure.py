@@ -33,10 +33,11 @@ def final_exploitability(run: Run) -> tuple[float, float]:
 def kuhn_strategy(run: Run, policy: str) -> dict[str, float]:
     """A policy's probability to bet in every information set, for both roles."""
     states = {kuhn.read(state[0], state[1:]): state for state in kuhn.SETS}
-    return {states[text]: bet for text, bet in reply_probs(run.learners[policy], list(states), LATE).items()}
+    bets = reply_probs(run.learners[policy], run.collector.chats[policy], list(states), LATE)
+    return {states[text]: bet for text, bet in bets.items()}
 
 
 def pennies_strategy(run: Run, policy: str) -> tuple[float, float]:
     """A policy's probability of tails, for both roles."""
-    tails = reply_probs(run.learners[policy], list(pennies.PROMPTS.values()), LATE)
+    tails = reply_probs(run.learners[policy], run.collector.chats[policy], list(pennies.PROMPTS.values()), LATE)
     return tails[pennies.PROMPTS[pennies.FIRST]], tails[pennies.PROMPTS[pennies.SECOND]]

@@ -100,7 +100,7 @@ class Critics:
             batch = critic.batch([critic.critic_view(episode) for episode in episodes])
             if batch is None:
                 continue
-            critic.learner.schedule_lr(step)
+            critic.learner.begin(step)
             weights = self.weights(batch)
             fits = [critic.learner.fit(batch, weights, self.loss) for _ in range(self.fits)]
             fitted = fits[-1] | {"truncated": critic.truncated}

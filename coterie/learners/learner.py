@@ -24,7 +24,7 @@ from coterie.models.peft import load_tensors, read_adapter_tensors, save_adapter
 from coterie.models.progress_bars import no_progress_bars
 from coterie.models.store import load_model
 from coterie.rl.validate import NotFinite
-from coterie.types import Batch, Loss, Measure, Metrics, Scores
+from coterie.types import Batch, Learner, Loss, Measure, Metrics, Scores, Weights
 
 
 class TorchLearner:
@@ -77,13 +77,20 @@ class TorchLearner:
     def parameters(self) -> dict[str, nn.Parameter]:
         return self.adapter.parameters() if self.adapter else dict(self.base.model.named_parameters())
 
+    def weights(self) -> Weights:
+        return {name: parameter.detach() for name, parameter in self.parameters().items()}
+
+    def copy_from(self, other: Learner) -> None:
+        self.base.load_weights(self.adapter_name, other.weights())
+        self.version = other.version
+
     @property
     def current_lr(self) -> float:
         assert self.optimizer is not None
         return float(self.optimizer.param_groups[0]["lr"])
 
-    def schedule_lr(self, step: int) -> None:
-        """Set the learning rate of this step by warm-up and schedule."""
+    def begin(self, step: int) -> None:
+        """Begin a step: set its learning rate by warm-up and schedule."""
         for group in self.optimizer.param_groups if self.optimizer else ():
             group["lr"] = group["peak"] * lr_factor(step, self.steps, self.learning)
 
@@ -118,7 +125,7 @@ class TorchLearner:
     def fit(self, batch: Batch, weights: Tensor, loss: Loss, measure: Measure | None = None) -> Metrics:
         return fit_together([FitJob(self, batch, weights, loss, measure)])[0]
 
-    def fit_together(self, jobs: Sequence[tuple[TorchLearner, Batch, Tensor, Loss, Measure]]) -> list[Metrics]:
+    def fit_together(self, jobs: Sequence[tuple[Any, Batch, Tensor, Loss, Measure]]) -> list[Metrics]:
         return fit_together([FitJob(*job) for job in jobs])
 
     def optimizer_step(self) -> Tensor:

@@ -22,10 +22,11 @@ from coterie.kernels.matmul import lm_head_logits
 from coterie.models.attention import NAME, AttentionParams, KVShape, Layout, Packed, RecordingLayout
 from coterie.models.chat import Chat
 from coterie.models.forward import Forward, build_forward
-from coterie.models.lora import replace_linear_layers
+from coterie.models.lora import named_parameters, replace_linear_layers
 from coterie.models.lora_routing import Routing, Segment
 from coterie.models.store import load_end_ids, load_model, load_tokenizer, max_context_length
 from coterie.models.trainable_forward import TrainableForward
+from coterie.types import Weights
 
 PROBE_LENGTHS = (9, 15)
 
@@ -95,6 +96,20 @@ class Base:
             wrong = next(token for token in prompt_ids if not 0 <= token < self.vocab_size)
             last = self.vocab_size - 1
             raise ValueError(f"token {wrong} of the prompt is not in the vocabulary, which is 0 to {last}")
+
+    @torch.no_grad()
+    def load_weights(self, adapter: str | None, weights: Weights | None) -> None:
+        """Copy weights into those of an adapter on this base, or of the model itself; None: nothing to copy."""
+        if weights is None:
+            return
+        own = dict(self.model.named_parameters()) if adapter is None else self.adapter_parameters(adapter)
+        for name, parameter in own.items():
+            parameter.copy_(weights[name])
+
+    def adapter_parameters(self, name: str) -> dict[str, nn.Parameter]:
+        """The parameters of an adapter on this base, by PEFT's names."""
+        pairs = {layer: lora.pairs[name] for layer, lora in self.layers.items() if name in lora.pairs}
+        return named_parameters(pairs)
 
     @contextmanager
     def with_own_attention(self) -> Iterator[None]:

@@ -7,7 +7,7 @@ and `LoraShard` holds one adapter's training copies and gradients on a fused lay
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -215,9 +215,13 @@ class Adapter:
         return self
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """By the names that PEFT gives them in its files."""
-        named = {}
-        for layer, pair in self.pairs.items():
-            named[f"base_model.model.{layer}.lora_A.weight"] = pair.down
-            named[f"base_model.model.{layer}.lora_B.weight"] = pair.up
-        return named
+        return named_parameters(self.pairs)
+
+
+def named_parameters(pairs: Mapping[str, LoraPair]) -> dict[str, nn.Parameter]:
+    """The parameters of pairs by layer, by the names that PEFT gives them in its files."""
+    named = {}
+    for layer, pair in pairs.items():
+        named[f"base_model.model.{layer}.lora_A.weight"] = pair.down
+        named[f"base_model.model.{layer}.lora_B.weight"] = pair.up
+    return named

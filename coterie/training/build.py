@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from coterie.algorithms.base import Algorithm
@@ -15,7 +15,7 @@ from coterie.config.load import to_tree
 from coterie.config.requirements import require_packages, require_sandbox
 from coterie.engines.hf import HfEngine
 from coterie.engines.native.engine import NativeEngine
-from coterie.engines.router import ClearableEngine, Router
+from coterie.engines.router import Router
 from coterie.engines.vllm import VllmEngine
 from coterie.envs.base import attach_reward
 from coterie.learners.distributed import Processes, process_group
@@ -32,9 +32,9 @@ from coterie.training.models import ModelPool, base_policy, build_adapter, check
 from coterie.training.placement import check_devices, device_of
 from coterie.training.tasks import TaskStream, load_tasks, warn_about_tasks, with_steps
 from coterie.training.user_files import UserFileCopies
-from coterie.types import Env
+from coterie.types import Engine, Env, Learner, Task, ValueEstimator
 
-ENGINES: dict[str, Callable[..., ClearableEngine]] = {"native": NativeEngine, "hf": HfEngine, "vllm": VllmEngine}
+ENGINES: dict[str, Callable[..., Engine]] = {"native": NativeEngine, "hf": HfEngine, "vllm": VllmEngine}
 
 MOST_STEPS = 10**6  # as many as `steps` may be
 
@@ -44,11 +44,70 @@ def build(config: Config, folder: Path, console: bool = True, training: bool = T
 
     `saved`: the checkpoint that will be restored; adapters are loaded from it instead of from where they came from.
     """
-    algorithm, processes = config.algorithm.instance, process_group()
+    processes = process_group()
+    parts = build_driver_parts(config, folder, console, training, processes)
+    config = parts.config
+    check_devices(config, processes)
+    hashes = open_models(config, parts.env)
+    models = load_models(config, saved)
+    if processes.is_main:
+        print_template_notes(models.bases)
+    engine = build_engine(models)
+    learners, critic = build_learning(models, processes, training)
+    collector = build_collector(config, parts.env, engine, models.bases, processes)
+    parts.log.chats = collector.chats
+    return parts.run(collector, engine, learners, critic, hashes, processes)
+
+
+@dataclass(frozen=True)
+class DriverParts:
+    """What the process that drives a run keeps, wherever the models are: tasks, log, and the state of the loop."""
+
+    config: Config  # with the number of steps that its epochs are
+    folder: Path
+    env: Env
+    tasks: TaskStream
+    held_out: list[Task]
+    log: RunLog
+
+    def run(
+        self,
+        collector: Collector,
+        engine: Engine,
+        learners: Mapping[str, Learner],
+        critic: ValueEstimator | None,
+        hashes: Mapping[str, str],
+        processes: Processes,
+    ) -> Run:
+        """The run, with what plays and what learns. `hashes`: of the verifiers that score it."""
+        config = self.config
+        memory = opponents.memory_of(config) | collapse.memory_of(config)
+        return Run(
+            config,
+            self.folder,
+            config.algorithm.instance,
+            collector,
+            engine,
+            learners,
+            self.tasks,
+            self.held_out,
+            self.log,
+            rng=random.Random(stable_hash(config.seed, "algorithm")),
+            credit=config.credit.instance,
+            critic=critic,
+            memory=memory | ({MODEL_HASHES: dict(hashes)} if hashes else {}),
+            processes=processes,
+        )
+
+
+def build_driver_parts(
+    config: Config, folder: Path, console: bool, training: bool, processes: Processes
+) -> DriverParts:
+    """Check the config, load the tasks and prepare the log; no model is loaded."""
     # With epochs the number of steps is known once the tasks are loaded; until then no key is too large for it.
     check_conflicts(config if config.epochs is None else replace(config, steps=MOST_STEPS), training)
     require_packages(config)
-    env = attach_reward(config.env.instance, config.reward.name, config.reward.options, config.rollout.score_deadline)
+    env = build_env(config)
     require_sandbox(config, env)
     tasks = TaskStream(load_tasks(env, "train", config), config.tasks_per_step, config.seed, config.shuffle)
     if config.epochs is not None:
@@ -58,40 +117,42 @@ def build(config: Config, folder: Path, console: bool = True, training: bool = T
     held_out = [test_tasks[i] for i in range(min(config.eval.tasks, len(test_tasks)))]
     if processes.is_main:
         warn_about_tasks(config, tasks.tasks, held_out)
-    check_devices(config, processes)
-    hashes = open_models(config, env)
-    log = build_log(config, folder, console, processes)
+    return DriverParts(config, folder, env, tasks, held_out, build_log(config, folder, console, processes))
 
-    with_opponents = with_saved_adapters(opponents.with_slots(config), saved)
-    check_max_tokens(with_opponents)
-    pool = ModelPool(with_opponents)
+
+def build_env(config: Config) -> Env:
+    """The environment with its reward."""
+    return attach_reward(config.env.instance, config.reward.name, config.reward.options, config.rollout.score_deadline)
+
+
+@dataclass(frozen=True)
+class Models:
+    """The base models of all policies, snapshot slots of opponents included."""
+
+    config: Config  # with a frozen policy for every slot
+    pool: ModelPool
+    bases: Mapping[str, Base]  # by policy
+
+
+def load_models(config: Config, saved: Path | None) -> Models:
+    config = with_saved_adapters(opponents.with_slots(config), saved)
+    check_max_tokens(config)
+    pool = ModelPool(config)
     bases = {
-        n: pool.load(("policies", n), policy.model, policy.lora is None, n, device_of(with_opponents, n))
-        for n, policy in with_opponents.policies.items()
+        n: pool.load(("policies", n), policy.model, policy.lora is None, n, device_of(config, n))
+        for n, policy in config.policies.items()
     }
-    if processes.is_main:
-        print_template_notes(bases)
-    engine = build_engine(with_opponents, bases)
-    learners = {n: build_learner(with_opponents, n, bases[n], algorithm, processes) for n in with_opponents.policies}
-    collector = build_collector(config, env, engine, bases, processes)
-    log.chats = collector.chats
-    factory = CriticFactory(with_saved_adapters(config, saved), algorithm, pool, bases, processes)
-    return Run(
-        config,
-        folder,
-        algorithm,
-        collector,
-        engine,
-        learners,
-        tasks,
-        held_out,
-        log,
-        rng=random.Random(stable_hash(config.seed, "algorithm")),
-        credit=config.credit.instance,
-        critic=algorithm.make_critic(factory) if training else None,
-        memory=opponents.memory_of(config) | collapse.memory_of(config) | ({MODEL_HASHES: hashes} if hashes else {}),
-        processes=processes,
-    )
+    return Models(config, pool, bases)
+
+
+def build_learning(
+    models: Models, processes: Processes, training: bool = True
+) -> tuple[dict[str, TorchLearner], ValueEstimator | None]:
+    """What learns: a learner for each policy, and in training the critic."""
+    config, algorithm = models.config, models.config.algorithm.instance
+    learners = {n: build_learner(config, n, models.bases[n], algorithm, processes) for n in config.policies}
+    factory = CriticFactory(config, algorithm, models.pool, models.bases, processes)
+    return learners, algorithm.make_critic(factory) if training else None
 
 
 def open_models(config: Config, env: Env) -> dict[str, str]:
@@ -110,10 +171,11 @@ def build_log(config: Config, folder: Path, console: bool, processes: Processes)
     return kind(folder, config_yaml, config.steps, config.log.wandb, console and processes.is_main, copies.files)
 
 
-def build_engine(config: Config, bases: Mapping[str, Base]) -> Router:
+def build_engine(models: Models) -> Router:
     """One engine per base; it serves the policies on that base, with and without their adapters."""
-    engines: dict[Base, ClearableEngine] = {}
-    by_policy: dict[str, ClearableEngine] = {}
+    config, bases = models.config, models.bases
+    engines: dict[Base, Engine] = {}
+    by_policy: dict[str, Engine] = {}
     for name, base in bases.items():
         if base not in engines:
             names = [other for other, b in bases.items() if b is base]
@@ -155,7 +217,7 @@ def build_learner(config: Config, name: str, base: Base, algorithm: Algorithm, p
 
 
 def build_collector(
-    config: Config, env: Env, engine: Router, bases: Mapping[str, Base], processes: Processes
+    config: Config, env: Env, engine: Engine, bases: Mapping[str, Base], processes: Processes
 ) -> Collector:
     chats = {name: base.chat for name, base in bases.items()}
     chats |= {base_policy(name): chat for name, chat in chats.items()}

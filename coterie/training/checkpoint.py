@@ -122,7 +122,7 @@ def restore(run: Run, folder: Path) -> None:
 def _restore(run: Run, folder: Path) -> None:
     verify_checksums(folder)
     state = read_tensors(folder / "state.pt")
-    run.step, run.best, run.tasks.drawn = state["step"], state["best"], state["drawn"]
+    run.step, run.best, run.evaluated_at = state["step"], state["best"], None
     run.memory.clear()
     run.memory.update(state["memory"])
     version, internal, gauss = state["rng"]
@@ -202,7 +202,6 @@ def _state(run: Run) -> dict[str, object]:
     return {
         "step": run.step,
         "best": run.best,
-        "drawn": run.tasks.drawn,
         "memory": run.memory,
         "rng": (version, list(internal), gauss),
         "learners": {policy: learner.state() for policy, learner in run.learners.items()},

@@ -20,13 +20,11 @@ from coterie.algorithms.turn_filters import (
 )
 from coterie.config import Config
 from coterie.credit.base import Credit
-from coterie.engines.router import Router
 from coterie.errors import UserError
 from coterie.evaluation.evaluate import evaluate
 from coterie.learners.batch import make_batches, scatter_to_turns
 from coterie.learners.distributed import SINGLE_PROCESS, Processes
-from coterie.learners.learner import TorchLearner
-from coterie.rollout.agent import Player
+from coterie.rollout.agent import Player, Players
 from coterie.rollout.collector import Collector
 from coterie.rollout.metrics import drop_failed, rollout_metrics, turn_metrics
 from coterie.sandbox import unprotected
@@ -36,13 +34,22 @@ from coterie.training.log import RunLog, StepLog
 from coterie.training.signals import signal_name, stop_after_step
 from coterie.training.tasks import TaskStream
 from coterie.training.token_record import measure_movement, recording_tokens
-from coterie.types import Episode, Metrics, Task, ValueEstimator
+from coterie.types import Engine, Episode, Learner, Metrics, Task, ValueEstimator
 
 SAMPLED = "sampled_tokens"  # in a run's memory: the tokens sampled in training so far
 
 
 class NoTurns(UserError, RuntimeError):
     """A workflow in which no role took a turn."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is played in a step."""
+
+    tasks: list[Task]
+    players: Players
+    seed: int
 
 
 @dataclass
@@ -53,8 +60,8 @@ class Run:
     folder: Path
     algorithm: Algorithm
     collector: Collector
-    engine: Router
-    learners: Mapping[str, TorchLearner]
+    engine: Engine
+    learners: Mapping[str, Learner]
     tasks: TaskStream
     held_out: list[Task]
     log: RunLog
@@ -90,12 +97,17 @@ class Run:
         """Whether the checkpoint with the best evaluation is kept."""
         return self.config.checkpoint.best is not False and self.config.eval.every > 0
 
-    def players(self, evaluating: bool = False) -> dict[str, Player]:
-        """The policy and the sampling settings of each role at this step."""
+    def plan(self, step: int) -> Plan:
+        """What is played in a step; it depends on the step alone, and on the opponents in the run's memory."""
+        return Plan(self.tasks.at_step(step), self.players(step=step), stable_hash(self.config.seed, "train", step))
+
+    def players(self, evaluating: bool = False, step: int | None = None) -> dict[str, Player]:
+        """The policy and the sampling settings of each role at a step, by default the current one."""
+        step = self.step if step is None else step
         roles = {name: role.policies[0] for name, role in self.config.roles.items()}
-        played = self.algorithm.assign_roles(self.step, roles)
+        played = self.algorithm.assign_roles(step, roles)
         if not evaluating:
-            played = opponents.assign_roles(self.config, self.step, self.memory, played)
+            played = opponents.assign_roles(self.config, step, self.memory, played)
         sampling = self.config.evaluation_sampling_of if evaluating else self.config.sampling_of
         later = {name: role.policies[1:] for name, role in self.config.roles.items()}
         return {role: Player(policy, sampling(role), later[role]) for role, policy in played.items()}
@@ -148,7 +160,7 @@ def training_step(run: Run, log: StepLog) -> None:
     algorithm = run.algorithm.at_step(run.step)
     started = time.perf_counter()
     with log.phase("rollout"):
-        episodes, counterfactuals = collect_episodes(run, run.tasks.next(), run.config.episodes_per_task)
+        episodes, counterfactuals = collect_episodes(run, run.plan(run.step), run.config.episodes_per_task)
         run.engine.clear()  # free the KV cache for the update; every step starts with an empty one
     sampled = sum(len(turn.response_ids) for e in episodes for turn in e.turns if not turn.replayed)
     rate = sampled / (time.perf_counter() - started)
@@ -163,7 +175,7 @@ def training_step(run: Run, log: StepLog) -> None:
         log.add(assign_credit(run, played, counterfactuals) | turn_metrics(played, run.learners))
     with log.phase("update"):
         for learner in run.learners.values():
-            learner.schedule_lr(run.step)
+            learner.begin(run.step)
         with recording_tokens(run.learners, played) as before:
             if algorithm.trains_policies(run.step):
                 log.add(algorithm.update(run.learners, make_batches(played), run.rng, run.step))
@@ -188,10 +200,10 @@ def require_turns(run: Run, played: list[Episode]) -> None:
         raise NoTurns(f"workflow: {silent}, so there is nothing to learn from; {ask}")
 
 
-def collect_episodes(run: Run, tasks: list[Task], repeats: int) -> tuple[list[Episode], dict[str, Episode]]:
+def collect_episodes(run: Run, plan: Plan, repeats: int) -> tuple[list[Episode], dict[str, Episode]]:
     """The rollout of a step: the episodes to train on, and the counterfactual ones by their id."""
-    seed, players, collector = stable_hash(run.config.seed, "train", run.step), run.players(), run.collector
-    episodes = collector.collect(tasks, repeats, players, seed)
+    collector, players = run.collector, plan.players
+    episodes = collector.collect(plan.tasks, repeats, players, plan.seed)
     learning = run.algorithm.trained_policies(run.learners, run.step)
     while forks := run.algorithm.forks(episodes, learning):
         episodes += collector.fork(forks, players)

@@ -11,13 +11,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from coterie.config import Config
-from coterie.engines.router import Router
-from coterie.learners.learner import TorchLearner
 from coterie.seeds import stable_hash
-from coterie.types import Metrics
+from coterie.types import Engine, Learner, Metrics
 
 TAKEN = "opponents"  # in a run's memory: the number of snapshots taken
 
@@ -54,9 +50,8 @@ def assign_roles(config: Config, step: int, memory: Mapping[str, Any], roles: Ma
     }
 
 
-@torch.no_grad()
 def snapshot_if_due(
-    config: Config, step: int, memory: dict[str, Any], learners: Mapping[str, TorchLearner], engine: Router
+    config: Config, step: int, memory: dict[str, Any], learners: Mapping[str, Learner], engine: Engine
 ) -> Metrics:
     """After an update: every `every` steps, copy each trained policy over its oldest snapshot."""
     pool = config.opponents
@@ -65,13 +60,7 @@ def snapshot_if_due(
     if (step + 1) % pool.every == 0:
         for policy in [policy for policy, it in config.policies.items() if not it.frozen]:
             name = slots(config, policy)[memory[TAKEN] % pool.keep]
-            _copy(learners[policy], learners[name])
+            learners[name].copy_from(learners[policy])
             engine.weights_changed(name, learners[name].version)
         memory[TAKEN] += 1
     return {"opponents": float(min(memory[TAKEN], pool.keep))}
-
-
-def _copy(source: TorchLearner, target: TorchLearner) -> None:
-    for name, parameter in target.parameters().items():
-        parameter.copy_(source.parameters()[name])
-    target.version = source.version

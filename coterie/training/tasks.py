@@ -18,20 +18,19 @@ from coterie.types import Env, Split, Task
 class TaskStream:
     """An endless stream of epochs, each shuffled, or all in the order of the tasks.
 
-    Its state is one number, `drawn`, so that a resumed run gets the same tasks.
+    It has no state: a step has the same tasks whenever it is asked for.
     """
 
     def __init__(self, tasks: Sequence[Task], count: int, seed: int, shuffle: bool = True) -> None:
         """`count`: tasks per step."""
         if not tasks:
             raise ValueError("the environment has no training tasks")
-        self.tasks, self.count, self.seed, self.shuffle, self.drawn = tasks, count, seed, shuffle, 0
+        self.tasks, self.count, self.seed, self.shuffle = tasks, count, seed, shuffle
         self.shuffled: tuple[int, list[int]] = (-1, [])  # the epoch and its permutation
 
-    def next(self) -> list[Task]:
-        chosen = [self._at(i) for i in range(self.drawn, self.drawn + self.count)]
-        self.drawn += self.count
-        return chosen
+    def at_step(self, step: int) -> list[Task]:
+        """The tasks of a step, counted from 0."""
+        return [self._at(i) for i in range(step * self.count, (step + 1) * self.count)]
 
     def _at(self, i: int) -> Task:
         epoch, place = divmod(i, len(self.tasks))

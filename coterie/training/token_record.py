@@ -13,8 +13,7 @@ from math import ceil
 from torch import Tensor
 
 from coterie.learners.batch import make_batches, scatter_to_turns, trained_turns
-from coterie.learners.learner import TorchLearner
-from coterie.types import Episode
+from coterie.types import Episode, Learner
 
 ONE_IN = 16  # tasks whose movement is measured
 
@@ -22,7 +21,7 @@ Before = dict[int, Tensor]  # id(turn) → log-probs before the update [L]
 
 
 @contextmanager
-def recording_tokens(learners: Mapping[str, TorchLearner], played: Sequence[Episode]) -> Iterator[Before]:
+def recording_tokens(learners: Mapping[str, Learner], played: Sequence[Episode]) -> Iterator[Before]:
     """Around the update: write `turn.entropy`, and yield a dict that then has the log-probs before the update."""
     before: Before = {}
     for learner in learners.values():
@@ -38,9 +37,7 @@ def recording_tokens(learners: Mapping[str, TorchLearner], played: Sequence[Epis
         learner.recorded = None
 
 
-def measure_movement(
-    learners: Mapping[str, TorchLearner], played: Sequence[Episode], before: Before, step: int
-) -> None:
+def measure_movement(learners: Mapping[str, Learner], played: Sequence[Episode], before: Before, step: int) -> None:
     """Write `turn.movement` of the trained turns of a few tasks."""
     episodes = _sample(played, step)
     turns = [turn for episode in episodes for turn in episode.turns if id(turn) in before]

@@ -94,7 +94,7 @@ def make_plan(
     """A plan for the first tasks that training would draw; `tasks` None: all of them."""
     check_policies(run, policies)
     stream = run.tasks
-    chosen = TaskStream(stream.tasks, min(tasks or len(stream.tasks), len(stream.tasks)), stream.seed).next()
+    chosen = TaskStream(stream.tasks, min(tasks or len(stream.tasks), len(stream.tasks)), stream.seed).at_step(0)
     return Plan(run.config, tuple(chosen), episodes, make_variants(policies, temperatures), **more)
 
 

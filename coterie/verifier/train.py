@@ -189,7 +189,7 @@ def training_step(run: VerifierRun) -> Metrics:
     questions = step_questions(run)
     examples = [example for question in questions for example in question]
     batch = pack_rows([one.ids for one in examples], [one.answer.label for one in examples])
-    learner.schedule_lr(run.step)
+    learner.begin(run.step)
     try:
         metrics = learner.fit(batch, row_weights(batch, [one.weight / len(questions) for one in examples]), bce)
     except NotFinite as error:

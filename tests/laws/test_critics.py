@@ -119,7 +119,7 @@ def test_values_of_a_role_come_from_its_own_critic(model_folder: Folder, tmp_pat
             head = critics(run).critics[name].learner.value_head
             assert head is not None
             head.bias.fill_(1.0 + worth)
-    episodes, _ = collect_episodes(run, run.tasks.next(), 2)
+    episodes, _ = collect_episodes(run, run.plan(run.step), 2)
     critics(run).read(episodes)
     for spoken in (t for e in episodes for t in e.turns):
         assert spoken.values is not None
@@ -145,7 +145,7 @@ def test_a_critic_learns_several_times_a_step_and_alone_while_it_warms_up(model_
 def test_a_critic_comes_to_foresee_what_the_team_earns(kind: str, model_folder: Folder, tmp_path: Path) -> None:
     tree = config(model_folder("llama"), kind, value_fits=40, value_lr=0.03, lam_turn=1.0)
     run = started(always_right(tree), tmp_path)
-    episodes, counterfactuals = collect_episodes(run, run.tasks.next(), 2)
+    episodes, counterfactuals = collect_episodes(run, run.plan(run.step), 2)
     assign_credit(run, episodes, counterfactuals)
     critics(run).fit(episodes, 0)
     critics(run).read(episodes)
@@ -160,7 +160,7 @@ def test_a_central_critic_reads_what_all_have_said_and_who_is_to_speak(model_fol
     tree = config(model_folder("llama"), "central by default")
     tree["workflow"] |= {"rounds": 2}
     run = started(tree, tmp_path)
-    episodes, _ = collect_episodes(run, run.tasks.next(), 1)
+    episodes, _ = collect_episodes(run, run.plan(run.step), 1)
     team = critics(run).critics["team"]
     for played in episodes:
         view = team.critic_view(played)
@@ -179,7 +179,7 @@ def test_a_critic_of_replies_reads_the_question_and_nothing_that_others_said(
     tree = config(model_folder("llama"), "replies")
     tree["workflow"] |= {"rounds": 2}
     run = started(tree, tmp_path)
-    (played, *_), _ = collect_episodes(run, run.tasks.next(), 1)
+    (played, *_), _ = collect_episodes(run, run.plan(run.step), 1)
     team = critics(run).critics["team"]
     question = team.learner.base.chat.prompt([{"role": "user", "content": played.task.prompt}])
     view = team.critic_view(played)
@@ -189,7 +189,7 @@ def test_a_critic_of_replies_reads_the_question_and_nothing_that_others_said(
 
 def test_of_a_context_that_is_too_long_a_critic_reads_the_end_and_says_so(model_folder: Folder, tmp_path: Path) -> None:
     run = started(config(model_folder("llama"), "central by default"), tmp_path)
-    episodes, counterfactuals = collect_episodes(run, run.tasks.next(), 2)
+    episodes, counterfactuals = collect_episodes(run, run.plan(run.step), 2)
     team = critics(run).critics["team"]
     whole = [turn.prompt_ids for turn in team.critic_view(episodes[0]).turns]
     lengths = [len(ids) + len(turn.response_ids) for ids, turn in zip(whole, episodes[0].turns, strict=True)]
@@ -202,7 +202,7 @@ def test_of_a_context_that_is_too_long_a_critic_reads_the_end_and_says_so(model_
 
 def test_a_critic_of_one_role_s_own_context_reads_what_the_role_read(model_folder: Folder, tmp_path: Path) -> None:
     run = started(config(model_folder("llama"), "one for each role"), tmp_path)
-    episodes, _ = collect_episodes(run, run.tasks.next(), 1)
+    episodes, _ = collect_episodes(run, run.plan(run.step), 1)
     view = critics(run).critics["left"].critic_view(episodes[0])
     assert [(t.role, t.prompt_ids) for t in view.turns] == [("left", episodes[0].turns[0].prompt_ids)]
 
@@ -254,7 +254,7 @@ def test_frozen_policies_are_environment_to_a_critic_of_everyone(model_folder: F
     tree = config(model_folder("llama"), "central by default")
     tree["policies"] = tree["policies"] | {"right": tree["policies"]["right"] | {"frozen": True, "lr": 1e-4}}
     run = started(tree, tmp_path)
-    episodes, counterfactuals = collect_episodes(run, run.tasks.next(), 2)
+    episodes, counterfactuals = collect_episodes(run, run.plan(run.step), 2)
     assign_credit(run, episodes, counterfactuals)
     for spoken in (t for e in episodes for t in e.turns):
         assert (spoken.values is None) == (spoken.advantages is None) == (spoken.role == "right")
@@ -264,7 +264,7 @@ def test_frozen_policies_are_environment_to_a_critic_of_everyone(model_folder: F
 
 def test_turns_that_were_given_and_empty_ones_are_judged_by_nobody(model_folder: Folder, tmp_path: Path) -> None:
     run = started(config(model_folder("llama"), "shared"), tmp_path)
-    episodes, _ = collect_episodes(run, run.tasks.next(), 2)
+    episodes, _ = collect_episodes(run, run.plan(run.step), 2)
     given, empty = episodes[0].turns[0], episodes[1].turns[1]
     given.trainable, empty.response_ids, empty.logprobs = False, (), ()
     critics(run).read(episodes)
@@ -316,7 +316,7 @@ def test_a_critic_on_the_policies_base_changes_nothing_that_is_said_or_scored(
             pair.up.normal_(generator=torch.Generator().manual_seed(1))
 
     def said(run: Run) -> tuple[list[Any], Tensor]:
-        episodes, _ = collect_episodes(run, run.tasks.next(), 2)
+        episodes, _ = collect_episodes(run, run.plan(run.step), 2)
         batch = make_batches(episodes, require_advantages=False)["left"]
         return [(t.response_ids, t.logprobs) for e in episodes for t in e.turns], run.learners["left"].logprobs(batch)
 
@@ -327,7 +327,7 @@ def test_a_critic_on_the_policies_base_changes_nothing_that_is_said_or_scored(
 @pytest.mark.parametrize("kind", ["central", "whole models"])
 def test_fitting_a_critic_moves_no_policy_and_no_base(kind: str, model_folder: Folder, tmp_path: Path) -> None:
     run = started(always_right(config(model_folder("llama"), kind)), tmp_path)
-    episodes, counterfactuals = collect_episodes(run, run.tasks.next(), 2)
+    episodes, counterfactuals = collect_episodes(run, run.plan(run.step), 2)
     assign_credit(run, episodes, counterfactuals)
     before = of_all(run)
     base = {name: p.detach().clone() for name, p in run.learners["left"].base.model.named_parameters()}

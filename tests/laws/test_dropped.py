@@ -78,7 +78,7 @@ def test_the_running_average_of_rae_is_not_moved_by_turns_of_other_weights(
     """As of an engine that has missed an update."""
     tree = naming_config(model_folder("llama"), algorithm="rae")
     run = started(tree, tmp_path)
-    episodes, counterfactuals = loop.collect_episodes(run, run.tasks.next(), run.config.episodes_per_task)
+    episodes, counterfactuals = loop.collect_episodes(run, run.plan(run.step), run.config.episodes_per_task)
     said: list[Turn] = [t for e in episodes for t in e.turns if t.role == "left"]
     for one in said if late else ():
         one.version -= 1

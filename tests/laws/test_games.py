@@ -112,7 +112,7 @@ def test_a_tiny_player_can_say_every_letter_and_the_chances_are_the_model_s_own(
     base = Base(model)
     learner = TorchLearner("player", base, None, 1e-3, Config.__dataclass_fields__["learning"].default_factory(), 1)
     prompts = ["fk", "rj", "l"]
-    said = {sign: reply_probs(learner, prompts, sign) for sign in SIGNS}
+    said = {sign: reply_probs(learner, learner.base.chat, prompts, sign) for sign in SIGNS}
     for prompt in prompts:
         ids = torch.tensor([base.chat.prompt([{"role": "user", "content": prompt}])])
         with base.with_own_attention(), torch.no_grad():
@@ -120,7 +120,7 @@ def test_a_tiny_player_can_say_every_letter_and_the_chances_are_the_model_s_own(
         found = torch.tensor([said[sign][prompt] for sign in SIGNS])
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
         late = sum(said[sign][prompt] for sign in SIGNS if is_late(sign))
-        assert reply_probs(learner, prompts, LATE)[prompt] == pytest.approx(late, abs=1e-5)
+        assert reply_probs(learner, learner.base.chat, prompts, LATE)[prompt] == pytest.approx(late, abs=1e-5)
         assert float(found.min()) > 0.001
 
 

@@ -328,7 +328,7 @@ def test_a_step_s_rate_is_the_peak_times_its_share_for_weights_and_value_head(mo
     assert made.optimizer is not None
     made.optimizer.param_groups[1]["peak"] = 4e-2
     for step in (0, 5):
-        made.schedule_lr(step)
+        made.begin(step)
         share = lr_factor(step, made.steps, made.learning)
         assert [group["lr"] for group in made.optimizer.param_groups] == pytest.approx([1e-2 * share, 4e-2 * share])
 
@@ -385,5 +385,5 @@ def test_a_resumed_policy_learns_as_its_config_says_now(model_folder: Folder) ->
     assert before.optimizer is not None and after.optimizer is not None
     before.optimizer.param_groups[0]["peak"] = 1e-4
     after.restore(before.state())
-    after.schedule_lr(0)
+    after.begin(0)
     assert after.current_lr == 1e-2 and after.optimizer.param_groups[0]["weight_decay"] == 0.1

@@ -415,8 +415,7 @@ def test_tasks_come_in_their_order_and_nothing_is_evaluated_before_the_first_ste
     model_folder: Folder, tmp_path: Path
 ) -> None:
     run = started(tmp_path, model_folder("llama"))
-    assert [task.prompt for task in run.tasks.next()] == ["0 + 1?", "1 + 1?", "2 + 1?"]
-    run.tasks.drawn = 0
+    assert [task.prompt for task in run.tasks.at_step(0)] == ["0 + 1?", "1 + 1?", "2 + 1?"]
     train(run)
     assert [row["step"] for row in rows(tmp_path / "run") if "eval/reward" in row] == [2]
 

@@ -20,7 +20,7 @@ from coterie.engines.native.slots import Row, SlotScheduler
 from coterie.kernels.sampling import Sampler
 from coterie.models.base import Base
 from coterie.models.chat import StopText
-from coterie.types import Sample, Sampling
+from coterie.types import Sample, Sampling, Weights
 from coterie.watchdog import watchdog_paused
 
 SETTLE = 8  # event loop iterations after a reply, in which its workflow may send the next request
@@ -46,8 +46,9 @@ class NativeEngine:
         self.waiting: list[Row] = []
         self.driver: asyncio.Task[None] | None = None
 
-    def weights_changed(self, policy: str, version: int) -> None:
+    def weights_changed(self, policy: str, version: int, weights: Weights | None = None) -> None:
         """The weights have changed in place: evict what the old ones computed; waiting requests use the new ones."""
+        self.base.load_weights(self.policies[policy], weights)
         adapter, before = self.policies[policy], self.versions[policy]
         self.versions[policy] = version
         self.slots.invalidate(adapter)
