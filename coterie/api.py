@@ -94,13 +94,12 @@ class AgentTrainer:
         """Train to the last step in a new run folder."""
         # Imported here: a grading process imports the user's file, and with it this module, but not the models library.
         from coterie.cli.commands import new_run_folder
-        from coterie.training import loop
-        from coterie.training.build import build
+        from coterie.cli.run import session
 
-        with new_run_folder(self.run_folder) as folder:
+        with new_run_folder(self.run_folder) as folder, session(self.config) as (build, train):
             run = build(self.config, folder, console=console)
             try:
-                loop.train(run)
+                train(run)
             finally:
                 run.log.close()
         *_, last = (run.folder / "metrics.jsonl").read_text().splitlines()

@@ -264,9 +264,12 @@ class Learner(Protocol):
     """The weights of one policy and their optimizer: the only place with gradients."""
 
     frozen: bool
-    version: int  # optimizer steps so far
     # While not None, `fit` records log-probs and entropy of each turn by its index, as its first pass over it saw them.
-    recorded: dict[int, tuple[Tensor, Tensor]] | None
+    recorded: dict[int, Tensor] | None
+
+    @property
+    def version(self) -> int:
+        """The number of optimizer steps so far."""
 
     def begin(self, step: int) -> None:
         """Begin a training step, before any `fit` of it."""
@@ -280,7 +283,7 @@ class Learner(Protocol):
     def fit(self, batch: Batch, weights: Tensor, loss: Loss, measure: Measure | None = None) -> Metrics:
         """One optimizer step on Σ weights·loss; `measure` computes metrics per token."""
 
-    def fit_together(self, jobs: Sequence[tuple[Any, Batch, Tensor, Loss, Measure]]) -> list[Metrics]:
+    def fit_together(self, jobs: Sequence[tuple[Any, Batch, Tensor, Loss, Measure | None]]) -> list[Metrics]:
         """One `fit` for each of several learners, concurrently where possible."""
 
     def weights(self) -> Weights:

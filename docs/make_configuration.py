@@ -17,11 +17,13 @@ from coterie.config.schema import descriptions, summary
 from coterie.config.settings import (
     SAMPLING,
     Checkpoints,
+    Cluster,
     Collapse,
     Config,
     CriticConfig,
     EngineConfig,
     Evaluation,
+    LearnerWorkers,
     Learning,
     Logging,
     Lora,
@@ -29,6 +31,7 @@ from coterie.config.settings import (
     Policy,
     Role,
     Rollout,
+    RolloutWorkers,
 )
 from coterie.config.type_names import bare, is_union, type_name
 from coterie.config.yamltree import write
@@ -58,6 +61,9 @@ GROUPS: dict[str, tuple[Any, FieldLimits]] = {
     "learning": (Learning, FieldLimits()),
     "rollout": (Rollout, FieldLimits()),
     "engine": (EngineConfig, FieldLimits()),
+    "cluster": (Cluster, FieldLimits()),
+    "cluster.rollout": (RolloutWorkers, FieldLimits()),
+    "cluster.learner": (LearnerWorkers, FieldLimits()),
     "eval": (Evaluation, FieldLimits()),
     "checkpoint": (Checkpoints, FieldLimits()),
     "log": (Logging, FieldLimits()),

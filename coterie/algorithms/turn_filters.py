@@ -18,11 +18,17 @@ def count_silent(episodes: Sequence[Episode], roles: Iterable[str]) -> Metrics:
     return {f"absent/{role}": float(sum(role not in some for some in present)) for role in roles}
 
 
-def drop_stale(episodes: Sequence[Episode], learners: Mapping[str, Learner]) -> Metrics:
-    """Drop and count turns sampled with other weights than the learner's, as by an engine that missed an update."""
+def drop_stale(
+    episodes: Sequence[Episode], learners: Mapping[str, Learner], versions: Mapping[str, int] | None = None
+) -> Metrics:
+    """Drop and count turns sampled with other weights than intended, as by an engine that missed an update.
+
+    `versions`: those intended, which a rollout that runs ahead of the learners lags behind; None: the learners'.
+    """
+    expected = {policy: learner.version for policy, learner in learners.items()} if versions is None else versions
     sampled = [turn for episode in episodes for turn in episode.turns if turn.response_ids and turn.trainable]
     trained = [turn for turn in sampled if not learners[turn.policy].frozen]
-    stale = [turn for turn in trained if turn.version != learners[turn.policy].version]
+    stale = [turn for turn in trained if turn.version != expected[turn.policy]]
     for turn in stale:
         turn.dropped = "stale"
     return {"stale": float(len(stale))}

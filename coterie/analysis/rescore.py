@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cache
-from pathlib import Path
 
 from coterie.config import Config, ConfigError
-from coterie.models.chat import Chat
-from coterie.models.store import load_end_ids, load_tokenizer, resolve
 from coterie.rollout.agent import Player
 from coterie.rollout.collector import Collector
-from coterie.training import opponents
-from coterie.training.models import base_policy
+from coterie.training.models import chats_of
 from coterie.types import Env, Episode, Fork, Sample, Sampling, Weights
 
 WHY = "; a workflow may depend only on its task and on the replies"
@@ -59,15 +54,3 @@ def _players(episodes: Sequence[Episode]) -> dict[str, Player]:
 def _player(by_round: Mapping[int, str]) -> Player:
     first, *later = (by_round[nth] for nth in sorted(by_round))
     return Player(first, Sampling(), tuple(later))
-
-
-def chats_of(config: Config) -> dict[str, Chat]:
-    """The chat template of each policy's model, with and without its adapter; loads no weights."""
-    policies = opponents.with_slots(config).policies
-    chats = {name: _chat(resolve(policy.model)) for name, policy in policies.items()}
-    return chats | {base_policy(name): chat for name, chat in chats.items()}
-
-
-@cache
-def _chat(folder: Path) -> Chat:
-    return Chat(load_tokenizer(folder), load_end_ids(folder))

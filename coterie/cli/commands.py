@@ -25,7 +25,7 @@ from coterie.user_code import CODE_FOLDER
 
 REPLAYED = ("algorithm", "credit", "reward")
 # Other keys would make it a different run.
-ON_RESUME = ("steps", "epochs", "eval", "checkpoint", "log", "rollout", "sandbox")
+ON_RESUME = ("steps", "epochs", "eval", "checkpoint", "log", "rollout", "cluster", "sandbox")
 MAY_DIFFER = (*ON_RESUME, "folder", "resume")  # of a run and a config that resumes it
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +15,7 @@ from coterie.analysis.replay import replay
 from coterie.check import dry_run, findings
 from coterie.cli import check_tables, report
 from coterie.config import Config, ConfigError
+from coterie.config.requirements import require_packages
 from coterie.console import show
 from coterie.evaluation.evaluate import Report, accuracy_by_task, evaluate
 from coterie.evaluation.single_agent_baseline import (
@@ -54,18 +55,38 @@ def _train(config: Config, folder: Path, examples: int, resuming: bool, which: s
     if config.epochs is None:
         _check_steps(config, folder, done)
     # With examples the untrained weights are needed too, so adapters are loaded from where they came from.
-    with _loading():
-        run = build(config, folder, saved=None if examples else latest)
-    config = run.config  # with the steps of its epochs
-    _check_steps(config, folder, done)
-    show(report.plan(config))
+    with session(config) as (build_run, train_to_end):
+        with _loading():
+            run = build_run(config, folder, saved=None if examples else latest)
+        _check_steps(run.config, folder, done)
+        show(report.plan(run.config))
+        return _train_built(run, train_to_end, examples, resuming, which)
+
+
+@contextmanager
+def session(config: Config) -> Iterator[tuple[Callable[..., Run], Callable[[Run], None]]]:
+    """How a run is built and trained: in this process, or on the config's cluster, which is left at the end."""
+    if config.cluster is None:
+        yield build, train
+        return
+    require_packages(config)
+    from coterie.cluster.driver import driving  # needs Ray, which is optional
+
+    with driving(config) as driver:
+        yield driver.build, driver.train
+
+
+def _train_built(
+    run: Run, train_to_end: Callable[[Run], None], examples: int, resuming: bool, which: str | None
+) -> int:
+    config, folder = run.config, run.folder  # with the steps of its epochs
     before = _held_out(run) if examples else None  # with fresh weights: a resumed run's are restored below
     if resuming:
         rewound = checkpoint.resume(run, which)
         moved = f"; later steps were moved to {rewound}" if rewound else ""
         show([Text(f"  resuming after step {run.step}{moved}\n")])
     try:
-        train(run)
+        train_to_end(run)
     except KeyboardInterrupt:  # the second signal
         run.stopping = True
     finally:

@@ -25,7 +25,7 @@ def check_conflicts(config: Config, training: bool = True) -> None:
     problems = Problems(config.sources)
     checks = (
         _episodes, _policies, _adapters, _devices, _reward, _sampling, _max_tokens, _warmup, _evaluation,
-        _no_evaluation, _engine_rows, _unused_sampling, _empty_targets,
+        _no_evaluation, _engine_rows, _unused_sampling, _empty_targets, _cluster,
     )  # fmt: skip
     for check in (*checks, *((_idle_policies, _all_frozen, _unused_in_training) if training else ()), _roles):
         for path, message in check(config):
@@ -174,6 +174,26 @@ def _devices(config: Config) -> Found:
         if expected != device:
             shared = f"{name} and {other} are adapters on the same {policy.model} and need the same device"
             yield ("policies", name, "device"), f"{shared}, but {name} is on {device} and {other} on {expected}"
+
+
+def _cluster(config: Config) -> Found:
+    """On a cluster Ray chooses the devices."""
+    if config.cluster is None:
+        return
+    for name, policy in config.policies.items():
+        if policy.device is not None:
+            yield ("policies", name, "device"), "not supported on a cluster: each worker has the GPUs that Ray gives it"
+    rollout = config.cluster.rollout
+    if rollout.least is not None and rollout.least > rollout.workers:
+        yield ("cluster", "rollout", "least"), f"{rollout.least} is more than the {rollout.workers} workers"
+    if config.cluster.ahead and config.algorithm.instance.truncate is None:
+        why = "turns are sampled with older weights than those that learn from them; 2.0 is usual"
+        yield ("cluster", "ahead"), f"needs algorithm.truncate: {why}"
+    if config.cluster.ahead and config.opponents is not None:
+        yield (
+            ("cluster", "ahead"),
+            "not supported with opponents, whose snapshots would be played before they are taken",
+        )
 
 
 def _all_frozen(config: Config) -> Found:

@@ -18,6 +18,8 @@ def require_packages(config: Config) -> None:
         problems.add(("log", "wandb"), "wandb is not installed; `pip install -e '.[wandb]'` installs it")
     if config.engine.name == "vllm" and find_spec("vllm") is None:
         problems.add(("engine", "name"), "vllm is not installed; `pip install -e '.[vllm]'` installs it")
+    if config.cluster is not None and find_spec("ray") is None:
+        problems.add(("cluster",), "ray is not installed; `pip install -e '.[ray]'` installs it")
     problems.raise_any()
 
 

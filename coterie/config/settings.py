@@ -156,6 +156,39 @@ class EngineConfig:
 
 
 @dataclass(frozen=True)
+class RolloutWorkers:
+    """Rollout workers: processes on the cluster that have an engine and play episodes."""
+
+    workers: Count = 1  # workers, at most
+    least: Count | None = None  # workers without which no step starts; null: all
+    gpus: NotNegative = 0.0  # GPUs of each
+    cpus: NotNegative = 1.0  # CPU cores of each
+
+
+@dataclass(frozen=True)
+class LearnerWorkers:
+    """Learner workers: processes on the cluster that hold the weights and their optimizers, and share each batch."""
+
+    workers: Count = 1  # data-parallel ranks
+    gpus: NotNegative = 0.0  # GPUs of each
+    cpus: NotNegative = 1.0  # CPU cores of each
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Train on a Ray cluster: this process drives, others play and learn."""
+
+    address: str = "auto"  # of the cluster's head; `auto`: the one on this machine; `local`: start Ray here
+    rollout: RolloutWorkers = field(default_factory=RolloutWorkers)  # what plays
+    learner: LearnerWorkers = field(default_factory=LearnerWorkers)  # what learns
+    chunk: Count = 8  # episodes per call of a worker; rounded up to whole groups, which share a prompt
+    ahead: CountFromZero = 0  # steps that rollout runs ahead of the learners, a fixed lag; needs algorithm.truncate
+    # seconds: a rollout worker may be this late beyond the deadline of its episodes, a learner this long without answer
+    patience: Positive = 60.0
+    restarts: CountFromZero = 10  # learners are restarted so often without a new checkpoint; then the run stops
+
+
+@dataclass(frozen=True)
 class Evaluation:
     """How the team is evaluated on held-out tasks."""
 
@@ -217,6 +250,7 @@ class Config:
     learning: Learning = field(default_factory=Learning)  # optimizer and memory
     rollout: Rollout = field(default_factory=Rollout)  # concurrency and deadlines
     engine: EngineConfig = field(default_factory=EngineConfig)  # what samples tokens
+    cluster: Cluster | None = None  # where to train: on a Ray cluster; null: in this process
     eval: Evaluation = field(default_factory=Evaluation)  # evaluation on held-out tasks
     checkpoint: Checkpoints = field(default_factory=Checkpoints)  # when to save
     log: Logging = field(default_factory=Logging)  # where metrics go

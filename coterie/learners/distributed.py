@@ -119,6 +119,16 @@ def process_group() -> Processes:
     return Processes(dist.get_rank(), dist.get_world_size())
 
 
+def join_processes(rank: int, size: int, address: str) -> Processes:
+    """Join the processes that meet at tcp://host:port, as the learners of a cluster do."""
+    if size == 1:
+        return SINGLE_PROCESS
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    with _reporting_lost_processes():
+        dist.init_process_group(backend, init_method=f"tcp://{address}", rank=rank, world_size=size, timeout=TIMEOUT)
+    return Processes(rank, size)
+
+
 @contextmanager
 def _reporting_lost_processes() -> Iterator[None]:
     try:

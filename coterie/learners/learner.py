@@ -125,7 +125,7 @@ class TorchLearner:
     def fit(self, batch: Batch, weights: Tensor, loss: Loss, measure: Measure | None = None) -> Metrics:
         return fit_together([FitJob(self, batch, weights, loss, measure)])[0]
 
-    def fit_together(self, jobs: Sequence[tuple[Any, Batch, Tensor, Loss, Measure]]) -> list[Metrics]:
+    def fit_together(self, jobs: Sequence[tuple[Any, Batch, Tensor, Loss, Measure | None]]) -> list[Metrics]:
         return fit_together([FitJob(*job) for job in jobs])
 
     def optimizer_step(self) -> Tensor:

@@ -16,7 +16,7 @@ from coterie.models.chat import Chat
 from coterie.rollout.agent import AgentTeam, FixedTurns, Players, RecordingAgent
 from coterie.rollout.scoring import Scorer, within_deadline
 from coterie.seeds import stable_hash
-from coterie.types import Engine, Env, Episode, Fork, Outcome, Task, Turn, Workflow
+from coterie.types import Engine, Env, Episode, Fork, Learner, Outcome, Task, Turn, Workflow
 from coterie.watchdog import run_with_watchdog
 
 CLOSE_TIMEOUT = 10.0  # seconds that a world may take to close
@@ -38,15 +38,11 @@ class Collector:
 
     def collect(self, tasks: Sequence[Task], repeats: int, players: Players, seed: int) -> list[Episode]:
         """Play every task `repeats` times. The samples depend only on the seed, the task and the repeat."""
-        episodes: list[Episode] = []
-        repeat: Counter[str] = Counter()
-        for task in (task for task in tasks for _ in range(repeats)):
-            # A task that occurs twice in a step keeps counting, so that its episodes have different seeds.
-            episode = Episode(f"{task.id}/{repeat[task.id]}", task, repeat[task.id])
-            episode.seed = stable_hash(seed, task.id, episode.repeat)
-            episodes.append(episode)
-            repeat[task.id] += 1
-        return self._play_shares([(episode, {}) for episode in episodes], players)
+        return self.play_shares([(episode, {}) for episode in new_episodes(tasks, repeats, seed)], players)
+
+    def versions(self, learners: Mapping[str, Learner]) -> dict[str, int]:
+        """The versions of the weights that the episodes of this step are sampled with."""
+        return {policy: learner.version for policy, learner in learners.items()}
 
     def fork(self, forks: Sequence[Fork], players: Players) -> list[Episode]:
         """Play counterfactual or sibling episodes: replays with some turns fixed.
@@ -59,7 +55,7 @@ class Collector:
             seed = stable_hash(origin.seed, fork.id) if fork.resample else origin.seed
             episode = Episode(fork.id, origin.task, origin.repeat, seed=seed, origin=origin.id, fork=fork.purpose)
             episodes.append((episode, fork.fixed_turns))
-        return self._play_shares(episodes, players) if episodes else []
+        return self.play_shares(episodes, players) if episodes else []
 
     def decode_prompts(self, episodes: Sequence[Episode]) -> None:
         """Write `turn.prompt`. Not while sampling: only stored episodes need it, and decoding takes time."""
@@ -74,17 +70,18 @@ class Collector:
         """Write the answer, the rewards and the metrics of an episode."""
         await Scorer(self.env, self.score_deadline).score(episode, outcome)
 
-    def _play_shares(self, episodes: Sequence[tuple[Episode, FixedTurns]], players: Players) -> list[Episode]:
+    def play_shares(self, episodes: Sequence[tuple[Episode, FixedTurns]], players: Players) -> list[Episode]:
         """Play this process's share, then gather the results of all processes."""
         own = episodes[self.processes.shard(len(episodes))]
         blocking_limit = min(self.deadline, max(1.0, self.deadline * BLOCKING_LIMIT))
-        asyncio.run(run_with_watchdog(self._play_all(own, players), blocking_limit))
-        results = self.processes.all_gather([_without_task(episode) for episode, _ in own])
+        asyncio.run(run_with_watchdog(self.play_all(own, players), blocking_limit))
+        results = self.processes.all_gather([without_task(episode) for episode, _ in own])
         for (episode, _), result in zip(episodes, results, strict=True):
             vars(episode).update(result)
         return [episode for episode, _ in episodes]
 
-    async def _play_all(self, episodes: Sequence[tuple[Episode, FixedTurns]], players: Players) -> None:
+    async def play_all(self, episodes: Sequence[tuple[Episode, FixedTurns]], players: Players) -> None:
+        """Play episodes in this process, on the running event loop."""
         limit = asyncio.Semaphore(self.concurrency)
         await asyncio.gather(*(self._play(episode, players, limit, fixed) for episode, fixed in episodes))
 
@@ -113,8 +110,21 @@ class Collector:
             episode.error_kind = type(error).__name__
 
 
-def _without_task(episode: Episode) -> dict[str, Any]:
-    """An episode's fields without its task, which every process has and which may not be picklable."""
+def new_episodes(tasks: Sequence[Task], repeats: int, seed: int) -> list[Episode]:
+    """An unplayed episode for every task and repeat, each with its seed."""
+    episodes: list[Episode] = []
+    repeat: Counter[str] = Counter()
+    for task in (task for task in tasks for _ in range(repeats)):
+        # A task that occurs twice in a step keeps counting, so that its episodes have different seeds.
+        episode = Episode(f"{task.id}/{repeat[task.id]}", task, repeat[task.id])
+        episode.seed = stable_hash(seed, task.id, episode.repeat)
+        episodes.append(episode)
+        repeat[task.id] += 1
+    return episodes
+
+
+def without_task(episode: Episode) -> dict[str, Any]:
+    """An episode's fields without its task, which is known where they are sent, and which may not be picklable."""
     return {name: value for name, value in vars(episode).items() if name != "task"}
 
 

@@ -131,8 +131,7 @@ class RunLog:
     @contextmanager
     def step(self, step: int) -> Iterator[StepLog]:
         """Log one step. If the block raises, only its episodes are written."""
-        if not self.sinks:
-            self._open()
+        self.open()
         log = StepLog(step, self.display)
         with ExitStack() as on_failure:
             on_failure.callback(self._write_episodes, log)  # they may show the cause
@@ -173,7 +172,10 @@ class RunLog:
         for sink in self.sinks:
             sink.close()
 
-    def _open(self) -> None:
+    def open(self) -> None:
+        """Write the config and the user's files, and open the sinks, unless they are open."""
+        if self.sinks:
+            return
         if self.resumed_at is None and self.metrics_path.exists():
             raise FileExistsError(f"{self.folder} already contains a run; resume it, or train into another folder")
         for name, content in (self.copies | {WRITTEN_CONFIG: self.config_yaml.encode()}).items():
@@ -212,7 +214,7 @@ class NoLog(RunLog):
         self.resumed_at = done
         return []
 
-    def _open(self) -> None:
+    def open(self) -> None:
         pass
 
     def _write_episodes(self, log: StepLog) -> None:

@@ -215,7 +215,7 @@ def assign_credit(run: Run, played: list[Episode], counterfactuals: dict[str, Ep
     """Score the turns with the policies, then assign credit and compute advantages."""
     algorithm = run.algorithm
     read_policies(run, played)
-    metrics = drop_stale(played, run.learners)
+    metrics = drop_stale(played, run.learners, run.collector.versions(run.learners))
     drop_other_rounds(played, algorithm, run.step)
     metrics |= run.credit.assign(played, counterfactuals, team_chain=algorithm.chain == "team")
     metrics |= algorithm.compute_advantages(played, run.memory)

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,13 @@ from coterie.config.reader import key_and_message
 from coterie.errors import ModelError
 from coterie.learners.distributed import process_group
 from coterie.models.base import Base
+from coterie.models.chat import Chat
 from coterie.models.lora import Adapter
 from coterie.models.lora_targets import targets_for
 from coterie.models.peft import load_adapter
-from coterie.models.store import max_context_length, read_config, resolve
+from coterie.models.store import load_end_ids, load_tokenizer, max_context_length, read_config, resolve
 from coterie.seeds import stable_hash
+from coterie.training import opponents
 from coterie.training.checkpoint import critic_folder, policy_folder
 
 
@@ -115,3 +118,15 @@ def fresh_adapter(name: str, lora: Lora, base: Base, seed: int) -> Adapter:
         why = "; ".join(f"{layer} {reason}" for layer, reason in skipped.items())
         print(f"{name}: no adapter on some layers: {why}", file=sys.stderr)
     return Adapter(name, lora.rank, lora.alpha, targets).attach(base.layers, seed)
+
+
+def chats_of(config: Config) -> dict[str, Chat]:
+    """The chat template of each policy's model, with and without its adapter; loads no weights."""
+    policies = opponents.with_slots(config).policies
+    chats = {name: _chat(resolve(policy.model)) for name, policy in policies.items()}
+    return chats | {base_policy(name): chat for name, chat in chats.items()}
+
+
+@cache
+def _chat(folder: Path) -> Chat:
+    return Chat(load_tokenizer(folder), load_end_ids(folder))

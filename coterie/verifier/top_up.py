@@ -7,13 +7,13 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from coterie.analysis.rescore import chats_of
 from coterie.config import Config, ConfigError
 from coterie.config.conflicts import check_conflicts
 from coterie.config.requirements import require_sandbox
 from coterie.envs.base import attach_reward
 from coterie.rollout.scoring import RETRYABLE, Scorer
 from coterie.training.loop import Run
+from coterie.training.models import chats_of
 from coterie.training.tasks import load_tasks
 from coterie.types import Env, Episode, Outcome, Task
 from coterie.verifier.answers import Answer

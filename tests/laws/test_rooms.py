@@ -23,7 +23,7 @@ ORDER = (
     # What runs models.
     *("kernels", "models", "engines", "learners"),
     # What runs teams.
-    *("rollout", "evaluation", "training", "check", "view", "analysis", "verifier"),
+    *("rollout", "evaluation", "training", "cluster", "check", "view", "analysis", "verifier"),
     *("compat", "games", "bench"),
     # What people touch.
     *("decorators", "api_config", "cli", "api", "rllm", "__main__", "__init__"),
@@ -88,17 +88,22 @@ def test_an_algorithm_has_at_most_two_classes_above_it(name: str) -> None:
     assert len([base for base in find("algorithm", name).__mro__ if base is not object]) <= 3
 
 
-def imports_triton(path: Path) -> bool:
-    """True if a file imports Triton, also inside functions."""
+def imports(path: Path, package: str) -> bool:
+    """True if a file imports a package, also inside functions."""
     tree = ast.parse(path.read_text())
     names = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     names |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    return any(name.split(".")[0] == "triton" for name in names)
+    return any(name.split(".")[0] == package for name in names)
 
 
 def test_triton_is_imported_in_kernels_alone() -> None:
-    importing = {path.relative_to(PACKAGE).parts[0] for path in PACKAGE.rglob("*.py") if imports_triton(path)}
+    importing = {path.relative_to(PACKAGE).parts[0] for path in PACKAGE.rglob("*.py") if imports(path, "triton")}
     assert importing == {"kernels"}
+
+
+def test_ray_is_imported_in_cluster_alone() -> None:
+    importing = {path.relative_to(PACKAGE).parts[0] for path in PACKAGE.rglob("*.py") if imports(path, "ray")}
+    assert importing == {"cluster"}
 
 
 def test_every_room_has_its_place() -> None:

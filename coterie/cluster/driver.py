@@ -1,0 +1,142 @@
+"""Builds a run whose models are on a cluster, and trains it: the loop is that of one process."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from coterie.cluster.ahead import Ahead
+from coterie.cluster.collector import ClusterCollector, PushingEngine
+from coterie.cluster.connection import connected
+from coterie.cluster.learner_worker import LearnerWorker
+from coterie.cluster.learners import LearnerGroup, RemoteCritic, RemoteLearner
+from coterie.cluster.processes import ClusterFailed, LearnersLost
+from coterie.cluster.rollout_pool import RolloutPool
+from coterie.cluster.rollout_worker import RolloutWorker
+from coterie.cluster.shipment import Shipment, pack
+from coterie.config import Config
+from coterie.config.settings import Cluster
+from coterie.learners.distributed import SINGLE_PROCESS
+from coterie.training import checkpoint, loop, opponents
+from coterie.training.build import build_collector, build_driver_parts
+from coterie.training.loop import Run
+from coterie.training.models import chats_of
+
+
+class Driver:
+    """The driver's end of a cluster, for one run."""
+
+    def __init__(self, settings: Cluster) -> None:
+        self.settings = settings
+        self.group: LearnerGroup | None = None
+        self.pool: RolloutPool | None = None
+        self.ahead: Ahead | None = None
+
+    def build(self, config: Config, folder: Path, console: bool = True, saved: Path | None = None) -> Run:
+        """As `training.build.build`; the workers load the models at the same time."""
+        parts = build_driver_parts(config, folder, console, training=True, processes=SINGLE_PROCESS)
+        config = parts.config
+        shipment, saved = pack(config, folder), saved.resolve() if saved else None
+        self.pool = self._pool(config, shipment, saved)
+        self.group = self._group(shipment, saved)
+        self.group.start()
+        self.group.meanwhile = self.pool.progress if self.settings.ahead else None
+        self.pool.wait_until_ready()
+        policies = opponents.with_slots(config).policies
+        learners = {name: RemoteLearner(self.group, name, policy.frozen) for name, policy in policies.items()}
+        engine = PushingEngine(self.pool, self.group)
+        parts.log.chats = chats_of(config)
+        local = replace(build_collector(config, parts.env, engine, {}, SINGLE_PROCESS), chats=parts.log.chats)
+        self.ahead = Ahead(self.settings.ahead, self.pool, self.group)
+        own: dict[str, Any] = {"chunk": self.settings.chunk, "patience": self.settings.patience}
+        collector = ClusterCollector(**vars(local), pool=self.pool, ahead=self.ahead, **own)
+        critic = RemoteCritic(self.group) if self.group.has_critic else None
+        self.ahead.run = parts.run(collector, engine, learners, critic, self.pool.hashes, SINGLE_PROCESS)
+        return self.ahead.run
+
+    def train(self, run: Run) -> None:
+        """Train to the last step. If learners are lost, go on from the last checkpoint, with the same numbers."""
+        run.log.open()
+        failures, last = 0, -1
+        while True:
+            try:
+                if failures:
+                    self._restart_learners(run)
+                self._save_first(run)
+                loop.train(run)
+                return
+            except LearnersLost as lost:
+                folder = checkpoint.latest(run.folder)
+                saved = int(folder.name) if folder else 0
+                failures, last = failures + 1 if saved == last else 1, saved
+                self._report(lost, failures, saved)
+
+    def push_and_wait(self, policy: str) -> None:
+        """Push the weights of a policy, and wait until every worker has loaded them."""
+        assert self.group is not None and self.pool is not None
+        self.pool.push(policy, self.group.versions[policy], self.group.weights(policy))
+        self.pool.wait_until_loaded()
+
+    def _restart_learners(self, run: Run) -> None:
+        assert self.group is not None and self.ahead is not None
+        self.ahead.forget()
+        self.group.start()
+        checkpoint.resume(run)
+
+    def _save_first(self, run: Run) -> None:
+        """Push all weights, so that workers can go back to them; save a run that has no checkpoint to go back to."""
+        assert self.group is not None
+        self.group.changed |= {policy for policy, learner in run.learners.items() if not learner.frozen}
+        for policy, learner in run.learners.items():
+            run.engine.weights_changed(policy, learner.version)
+        if checkpoint.latest(run.folder) is None:
+            checkpoint.save(run)
+
+    def _report(self, lost: LearnersLost, failures: int, saved: int) -> None:
+        if failures > self.settings.restarts:
+            raise ClusterFailed(
+                f"{lost}\nThe learners were lost {failures} times after step {saved} without a new checkpoint, more "
+                "often than cluster.restarts allows"
+            ) from lost
+        print(f"{lost}\nthe learners are restarted from the checkpoint of step {saved}", file=sys.stderr)
+
+    def close(self) -> None:
+        """End the workers: first those that play, then those that learn."""
+        for workers in (self.pool, self.group):
+            if workers is not None:
+                workers.close()
+
+    def _pool(self, config: Config, shipment: Shipment, saved: Path | None) -> RolloutPool:
+        rollout = self.settings.rollout
+        slots = max(1, config.rollout.concurrency // max(self.settings.chunk, config.episodes_per_task))
+        actor = ray.remote(RolloutWorker).options(
+            num_cpus=rollout.cpus, num_gpus=rollout.gpus, scheduling_strategy="SPREAD", max_concurrency=slots + 8
+        )
+        arguments: tuple[Any, ...] = (ray.put(shipment), saved)
+        least = rollout.least or rollout.workers
+        return RolloutPool(actor.remote, arguments, rollout.workers, least, slots, self.settings.restarts)
+
+    def _group(self, shipment: Shipment, saved: Path | None) -> LearnerGroup:
+        learner = self.settings.learner
+        # Two threads, neither of them the main one: signs of life must not wait for a method that computes.
+        options: dict[str, Any] = {"concurrency_groups": {"work": 1, "signs": 1}}
+        actor = ray.remote(**options)(LearnerWorker).options(num_cpus=learner.cpus, num_gpus=learner.gpus)
+        return LearnerGroup(actor.remote, (ray.put(shipment), saved), learner.workers, self.settings.patience)
+
+
+@contextmanager
+def driving(config: Config) -> Iterator[Driver]:
+    """Connect to the cluster of a config; at the end all workers are ended."""
+    assert config.cluster is not None
+    with connected(config.cluster):
+        driver = Driver(config.cluster)
+        try:
+            yield driver
+        finally:
+            driver.close()

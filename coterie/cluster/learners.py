@@ -1,0 +1,211 @@
+"""The learners as the driver sees them: a group of ranks that run every call together, and a proxy per policy."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+from ray.exceptions import GetTimeoutError, RayError
+from torch import Tensor
+
+from coterie.cluster.learner_worker import for_critic
+from coterie.cluster.processes import LearnersLost, Place, obituary, raised_by_code
+from coterie.learners.distributed import TIMEOUT, LostProcess
+from coterie.types import Batch, Episode, Learner, Loss, Measure, Metrics, Scores, Weights
+
+PULSE = 2.0  # seconds of a call after which, and then again, all ranks are asked for a sign of life
+GLANCE = 0.05  # seconds between two looks at the rollouts that run at the same time
+START_LIMIT = 1800.0  # seconds for a worker to get its resources and to load its models
+EARLIER = "earlier"  # in the state of a learner: by step, version and weights
+Pushed = Mapping[str, tuple[int, Any]]  # by policy: the version, and the object with its weights
+
+
+class LearnerGroup:
+    """All ranks. They are one: what one does all do, and if one is lost all are restarted."""
+
+    def __init__(self, make: Callable[[], Any], arguments: tuple[Any, ...], size: int, patience: float) -> None:
+        """`make` creates an actor; `arguments` of its `start`, before rank, size and address."""
+        self.make, self.arguments, self.size, self.patience = make, arguments, size, patience
+        self.versions: dict[str, int] = {}
+        self.changed: set[str] = set()  # policies whose weights were not pushed yet
+        self.ranks: list[Any] = []
+        self.places: list[Place | None] = []
+        self.has_critic = False
+        self.earlier: dict[int, Pushed] = {}  # by step: the weights of the last steps, for rollouts that run ahead
+        self.meanwhile: Callable[[], None] | None = None  # called again and again during a call
+
+    def start(self) -> None:
+        """Start the ranks, with fresh weights."""
+        self.close()
+        self.earlier.clear()
+        self.ranks, self.places = [self.make() for _ in range(self.size)], [None] * self.size
+        found = self._wait([_call(rank, "place") for rank in self.ranks])
+        self.places, address = [place for place, _ in found], found[0][1]
+        started = [_call(rank, "start", *self.arguments, n, self.size, address) for n, rank in enumerate(self.ranks)]
+        self.has_critic, self.versions = self._wait(started)[0]
+
+    def close(self) -> None:
+        for rank in self.ranks:
+            ray.kill(rank)
+        self.ranks = []
+
+    def call_all(self, method: str, *arguments: Any) -> Any:
+        """Call a method on every rank; each node gets the arguments once. Returns the first rank's result."""
+        shared = [ray.put(argument) for argument in arguments]
+        result, self.versions = self._wait([_call(rank, method, *shared) for rank in self.ranks])[0]
+        return result
+
+    def call_first(self, method: str, *arguments: Any) -> Any:
+        """Call a method on the first rank, where all have the same to say."""
+        return self._wait([_call(self.ranks[0], method, *arguments)])[0][0]
+
+    def weights(self, policy: str) -> Any:
+        """A reference to a policy's weights, which go from the learner's node to the workers without the driver."""
+        weights = _call(self.ranks[0], "weights", policy)
+        self._wait([weights], fetch=False)
+        return weights
+
+    def _wait(self, calls: Sequence[Any], fetch: bool = True) -> list[Any]:
+        """The results of calls. If they take long, every rank has to give signs of life."""
+        until, waiting = time.monotonic() + max(START_LIMIT, TIMEOUT.total_seconds()), list(calls)
+        pulse = time.monotonic() + PULSE
+        while waiting:
+            returned, waiting = ray.wait(waiting, timeout=GLANCE if self.meanwhile else PULSE, fetch_local=fetch)
+            for ref in returned if fetch else ():
+                self._result(ref)
+            if waiting and time.monotonic() > pulse:
+                if time.monotonic() > until or self._silent():
+                    raise self._lost()
+                pulse = time.monotonic() + PULSE
+            if waiting and self.meanwhile:
+                self.meanwhile()
+        return [self._result(ref) for ref in calls] if fetch else []
+
+    def _silent(self) -> bool:
+        """True if a rank does not answer; one that still waits for its resources need not."""
+        if None in self.places:
+            return False
+        pulses = [_call(rank, "answer", group="signs") for rank in self.ranks]
+        return bool(ray.wait(pulses, num_returns=len(pulses), timeout=self.patience)[1])
+
+    def _result(self, ref: Any) -> Any:
+        try:
+            return ray.get(ref)
+        except RayError as error:
+            cause = raised_by_code(error)
+            if cause is None or isinstance(cause, LostProcess):  # a rank noticed first that another one is gone
+                raise self._lost() from error
+            raise cause from error
+
+    def _lost(self) -> LearnersLost:
+        """Find out which rank is lost."""
+        for number, (rank, place) in enumerate(zip(self.ranks, self.places, strict=True)):
+            try:
+                ray.get(_call(rank, "answer", group="signs"), timeout=PULSE)
+            except GetTimeoutError:
+                return LearnersLost(obituary(f"learner {number}", place, None))
+            except RayError as error:
+                return LearnersLost(obituary(f"learner {number}", place, error))
+        return LearnersLost("the learners lost each other, and all of them answer")
+
+
+def _call(rank: Any, method: str, *arguments: Any, group: str = "work") -> Any:
+    """Call a method in one of the two threads of a learner worker."""
+    return getattr(rank, method).options(concurrency_group=group).remote(*arguments)
+
+
+class RemoteLearner:
+    """The learner of one policy, in the group."""
+
+    def __init__(self, group: LearnerGroup, policy: str, frozen: bool) -> None:
+        self.group, self.policy, self.frozen = group, policy, frozen
+
+    @property
+    def version(self) -> int:
+        return self.group.versions[self.policy]
+
+    @property
+    def recorded(self) -> dict[int, Tensor] | None:
+        return self.group.call_first("get", self.policy, "recorded")
+
+    @recorded.setter
+    def recorded(self, recorded: dict[int, Tensor] | None) -> None:
+        self.group.call_all("set", self.policy, "recorded", recorded)
+
+    def begin(self, step: int) -> None:
+        self._call("begin", step)
+
+    def logprobs(self, batch: Batch, reference: bool = False) -> Tensor:
+        return self._call("logprobs", batch, reference)
+
+    def scores(self, batch: Batch) -> Scores:
+        return self._call("scores", batch)
+
+    def fit(self, batch: Batch, weights: Tensor, loss: Loss, measure: Measure | None = None) -> Metrics:
+        return self.fit_together([(self, batch, weights, loss, measure)])[0]
+
+    def fit_together(self, jobs: Sequence[tuple[Any, Batch, Tensor, Loss, Measure | None]]) -> list[Metrics]:
+        self.group.changed |= {learner.policy for learner, *_ in jobs}
+        return self.group.call_all("fit_together", [(learner.policy, *job) for learner, *job in jobs])
+
+    def weights(self) -> Weights:
+        return _tensors(ray.get(self.group.weights(self.policy)))
+
+    def copy_from(self, other: Learner) -> None:
+        assert isinstance(other, RemoteLearner)
+        self.group.changed.add(self.policy)
+        self.group.call_all("copy", self.policy, other.policy)
+
+    def save(self, folder: Path) -> None:
+        self.group.call_first("call", self.policy, "save", folder.resolve())
+
+    def load(self, folder: Path) -> None:
+        self.group.changed.add(self.policy)
+        self._call("load", folder.resolve())
+
+    def state(self) -> dict[str, Any]:
+        """With the weights of earlier steps that rollouts of later ones are played with."""
+        pushed = {step: weights[self.policy] for step, weights in self.group.earlier.items() if self.policy in weights}
+        earlier = {step: (version, _tensors(ray.get(ref))) for step, (version, ref) in pushed.items()}
+        return {**self.group.call_first("state", self.policy), EARLIER: earlier}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        state = dict(state)
+        for step, (version, tensors) in state.pop(EARLIER, {}).items():
+            weights = ray.put({name: tensor.numpy() for name, tensor in tensors.items()})
+            self.group.earlier[step] = {**self.group.earlier.get(step, {}), self.policy: (version, weights)}
+        self._call("restore", state)
+
+    def _call(self, method: str, *arguments: Any) -> Any:
+        return self.group.call_all("call", self.policy, method, *arguments)
+
+
+def _tensors(arrays: Any) -> dict[str, Tensor]:
+    """Copies of arrays by name, which are in shared memory."""
+    return {name: torch.tensor(array) for name, array in arrays.items()}
+
+
+class RemoteCritic:
+    """The critics or the mixer, in the group."""
+
+    def __init__(self, group: LearnerGroup) -> None:
+        self.group = group
+
+    def read(self, episodes: Sequence[Episode]) -> None:
+        found = self.group.call_all("read_values", [for_critic(episode) for episode in episodes])
+        for episode, values in zip(episodes, found, strict=True):
+            for turn, read in zip(episode.turns, values, strict=True):
+                turn.values, turn.utility = read
+
+    def fit(self, episodes: Sequence[Episode], step: int) -> Metrics:
+        return self.group.call_all("fit_critic", [for_critic(episode) for episode in episodes], step)
+
+    def save(self, folder: Path) -> None:
+        self.group.call_first("critic_files", "save", folder.resolve())
+
+    def load(self, folder: Path) -> None:
+        self.group.call_all("critic_files", "load", folder.resolve())

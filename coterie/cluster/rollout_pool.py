@@ -1,0 +1,212 @@
+"""The rollout workers as the driver sees them: chunks go to workers that are ready, and lost ones are played again.
+
+A chunk's tokens depend on its episodes' seeds and on the weights alone, so it does not matter who plays it.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+
+from coterie.cluster.learners import START_LIMIT, Pushed
+from coterie.cluster.processes import ClusterFailed, LearnersLost, Place, obituary, raised_by_code
+from coterie.cluster.rollout_worker import Chunk
+from coterie.rollout.agent import Players
+
+LOAD_LIMIT = 600.0  # seconds for new weights to arrive
+LOSSES = 3  # workers that a chunk may lose before its episodes fail: they are probably what kills them
+
+
+class Rollout:
+    """Chunks to be played with the same weights: each waits, is being played, or is done."""
+
+    def __init__(self, chunks: Sequence[Chunk], players: Players, weights: Pushed, limits: Sequence[float]) -> None:
+        """`limits`: seconds that a worker may take for each chunk."""
+        self.chunks, self.players, self.weights, self.limits = chunks, ray.put(players), weights, limits
+        self.waiting = deque(range(len(chunks)))
+        self.done: dict[int, list[Mapping[str, Any]]] = {}
+        self.losses = [0] * len(chunks)
+
+    @property
+    def finished(self) -> bool:
+        return len(self.done) == len(self.chunks)
+
+    def play_again(self, number: int, why: str) -> None:
+        """A chunk whose worker was lost waits again, first in line; after LOSSES workers its episodes fail."""
+        self.losses[number] += 1
+        if self.losses[number] < LOSSES:
+            self.waiting.appendleft(number)
+            return
+        error = f"{LOSSES} workers were lost while they played it; the last: {why}"
+        self.done[number] = [{"error": error, "error_kind": "WorkerLost"}] * len(self.chunks[number])
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a worker that has not returned yet: of its start, new weights, or a chunk."""
+
+    until: float  # on the monotonic clock; then the worker is killed
+    rollout: Rollout | None = None
+    chunk: int = 0
+    starts: bool = False
+
+
+@dataclass(eq=False)
+class Worker:
+    """One worker, its open calls, and the weights that it has, or will have before it is ready."""
+
+    number: int
+    actor: Any
+    calls: dict[Any, Call] = field(default_factory=dict)  # by object reference
+    loaded: dict[str, tuple[int, Any]] = field(default_factory=dict)
+    place: Place | None = None  # None until it has started
+
+    @property
+    def ready(self) -> bool:
+        """True if it may play: its models and weights are loaded."""
+        return self.place is not None and all(call.rollout is not None for call in self.calls.values())
+
+    @property
+    def name(self) -> str:
+        return f"rollout worker {self.number}"
+
+
+class RolloutPool:
+    """Starts workers, pushes weights to them, and plays rollouts on them."""
+
+    def __init__(
+        self, make: Callable[[], Any], arguments: tuple[Any, ...], size: int, least: int, slots: int, restarts: int
+    ) -> None:
+        """`make` creates an actor; `arguments` of its `start`; `slots`: chunks that a worker plays at once."""
+        self.make, self.arguments, self.least, self.slots, self.restarts = make, arguments, least, slots, restarts
+        self.weights: Pushed = {}
+        self.hashes: dict[str, str] = {}  # of the verifiers that the workers have loaded
+        self.started, self.failures = 0, 0  # failures: workers lost since one has last played a chunk
+        self.workers: list[Worker] = []
+        self.rollouts: list[Rollout] = []  # unfinished, the oldest first
+        for _ in range(size):
+            self._start_worker()
+
+    def push(self, policy: str, version: int, weights: Any) -> None:
+        """From now on rollouts use these weights, one object for all workers; idle workers load it at once."""
+        self.weights = {**self.weights, policy: (version, weights)}
+        for worker in self.workers:
+            if worker.ready and not worker.calls:
+                self._load(worker, self.weights)
+
+    def wait_until_ready(self) -> None:
+        """Wait until as many workers have started as a step needs."""
+        while sum(worker.place is not None for worker in self.workers) < self.least:
+            self._wait()
+
+    def wait_until_loaded(self) -> None:
+        """Wait until every worker has loaded the weights that it was sent."""
+        while not all(worker.ready for worker in self.workers):
+            self._wait()
+
+    def begin(self, rollout: Rollout) -> None:
+        """Begin a rollout, after those that were begun before."""
+        self.rollouts.append(rollout)
+        self._assign()
+
+    def finish(self, rollout: Rollout) -> list[Mapping[str, Any]]:
+        """The fields of a rollout's episodes, in their order."""
+        self.wait_until_ready()
+        while not rollout.finished:
+            self._assign()
+            self._wait()
+        self.rollouts.remove(rollout)
+        return [fields for number in range(len(rollout.chunks)) for fields in rollout.done[number]]
+
+    def progress(self) -> None:
+        """Handle what workers have finished and give them more, without waiting: while the driver waits for others."""
+        if self.rollouts:
+            self._wait(0.0)
+            self._assign()
+
+    def close(self) -> None:
+        for worker in self.workers:
+            ray.kill(worker.actor)
+        self.workers.clear()
+
+    def _assign(self) -> None:
+        """Give chunks to workers, those of the oldest rollout first. A worker changes its weights when it is idle."""
+        for rollout in self.rollouts:
+            while rollout.waiting and (worker := self._idlest(rollout)) is not None:
+                if worker.loaded != rollout.weights:
+                    self._load(worker, rollout.weights)
+                    continue
+                number = rollout.waiting.popleft()
+                ref = worker.actor.play.remote(rollout.chunks[number], rollout.players)
+                worker.calls[ref] = Call(time.monotonic() + rollout.limits[number], rollout, number)
+
+    def _idlest(self, rollout: Rollout) -> Worker | None:
+        """The worker with the fewest chunks that can play one of this rollout, or load its weights."""
+        ready = [w for w in self.workers if w.ready and len(w.calls) < self.slots]
+        able = [worker for worker in ready if not worker.calls or worker.loaded == rollout.weights]
+        return min(able, key=lambda worker: len(worker.calls), default=None)
+
+    def _start_worker(self) -> None:
+        worker = Worker(self.started, self.make())
+        worker.calls[worker.actor.start.remote(*self.arguments)] = Call(time.monotonic() + START_LIMIT, starts=True)
+        self.workers.append(worker)
+        self.started += 1
+
+    def _load(self, worker: Worker, weights: Pushed) -> None:
+        for policy, (version, pushed) in weights.items():
+            if worker.loaded.get(policy) != (version, pushed):
+                ref = worker.actor.load.remote(policy, version, pushed)
+                worker.calls[ref] = Call(time.monotonic() + LOAD_LIMIT)
+        worker.loaded = dict(weights)
+
+    def _wait(self, seconds: float | None = None) -> None:
+        """Wait until a call returns or is overdue, at most so many seconds, and handle all that have."""
+        owners = {ref: worker for worker in self.workers for ref in worker.calls}
+        if not owners:
+            return
+        first = min(call.until for worker in self.workers for call in worker.calls.values())
+        left = max(0.0, first - time.monotonic())
+        returned, _ = ray.wait(list(owners), timeout=left if seconds is None else min(seconds, left))
+        for ref in returned:
+            self._returned(owners[ref], ref)
+        now = time.monotonic()
+        for worker in [w for w in self.workers if any(call.until < now for call in w.calls.values())]:
+            self._lost(worker, None)
+
+    def _returned(self, worker: Worker, ref: Any) -> None:
+        try:
+            value = ray.get(ref)
+        except RayError as error:
+            if (cause := raised_by_code(error)) is not None:
+                raise cause from error
+            if isinstance(error, RayTaskError):  # what it was sent is gone, and it lives
+                raise LearnersLost(f"the weights for {worker.name} are lost: {error.cause}") from error
+            self._lost(worker, error)
+            return
+        call = worker.calls.pop(ref)
+        if call.starts:
+            worker.place, hashes = value
+            self.hashes |= hashes
+        elif call.rollout is not None:
+            call.rollout.done[call.chunk], self.failures = value, 0
+
+    def _lost(self, worker: Worker, error: RayError | None) -> None:
+        """Let others play a lost worker's chunks, and start another worker in the background."""
+        ray.kill(worker.actor)
+        self.workers.remove(worker)
+        what, self.failures = obituary(worker.name, worker.place, error), self.failures + 1
+        if self.failures > self.restarts + len(self.workers):
+            raise ClusterFailed(f"{what}\n{self.failures} rollout workers were lost since one of them played a chunk")
+        played = [call for call in worker.calls.values() if call.rollout is not None]
+        print(f"{what}\n{len(played)} chunks are played again elsewhere, and another worker starts", file=sys.stderr)
+        for call in reversed(played):
+            assert call.rollout is not None
+            call.rollout.play_again(call.chunk, what)
+        self._start_worker()

@@ -1,0 +1,175 @@
+"""Laws of a run on a cluster: however many workers there are and whichever of them die, it is the same run."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("ray", reason="Ray is not installed: pip install -e '.[ray]'")
+
+from coterie.cluster.collector import cut
+from coterie.cluster.connection import CannotPlace, check_resources
+from coterie.cluster.shipment import pack
+from coterie.config import ConfigError
+from coterie.config.conflicts import check_conflicts
+from coterie.config.settings import Cluster, LearnerWorkers, RolloutWorkers
+from coterie.errors import ModelError
+from coterie.games import naming
+from coterie.training.loop import Run
+from coterie.types import Episode, Task
+from tests.clusters import end_learner, end_player, raylets, started_on_cluster, trained_on_cluster
+from tests.laws.test_parallel import measured, tokens
+from tests.runs import naming_config, trained, written
+
+Folder = Callable[[str], Path]
+PPO = {"name": "ppo", "kl": 0.05, "epochs": 2, "minibatches": 2}
+
+
+def config(model: Path) -> dict[str, Any]:
+    """A whole model and an adapter that learn; values, reference log-probs, minibatches and evaluations."""
+    tree = naming_config(model, steps=3, tasks_per_step=3, algorithm=PPO, eval={"every": 2, "tasks": 3})
+    tree["policies"]["left"] |= {"lora": None}
+    return tree
+
+
+@pytest.fixture(scope="module")
+def alone(model_folder: Folder, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The run in this one process."""
+    return trained(config(model_folder("llama")), tmp_path_factory.mktemp("alone"))
+
+
+@pytest.fixture(scope="module")
+def ray_cluster() -> Iterator[Any]:
+    with raylets(2) as cluster:
+        yield cluster
+
+
+def assert_same(weights: dict[str, Any], folder: Path, run: Run) -> None:
+    expected = {policy: learner.weights() for policy, learner in run.learners.items()}
+    torch.testing.assert_close(weights, expected, rtol=0, atol=0)
+    assert tokens(folder) == tokens(run.folder)
+    for row, other in zip(measured(folder), measured(run.folder), strict=True):
+        assert row == pytest.approx(other, rel=1e-3, abs=1e-4)  # the sampler's log-probs round with its batches
+
+
+def test_workers_that_die_change_no_bit(
+    ray_cluster: Any, alone: Run, model_folder: Folder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A rollout worker dies while it plays, then the learner in the update of the second step."""
+
+    def prepare(driver: Any) -> None:
+        end_player(driver, play=2)
+        end_learner(driver, fit=6)
+
+    tree = config(model_folder("llama"))
+    weights = trained_on_cluster(tree, tmp_path, prepare, rollout={"workers": 2}, chunk=4)
+    assert_same(weights, tmp_path, alone)
+    told = capsys.readouterr().err
+    assert re.search(r"rollout worker \d \(process \d+ on .* GB after its start\) was lost: ", told)
+    assert re.search(r"learner 0 \(process \d+ on (.|\n)*restarted from the checkpoint of step 1", told)
+
+
+def test_an_error_of_a_worker_is_raised_in_the_driver(ray_cluster: Any, model_folder: Folder, tmp_path: Path) -> None:
+    """No retry: it would occur again."""
+    with (
+        started_on_cluster(naming_config(model_folder("llama")), tmp_path) as (_, run),
+        pytest.raises(ModelError, match=r"no adapter_model\.safetensors"),
+    ):
+        run.learners["left"].load(tmp_path)
+
+
+# Chunks
+
+
+@pytest.mark.parametrize("size", [1, 4, 5, 100])
+def test_a_chunk_has_whole_groups_and_chunks_have_all_episodes(size: int) -> None:
+    episodes = [Episode(f"{task}/{repeat}", Task(task, "", None), repeat) for task in "abcde" for repeat in range(4)]
+    chunks = cut([(episode, {}) for episode in episodes], size)
+    assert [episode for chunk in chunks for episode, _ in chunk] == episodes
+    groups = [{episode.task.id for episode, _ in chunk} for chunk in chunks]
+    assert sum(map(len, groups)) == 5 and all(len(chunk) >= size for chunk in chunks[:-1])
+
+
+# Resources
+
+
+def settings(learners: tuple[int, float, float], players: tuple[int, float, float]) -> Cluster:
+    keys = ("workers", "gpus", "cpus")
+    learner, rollout = (dict(zip(keys, one, strict=True)) for one in (learners, players))
+    return Cluster(learner=LearnerWorkers(**learner), rollout=RolloutWorkers(**rollout))  # type: ignore[arg-type]
+
+
+NODES = [{"CPU": 8.0, "GPU": 4.0}, {"CPU": 8.0}]
+
+
+def test_what_fits_is_accepted() -> None:
+    check_resources(settings((2, 2, 2), (3, 0, 4)), NODES)
+
+
+@pytest.mark.parametrize(
+    ("learners", "players", "key"),
+    [
+        ((1, 5, 1), (1, 0, 1), "cluster.learner: 1 workers with 5 GPUs"),  # more than any node has
+        ((4, 1, 1), (1, 1, 1), "cluster.rollout: 1 workers with 1 GPUs"),  # the learners have all GPUs
+        ((1, 0, 8), (2, 0, 5), "cluster.rollout: 2 workers with 0 GPUs and 5 CPUs each are asked for, but only 1 fit"),
+    ],
+)
+def test_what_does_not_fit_is_named(learners: Any, players: Any, key: str) -> None:
+    with pytest.raises(CannotPlace, match=key):
+        check_resources(settings(learners, players), NODES)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"cluster": {"ahead": 1}}, "cluster.ahead: needs algorithm.truncate"),
+        ({"cluster": {"rollout": {"workers": 2, "least": 3}}}, "cluster.rollout.least: 3 is more than the 2 workers"),
+        ({"cluster": {}, "device": "cpu"}, "policies.left.device: not supported on a cluster"),
+    ],
+)
+def test_a_config_that_contradicts_its_cluster_is_told(
+    changes: dict[str, Any], message: str, model_folder: Folder, tmp_path: Path
+) -> None:
+    tree = naming_config(model_folder("llama"), **changes)
+    tree["policies"]["left"]["device"] = changes.get("device")
+    with pytest.raises(ConfigError, match=message):
+        check_conflicts(written(tree, tmp_path))
+
+
+# The user's files
+
+
+def test_what_a_worker_unpickles_is_of_the_users_own_class(
+    model_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker has a copy of the file elsewhere, and the module of that copy has the same name."""
+    monkeypatch.setenv("COTERIE_CACHE", str(tmp_path / "cache"))
+    source = Path(naming.__file__).read_text()
+    (tmp_path / "mine.py").write_text(source)
+    tree = naming_config(model_folder("llama"))
+    tree["env"]["name"] = f"{tmp_path}/mine.py:Naming"
+    config = written(tree, tmp_path)
+    sent = pickle.dumps(config.env.instance)
+    unpacked = pack(config, tmp_path / "run").unpack()
+    copied = type(unpacked.env.instance)
+    assert inspect.getsourcefile(copied) == str(tmp_path / "mine.py")  # data beside it is found
+    assert type(pickle.loads(sent)) is copied and copied is not type(config.env.instance)
+
+
+def test_a_cluster_without_ray_says_what_to_install(
+    model_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coterie.config.requirements.find_spec", lambda name: None)
+    from coterie.cli.run import session
+
+    tree = naming_config(model_folder("llama"), cluster={})
+    text = r"cluster: ray is not installed; `pip install -e '\.\[ray\]'`"
+    with pytest.raises(ConfigError, match=text), session(written(tree, tmp_path)):
+        pass
