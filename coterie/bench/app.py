@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from coterie.bench.adapters import adapters
+from coterie.bench.cluster import cluster
 from coterie.bench.games import games
 from coterie.bench.rollout import rollout
 from coterie.bench.scaling import scaling
@@ -18,5 +19,5 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for command in (rollout, update, step, adapters, scaling, games):
+for command in (rollout, update, step, adapters, scaling, games, cluster):
     app.command()(command)

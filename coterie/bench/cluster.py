@@ -1,0 +1,110 @@
+"""Rollout on a cluster: its time with 1, 2, … workers when episodes wait, and the time of a push of weights."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any
+
+import rich
+import typer
+
+from coterie.config import Config
+from coterie.config.load import from_tree
+from coterie.config.problems import Problems, Sources
+from coterie.config.requirements import require_packages
+from coterie.console import table
+from coterie.types import Episode, Split, Task, Team
+
+AT_ONCE = 4  # episodes that a worker plays at the same time
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A role says one token, then the episode waits, as for a slow tool."""
+
+    seconds: float
+    roles: tuple[str, ...] = ("solver",)
+
+    async def run(self, task: Task, team: Team, world: Any) -> str:
+        turn = await team.solver.say(task.prompt, max_tokens=1)
+        await asyncio.sleep(self.seconds)
+        return turn.text
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """Tasks without a reward."""
+
+    size: int
+
+    def tasks(self, split: Split) -> list[Task]:
+        return [Task(f"{split}/{i}", "Say a word.", None) for i in range(self.size)]
+
+    def open(self, task: Task) -> None:
+        return None
+
+    async def score(self, episode: Episode) -> None: ...
+
+
+def cluster(
+    workers: Annotated[str, typer.Option(help="Numbers of rollout workers to measure, in order.")] = "1,2,4",
+    episodes: Annotated[int, typer.Option(min=1, help="Episodes of a rollout.")] = 64,
+    seconds: Annotated[float, typer.Option(min=0.0, help="Seconds that each episode waits.")] = 1.0,
+    address: Annotated[str, typer.Option(help="Of the cluster, as in a config.")] = "local",
+    model: Annotated[str, typer.Option(help="A model as in a config; all its weights are pushed.")] = "demo",
+) -> None:
+    """Play episodes that wait on more and more workers: coterie bench cluster --workers 1,2,4,6
+
+    Each worker plays four at once, so the ideal time is episodes × seconds / (4 × workers).
+    """
+    counts = [int(count) for count in workers.split(",")]
+    config = config_of(episodes, seconds, address, model, max(counts))
+    require_packages(config)
+    with TemporaryDirectory() as folder:
+        rows = [measured(config_of(episodes, seconds, address, model, n), Path(folder) / str(n)) for n in counts]
+    rich.print(table(f"{episodes} episodes of {seconds:g} s, {AT_ONCE} at once per worker", rows))
+
+
+def config_of(episodes: int, seconds: float, address: str, model: str, workers: int) -> Config:
+    tree = {
+        "policies": {"solver": {"model": model, "lora": None}},
+        "roles": {"solver": "solver"},
+        "workflow": {"name": f"{__file__}:Waiting", "seconds": seconds},
+        "env": {"name": f"{__file__}:Nothing", "size": episodes},
+        "reward": "native",
+        "algorithm": "ppo",
+        "tasks_per_step": episodes,
+        "episodes_per_task": 1,
+        "rollout": {"concurrency": AT_ONCE},
+        "cluster": {"address": address, "rollout": {"workers": workers}, "chunk": 1},
+    }
+    return from_tree(tree, Problems(Sources("coterie bench cluster")), Path())
+
+
+def measured(config: Config, folder: Path) -> dict[str, Any]:
+    """The seconds of the second rollout, and of a push of all weights to all workers."""
+    from coterie.cluster.driver import driving  # needs Ray, which is optional
+
+    assert config.cluster is not None
+    with driving(config) as driver:
+        run = driver.build(config, folder, console=False)
+        plan, workers = run.plan(0), config.cluster.rollout.workers
+        run.collector.collect(plan.tasks[: AT_ONCE * workers], 1, plan.players, plan.seed)
+        rollout = timed(lambda: run.collector.collect(plan.tasks, 1, plan.players, plan.seed))
+        megabytes = sum(tensor.numel() * 4 for tensor in run.learners["solver"].weights().values()) / 1e6
+        push = timed(lambda: driver.push_and_wait("solver"))
+    seconds: float = config.workflow.options["seconds"]
+    ideal = len(plan.tasks) * seconds / (AT_ONCE * workers)
+    numbers = {"seconds": rollout, "ideal": ideal, "push, seconds": push, "weights, MB": megabytes}
+    return {"workers": workers} | {name: f"{number:.2f}" for name, number in numbers.items()}
+
+
+def timed(work: Callable[[], Any]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
