@@ -125,6 +125,11 @@ class Turn:
     started: float | None = field(default=None, compare=False)  # when it was requested: seconds since 1970
     ended: float | None = field(default=None, compare=False)
 
+    @property
+    def tokens(self) -> tuple[int, int]:
+        """How many tokens its prompt and its reply have."""
+        return len(self.prompt_ids), len(self.response_ids)
+
 
 @dataclass
 class Episode:
@@ -244,12 +249,21 @@ Loss = Callable[[Scores, Batch], "Tensor"]
 Measure = Callable[[Scores, Batch], "TokenMetrics"]
 Metrics = dict[str, float]
 Grade = Callable[[Any], Awaitable[float]]  # answer → reward of the environment
+OnTokens = Callable[[Sequence[int], Sequence[float]], None]  # called with new tokens of a reply and their log-probs
 
 
 class Engine(Protocol):
     """Samples tokens."""
 
-    async def sample(self, policy: str, prompt_ids: Sequence[int], seed: int, sampling: Sampling) -> Sample: ...
+    async def sample(
+        self,
+        policy: str,
+        prompt_ids: Sequence[int],
+        seed: int,
+        sampling: Sampling,
+        on_tokens: OnTokens | None = None,
+    ) -> Sample:
+        """A reply to the prompt. `on_tokens` gets its tokens while they are sampled; from some engines, all at once."""
 
     def weights_changed(self, policy: str, version: int) -> None:
         """The weights of `policy` changed to this version: drop cached states of the old ones."""
@@ -329,6 +343,7 @@ class Workflow(Protocol):
     """How the roles work on a task. Its fields are its options in the config.
 
     Optional: `needs_sandbox` (it executes model output), `judges_turns` (it sets the reward of each turn),
+    `needs_world` (it plays in a world of the environment, so that the team cannot be served without one),
     `problems(config)`, which yields conflicts with the rest of the config as (dotted key, message), and
     `open_models(device, deadline)`, which loads models of its own before the run and returns their hashes by name.
     """

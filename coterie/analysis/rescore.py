@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from coterie.config import Config, ConfigError
 from coterie.models.chat import Chat
@@ -21,7 +22,7 @@ WHY = "; a workflow may depend only on its task and on the replies"
 class NoEngine:
     """An engine that must not be called: every turn is recorded."""
 
-    async def sample(self, policy: str, prompt_ids: Sequence[int], seed: int, sampling: Sampling) -> Sample:
+    async def sample(self, policy: str, *_: Any, **__: Any) -> Sample:
         raise RuntimeError(f"{policy} was called for a turn that is not recorded{WHY}")
 
     def weights_changed(self, policy: str, version: int) -> None: ...

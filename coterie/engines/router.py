@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from coterie.types import Engine, Sample, Sampling
+from coterie.types import Engine, OnTokens, Sample, Sampling
 
 
 class ClearableEngine(Engine, Protocol):
@@ -17,8 +17,15 @@ class Router:
         """`engines` by policy; policies on one base share an engine."""
         self.engines = dict(engines)
 
-    async def sample(self, policy: str, prompt_ids: Sequence[int], seed: int, sampling: Sampling) -> Sample:
-        return await self.engines[policy].sample(policy, prompt_ids, seed, sampling)
+    async def sample(
+        self,
+        policy: str,
+        prompt_ids: Sequence[int],
+        seed: int,
+        sampling: Sampling,
+        on_tokens: OnTokens | None = None,
+    ) -> Sample:
+        return await self.engines[policy].sample(policy, prompt_ids, seed, sampling, on_tokens)
 
     def weights_changed(self, policy: str, version: int) -> None:
         self.engines[policy].weights_changed(policy, version)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any
 
+from coterie.config import Config
 from coterie.models.chat import Chat
+from coterie.models.reply_stream import ReplyStream
 from coterie.seeds import stable_hash
-from coterie.types import Engine, Message, Sampling, Turn
+from coterie.types import Engine, Message, Sample, Sampling, Turn
 
 Players = Mapping[str, "Player"]  # by role
 FixedTurns = Mapping[tuple[str, int], Turn | str]  # by role and its nth turn: a recorded turn, or a text
+OnText = Callable[[str, str | None], None]  # called with a role and the next part of its reply; None: it ended
 SAMPLED = [f.name for f in fields(Turn) if f.default is MISSING]  # the fields that are set when a turn is sampled
 
 
@@ -28,6 +31,13 @@ class Player:
     def policy_at(self, nth: int) -> str:
         """The policy that plays the role's nth turn."""
         return (self.policy, *self.later)[min(nth, len(self.later))]
+
+
+def players_of(config: Config, policies: Mapping[str, str], evaluating: bool) -> dict[str, Player]:
+    """The player of each role; `policies`: who plays its first turn."""
+    sampling = config.evaluation_sampling_of if evaluating else config.sampling_of
+    later = {name: role.policies[1:] for name, role in config.roles.items()}
+    return {role: Player(policy, sampling(role), later[role]) for role, policy in policies.items()}
 
 
 def truncates(sampling: Sampling) -> bool:
@@ -47,10 +57,11 @@ class RecordingAgent:
         seed: int,
         turns: list[Turn | None],
         fixed_turns: FixedTurns,
+        on_text: OnText | None = None,
     ) -> None:
         self.role, self.player, self.chats, self.engine, self.seed = role, player, chats, engine, seed
         self.turns = turns  # of the whole episode, in the order of requests; None while a turn is being sampled
-        self.fixed_turns = fixed_turns
+        self.fixed_turns, self.on_text = fixed_turns, on_text
         self.history: list[tuple[list[Message], Turn]] = []
         self.requests = 0
 
@@ -93,7 +104,11 @@ class RecordingAgent:
 
     async def _sample(self, prompt: tuple[int, ...], nth: int, sampling: Sampling) -> Turn:
         policy = self.player.policy_at(nth)
-        sample = await self.engine.sample(policy, prompt, stable_hash(self.seed, self.role, nth), sampling)
+        seed = stable_hash(self.seed, self.role, nth)
+        if self.on_text is None:
+            sample = await self.engine.sample(policy, prompt, seed, sampling)
+        else:
+            sample = await self._stream(policy, prompt, seed, sampling, self.on_text)
         return Turn(
             role=self.role,
             policy=policy,
@@ -107,6 +122,18 @@ class RecordingAgent:
             stop=sample.stop,
             trainable=not truncates(sampling) or truncates(self.player.sampling),
         )
+
+    async def _stream(
+        self, policy: str, prompt: tuple[int, ...], seed: int, sampling: Sampling, on_text: OnText
+    ) -> Sample:
+        """Sample a reply, and give out its text while it is sampled."""
+        stream = ReplyStream(self.chats[policy], sampling.stop)
+        sample = await self.engine.sample(
+            policy, prompt, seed, sampling, lambda ids, _: on_text(self.role, stream.feed(ids))
+        )
+        on_text(self.role, stream.finish())
+        on_text(self.role, None)
+        return sample
 
     def _replay(self, prompt: tuple[int, ...], nth: int, fixed: Turn | str) -> Turn:
         if isinstance(fixed, str):

@@ -99,7 +99,7 @@ class Collector:
 
         try:
             async with limit, within_deadline("the episode", self.deadline, "rollout.deadline"):
-                outcome = await play_episode(episode, self.workflow, self.env, team)
+                outcome = await play_episode(episode, self.workflow, self.env.open(episode.task), team)
             # Outside the semaphore: a grader's speed must not decide which episodes are sampled together.
             await self.score(episode, outcome)
         except (Exception, SystemExit, asyncio.CancelledError) as error:
@@ -119,11 +119,10 @@ def _without_task(episode: Episode) -> dict[str, Any]:
 
 
 async def play_episode(
-    episode: Episode, workflow: Workflow, env: Env, team: Callable[[list[Turn | None]], AgentTeam]
+    episode: Episode, workflow: Workflow, world: Any, team: Callable[[list[Turn | None]], AgentTeam]
 ) -> Outcome:
     """Run the workflow and store its finished turns in the episode. `team` makes agents that append to a list."""
     turns: list[Turn | None] = []
-    world = env.open(episode.task)
     try:
         answer = await workflow.run(episode.task, team(turns), world)
     finally:

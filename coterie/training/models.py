@@ -98,6 +98,17 @@ def with_saved_adapters(config: Config, saved: Path | None) -> Config:
     return replace(config, policies=config.policies | own)
 
 
+def with_saved_weights(config: Config, saved: Path) -> Config:
+    """The config with a checkpoint's adapters and models, to play without a learner that would load them."""
+
+    def own(name: str, policy: Policy) -> Policy:
+        if policy.lora is not None:
+            return replace(policy, adapter=policy_folder(saved, name))
+        return policy if policy.frozen else replace(policy, model=str(policy_folder(saved, name)))
+
+    return replace(config, policies={name: own(name, policy) for name, policy in config.policies.items()})
+
+
 def build_adapter(config: Config, name: str, policy: Policy, base: Base) -> Adapter | None:
     """The policy's adapter, loaded or with fresh weights; None if the whole model is trained."""
     if policy.lora is None:
