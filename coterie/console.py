@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -273,6 +274,12 @@ def progress(what: str, total: int) -> Iterator[Callable[[int, str], None]]:
     with Progress(*columns, console=rich.get_console()) as bar:
         task = bar.add_task("", total=total, text="")
         yield lambda done, text: bar.update(task, completed=done, text=text)
+
+
+def visible(text: str) -> str:
+    """A model's text for a terminal: control and bidirectional characters, which could forge output, are escaped."""
+    shown = (c if c in "\n\t" or unicodedata.category(c)[0] != "C" else f"\\u{ord(c):04x}" for c in text)
+    return "".join(shown)
 
 
 def under(prefix: str, metrics: Mapping[str, float]) -> dict[str, float]:
