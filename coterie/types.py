@@ -67,6 +67,16 @@ class Sample:
 
 
 @dataclass(frozen=True)
+class TextReply:
+    """A reply without token ids, from a remote endpoint or a person; the endpoint counts its tokens."""
+
+    text: str
+    stop: Stop
+    prompt_tokens: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True)
 class GroupStats:
     """The group that a turn was compared with: what its members have in common, and their returns."""
 
@@ -103,6 +113,8 @@ class Turn:
     replayed: bool = False  # copied from the origin of a fork
     # Why it is excluded from this step, also from baselines: stale weights, or a round that is not being trained.
     dropped: Literal["stale", "round"] | None = None
+    # Of a role that replies in text alone: tokens of prompt and reply, as its endpoint counts them. It has no ids.
+    api_tokens: tuple[int, int] | None = None
 
     reward: float | None = None  # of this turn, in addition to the team's
     score: float | None = None  # a verifier's probability that it is right
@@ -128,7 +140,7 @@ class Turn:
     @property
     def tokens(self) -> tuple[int, int]:
         """How many tokens its prompt and its reply have."""
-        return len(self.prompt_ids), len(self.response_ids)
+        return self.api_tokens or (len(self.prompt_ids), len(self.response_ids))
 
 
 @dataclass
@@ -267,6 +279,12 @@ class Engine(Protocol):
 
     def weights_changed(self, policy: str, version: int) -> None:
         """The weights of `policy` changed to this version: drop cached states of the old ones."""
+
+
+class TextPlayer(Protocol):
+    """Plays roles by text alone: a remote endpoint or a person. Its turns have no ids and are never trained on."""
+
+    async def reply(self, messages: Sequence[Message], seed: int, sampling: Sampling) -> TextReply: ...
 
 
 class Learner(Protocol):

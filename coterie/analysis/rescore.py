@@ -14,7 +14,7 @@ from coterie.rollout.agent import Player
 from coterie.rollout.collector import Collector
 from coterie.training import opponents
 from coterie.training.models import base_policy
-from coterie.types import Env, Episode, Fork, Sample, Sampling
+from coterie.types import Env, Episode, Fork, Message, Sample, Sampling, TextReply
 
 WHY = "; a workflow may depend only on its task and on the replies"
 
@@ -28,6 +28,13 @@ class NoEngine:
     def weights_changed(self, policy: str, version: int) -> None: ...
 
 
+class NoPlayer:
+    """An endpoint or a person that must not be asked: every turn is recorded."""
+
+    async def reply(self, messages: Sequence[Message], seed: int, sampling: Sampling) -> TextReply:
+        raise RuntimeError(f"an endpoint was asked for a turn that is not recorded{WHY}")
+
+
 def rescore_episodes(episodes: Sequence[Episode], config: Config, env: Env) -> None:
     """Write the rewards that `env` gives, and the turn rewards of the workflow's judge.
 
@@ -35,7 +42,16 @@ def rescore_episodes(episodes: Sequence[Episode], config: Config, env: Env) -> N
     recorded turns.
     """
     workflow, limits = config.workflow.instance, config.rollout
-    collector = Collector(workflow, env, NoEngine(), chats_of(config), limits.concurrency, limits.deadline, None)
+    collector = Collector(
+        workflow,
+        env,
+        NoEngine(),
+        chats_of(config),
+        limits.concurrency,
+        limits.deadline,
+        None,
+        text_players={name: NoPlayer() for name, policy in config.policies.items() if policy.by_text},
+    )
     forks = [Fork(e, "again", {(turn.role, turn.round): turn for turn in e.turns}) for e in episodes]
     for episode, fresh in zip(episodes, collector.fork(forks, _players(episodes)), strict=True):
         if fresh.error is not None:
@@ -64,7 +80,7 @@ def _player(by_round: Mapping[int, str]) -> Player:
 def chats_of(config: Config) -> dict[str, Chat]:
     """The chat template of each policy's model, with and without its adapter; loads no weights."""
     policies = opponents.with_slots(config).policies
-    chats = {name: _chat(resolve(policy.model)) for name, policy in policies.items()}
+    chats = {name: _chat(resolve(policy.model)) for name, policy in policies.items() if not policy.by_text}
     return chats | {base_policy(name): chat for name, chat in chats.items()}
 
 

@@ -148,6 +148,9 @@ class Chat:
         if self.last is None:
             raise UserError("the team has not answered yet")
         for turn in self.last.turns:
+            if turn.api_tokens is not None:  # its prompt has no tokens
+                _write(Text(f"{turn.role} said:\n{visible(turn.text)}\n", style=self.colors[turn.role]))
+                continue
             prompt = str(self.team.chats[turn.policy].tokenizer.decode(list(turn.prompt_ids)))
             _write(Text(f"{turn.role} read:\n", style=f"bold {self.colors[turn.role]}"))
             _write(Text(f"{visible(prompt)}\n", style="dim"))

@@ -155,6 +155,10 @@ def serve(
     """Serve a team over HTTP."""
     require_extra("serve", "starlette", "uvicorn")
     config = team_config(what, changes, which)
+    for name in [name for name, policy in config.policies.items() if policy.human]:
+        raise ConfigError(
+            f"policies.{name}.human: a person plays in `coterie chat` and `coterie eval`, not in a server"
+        )
     from coterie.serve import server
     from coterie.training.build import for_inference
     from coterie.web.server import read_key

@@ -50,6 +50,8 @@ def plan(config: Config) -> Iterator[RenderableType]:
 
 
 def training_mode(policy: Policy) -> str:
+    if policy.by_text:
+        return "a person" if policy.human else "remote"
     if policy.frozen:
         return "frozen"
     rank = f"LoRA, rank {policy.lora.rank}" if policy.lora else "the whole model"

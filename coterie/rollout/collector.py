@@ -7,7 +7,7 @@ import inspect
 import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from coterie.errors import StopsRun, UserError
@@ -16,7 +16,7 @@ from coterie.models.chat import Chat
 from coterie.rollout.agent import AgentTeam, FixedTurns, Players, RecordingAgent
 from coterie.rollout.scoring import Scorer, within_deadline
 from coterie.seeds import stable_hash
-from coterie.types import Engine, Env, Episode, Fork, Outcome, Task, Turn, Workflow
+from coterie.types import Engine, Env, Episode, Fork, Outcome, Task, TextPlayer, Turn, Workflow
 from coterie.watchdog import run_with_watchdog
 
 CLOSE_TIMEOUT = 10.0  # seconds that a world may take to close
@@ -35,6 +35,7 @@ class Collector:
     deadline: float  # seconds per episode
     score_deadline: float | None  # seconds per score; None where the environment has its own
     processes: Processes = SINGLE_PROCESS
+    text_players: Mapping[str, TextPlayer] = field(default_factory=dict)  # by policy: those without token ids
 
     def collect(self, tasks: Sequence[Task], repeats: int, players: Players, seed: int) -> list[Episode]:
         """Play every task `repeats` times. The samples depend only on the seed, the task and the repeat."""
@@ -93,7 +94,9 @@ class Collector:
     ) -> None:
         def team(turns: list[Turn | None]) -> AgentTeam:
             return AgentTeam(
-                RecordingAgent(role, player, self.chats, self.engine, episode.seed, turns, fixed_turns)
+                RecordingAgent(
+                    role, player, self.chats, self.engine, episode.seed, turns, fixed_turns, None, self.text_players
+                )
                 for role, player in players.items()
             )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from coterie.engines.router import Router
@@ -11,7 +11,7 @@ from coterie.models.chat import Chat
 from coterie.rollout.agent import AgentTeam, OnText, Players, RecordingAgent
 from coterie.rollout.collector import play_episode
 from coterie.rollout.scoring import within_deadline
-from coterie.types import Episode, Task, Turn, Workflow
+from coterie.types import Episode, Task, TextPlayer, Turn, Workflow
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class PlayableTeam:
     players: Players
     contexts: Mapping[str, int]  # by policy: tokens of prompt and reply together
     deadline: float  # seconds per episode
+    text_players: Mapping[str, TextPlayer] = field(default_factory=dict)  # by policy: those without token ids
 
     @property
     def needs_world(self) -> bool:
@@ -34,7 +35,7 @@ class PlayableTeam:
 
     @property
     def own_roles(self) -> list[str]:
-        """The roles that a model plays here."""
+        """The roles that a model plays here, and no endpoint or person."""
         return [role for role, player in self.players.items() if player.policy in self.chats]
 
     async def play(
@@ -49,7 +50,7 @@ class PlayableTeam:
 
         def team(turns: list[Turn | None]) -> AgentTeam:
             return AgentTeam(
-                RecordingAgent(role, player, self.chats, self.engine, seed, turns, {}, on_text)
+                RecordingAgent(role, player, self.chats, self.engine, seed, turns, {}, on_text, self.text_players)
                 for role, player in (players or self.players).items()
             )
 

@@ -108,7 +108,7 @@ class TeamReply:
         task = Task(f"request-{secrets.token_hex(8)}", question, None)
         episode = await self.team.play(task, players, seed_of(self.request))
         for turn in episode.turns:
-            if turn.stop == "length" and not turn.response_ids:
+            if turn.stop == "length" and not turn.response_ids and turn.api_tokens is None:
                 context = self.team.contexts[turn.policy]
                 found = f"the prompt of {turn.role} has {len(turn.prompt_ids)} tokens"
                 raise TooLong(f"{found}, and its context is {context}, prompt and reply together")

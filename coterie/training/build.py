@@ -37,13 +37,15 @@ from coterie.training.models import (
     base_policy,
     build_adapter,
     check_max_tokens,
+    local,
+    text_players,
     with_saved_adapters,
     with_saved_weights,
 )
 from coterie.training.placement import check_devices, device_of
 from coterie.training.tasks import TaskStream, load_tasks, warn_about_tasks, with_steps
 from coterie.training.user_files import UserFileCopies
-from coterie.types import Env
+from coterie.types import Env, TextPlayer
 
 ENGINES: dict[str, Callable[..., ClearableEngine]] = {"native": NativeEngine, "hf": HfEngine, "vllm": VllmEngine}
 
@@ -73,7 +75,8 @@ def build(config: Config, folder: Path, console: bool = True, training: bool = T
     hashes = open_models(config, env)
     log = build_log(config, folder, console, processes)
 
-    with_opponents = with_saved_adapters(opponents.with_slots(config), saved)
+    players = text_players(config)
+    with_opponents = with_saved_adapters(opponents.with_slots(local(config)), saved)
     check_max_tokens(with_opponents)
     pool = ModelPool(with_opponents)
     bases = load_bases(with_opponents, pool)
@@ -81,7 +84,7 @@ def build(config: Config, folder: Path, console: bool = True, training: bool = T
         print_template_notes(bases)
     engine = build_engine(with_opponents, bases)
     learners = {n: build_learner(with_opponents, n, bases[n], algorithm, processes) for n in with_opponents.policies}
-    collector = build_collector(config, env, engine, bases, processes)
+    collector = build_collector(config, env, engine, bases, processes, players)
     log.chats = collector.chats
     factory = CriticFactory(with_saved_adapters(config, saved), algorithm, pool, bases, processes)
     return Run(
@@ -114,7 +117,8 @@ def for_inference(folder: Path, which: str | None = None, config: Config | None 
     require_sandbox(config, None)
     check_devices(config, process_group())
     _open_models_of(config.workflow.instance, config)
-    own = config
+    players = text_players(config)
+    own = local(config)
     if saved is not None:
         verify_checksums(saved)
         own = with_saved_weights(own, saved)
@@ -133,6 +137,7 @@ def for_inference(folder: Path, which: str | None = None, config: Config | None 
         players_of(config, config.algorithm.instance.assign_roles(step, roles), evaluating=True),
         contexts,
         config.rollout.deadline,
+        players,
     )
 
 
@@ -214,13 +219,16 @@ def build_collector(
     engine: Router,
     bases: Mapping[str, Base],
     processes: Processes,
+    players: Mapping[str, TextPlayer],
 ) -> Collector:
     chats = {name: base.chat for name, base in bases.items()}
     chats |= {base_policy(name): chat for name, chat in chats.items()}
     limits = config.rollout
     score_deadline = None if getattr(env, "own_deadline", False) else limits.score_deadline
     workflow = config.workflow.instance
-    return Collector(workflow, env, engine, chats, limits.concurrency, limits.deadline, score_deadline, processes)
+    return Collector(
+        workflow, env, engine, chats, limits.concurrency, limits.deadline, score_deadline, processes, players
+    )
 
 
 def print_template_notes(bases: Mapping[str, Base]) -> None:

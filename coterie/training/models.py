@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,6 +16,8 @@ from coterie.config import Config, ConfigError, Lora, Policy
 from coterie.config.problems import Path as Keys
 from coterie.config.problems import Problems
 from coterie.config.reader import key_and_message
+from coterie.engines.human import HumanPlayer
+from coterie.engines.remote import Endpoint, RemotePlayer
 from coterie.errors import ModelError
 from coterie.learners.distributed import process_group
 from coterie.models.base import Base
@@ -24,6 +27,7 @@ from coterie.models.peft import load_adapter
 from coterie.models.store import max_context_length, read_config, resolve
 from coterie.seeds import stable_hash
 from coterie.training.checkpoint import critic_folder, policy_folder
+from coterie.types import TextPlayer
 
 
 @contextmanager
@@ -39,6 +43,27 @@ def config_errors(
         problems = Problems(config.sources)
         problems.add(default or keys if named == keys else named, message)
         raise ConfigError(problems.found[0]) from error
+
+
+def local(config: Config) -> Config:
+    """The config with the policies that have weights here: those that no endpoint and no person plays."""
+    return replace(config, policies={name: policy for name, policy in config.policies.items() if not policy.by_text})
+
+
+def text_players(config: Config) -> dict[str, TextPlayer]:
+    """Who plays the policies without weights here. A variable of `key_env` that is not set is an error."""
+    problems, players = Problems(config.sources), dict[str, TextPlayer]()
+    for name, policy in config.policies.items():
+        if policy.human:
+            players[name] = HumanPlayer(name)
+        elif policy.api is not None:
+            key = os.environ.get(policy.key_env) if policy.key_env else None
+            if policy.key_env and not key:
+                problems.add(("policies", name, "key_env"), f"the environment variable {policy.key_env} is not set")
+            limits = policy.api_deadline, policy.api_concurrency, policy.api_rate
+            players[name] = RemotePlayer(Endpoint(policy.api, policy.model, key, *limits))
+    problems.raise_any()
+    return players
 
 
 @dataclass(frozen=True)
@@ -71,7 +96,7 @@ def check_max_tokens(config: Config) -> None:
     problems = Problems(config.sources)
     for name, role in config.roles.items():
         max_tokens = config.sampling_of(name).max_tokens
-        for model in {config.policies[policy].model for policy in role.policies}:
+        for model in {config.policies[policy].model for policy in role.policies if policy in config.policies}:
             if (context := contexts[model]) is not None and max_tokens >= context:
                 path = ("sampling", "max_tokens") if role.max_tokens is None else ("roles", name, "max_tokens")
                 limit = f"the context of {model} is {context} tokens, prompt and reply together"
