@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import sys
 import time
-import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -277,9 +276,8 @@ def progress(what: str, total: int) -> Iterator[Callable[[int, str], None]]:
 
 
 def visible(text: str) -> str:
-    """A model's text for a terminal: control and bidirectional characters, which could forge output, are escaped."""
-    shown = (c if c in "\n\t" or unicodedata.category(c)[0] != "C" else f"\\u{ord(c):04x}" for c in text)
-    return "".join(shown)
+    """Text with control and bidirectional characters escaped: a model may emit the code that clears the screen."""
+    return "".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in text)
 
 
 def under(prefix: str, metrics: Mapping[str, float]) -> dict[str, float]:

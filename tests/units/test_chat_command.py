@@ -64,4 +64,4 @@ def test_roles_that_speak_at_once_do_not_mix_their_words() -> None:
 
 
 def test_what_could_forge_the_terminal_is_escaped() -> None:
-    assert visible("a\x1b[2J\u202eb\r\n\tc") == "a\\u001b[2J\\u202eb\\u000d\n\tc"
+    assert visible("a\x1b[2J\u202eb\r\nc") == "a\\x1b[2J\\u202eb\\r\nc"
