@@ -89,9 +89,9 @@ def _text_policies(config: Config) -> Found:
     played = {name: policy for name, policy in config.policies.items() if policy.by_text}
     default = vars(Policy())
     for name, policy in config.policies.items():
-        unused = ("key_env", "api_deadline", "api_concurrency", "api_rate") if policy.api is None else ()
-        unused += ("adapter", "device", "lr") if policy.by_text else ()
-        for key in [key for key in unused if getattr(policy, key) != default[key]]:
+        of_api = ("key_env", "api_deadline", "api_concurrency", "api_rate") if policy.api is None else ()
+        of_weights = ("adapter", "device", "lr") if policy.by_text else ()
+        for key in [key for key in (*of_api, *of_weights) if getattr(policy, key) != default[key]]:
             why = "has no weights here" if policy.by_text else "no endpoint plays it, which `api` would name"
             yield ("policies", name, key), f"has no effect: {name} {why}; remove it"
     for name, policy in played.items():

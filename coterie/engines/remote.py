@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 
 from coterie.errors import StopsRun, UserError
-from coterie.types import Message, Sampling, TextReply
+from coterie.types import Message, Sampling, Stop, TextReply
 
 BACKOFF = (0.2, 8.0)  # seconds before the first retry, and at most
 SEEDS = 2**31  # what endpoints accept as a seed
@@ -127,7 +127,7 @@ def _reply(url: str, response: httpx.Response) -> TextReply:
         text = choice["message"]["content"] or ""
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         raise EndpointRefused(f"{url}: its reply is no chat completion: {response.text[:200]}") from error
-    stop = "length" if choice.get("finish_reason") == "length" else "end"
+    stop: Stop = "length" if choice.get("finish_reason") == "length" else "end"
     return TextReply(text, stop, int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0))
 
 

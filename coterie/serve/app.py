@@ -105,7 +105,7 @@ class App:
         name = self._known(chat_request.model)
         if name != self.team.name:
             return RoleReply(self.team, self.models[name], chat_request)
-        instead = f"ask a role, such as {next(iter(self.models))}"
+        instead = f"ask a role, such as {next(iter(self.models), None)}"
         if chat_request.logprobs:
             raise ApiError(400, f"logprobs: the team's answer is no single sample; {instead}", param="logprobs")
         if any(message["role"] == "system" for message in chat_request.conversation):
