@@ -67,16 +67,6 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class TextReply:
-    """A reply without token ids, from a remote endpoint or a person; the endpoint counts its tokens."""
-
-    text: str
-    stop: Stop
-    prompt_tokens: int
-    completion_tokens: int
-
-
-@dataclass(frozen=True)
 class GroupStats:
     """The group that a turn was compared with: what its members have in common, and their returns."""
 
@@ -113,8 +103,7 @@ class Turn:
     replayed: bool = False  # copied from the origin of a fork
     # Why it is excluded from this step, also from baselines: stale weights, or a round that is not being trained.
     dropped: Literal["stale", "round"] | None = None
-    # Of a role that replies in text alone: tokens of prompt and reply, as its endpoint counts them. It has no ids.
-    api_tokens: tuple[int, int] | None = None
+    api_tokens: tuple[int, int] | None = None  # of a remote role, without ids: tokens of prompt and reply
 
     reward: float | None = None  # of this turn, in addition to the team's
     score: float | None = None  # a verifier's probability that it is right
@@ -279,12 +268,6 @@ class Engine(Protocol):
 
     def weights_changed(self, policy: str, version: int) -> None:
         """The weights of `policy` changed to this version: drop cached states of the old ones."""
-
-
-class TextPlayer(Protocol):
-    """Plays roles by text alone: a remote endpoint or a person. Its turns have no ids and are never trained on."""
-
-    async def reply(self, messages: Sequence[Message], seed: int, sampling: Sampling) -> TextReply: ...
 
 
 class Learner(Protocol):

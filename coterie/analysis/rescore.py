@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from coterie.config import Config, ConfigError
+from coterie.engines.text_player import TextReply
 from coterie.models.chat import Chat
 from coterie.models.store import load_end_ids, load_tokenizer, resolve
 from coterie.rollout.agent import Player
 from coterie.rollout.collector import Collector
 from coterie.training import opponents
 from coterie.training.models import base_policy
-from coterie.types import Env, Episode, Fork, Message, Sample, Sampling, TextReply
+from coterie.types import Env, Episode, Fork, Message, Sample, Sampling
 
 WHY = "; a workflow may depend only on its task and on the replies"
 

@@ -9,7 +9,8 @@ import rich
 from rich.text import Text
 
 from coterie.console import visible
-from coterie.types import Message, Sampling, TextReply
+from coterie.engines.text_player import TextReply
+from coterie.types import Message, Sampling
 from coterie.watchdog import run_in_daemon_thread
 
 _terminal = threading.Lock()  # one question at a time, whoever asks

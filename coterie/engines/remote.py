@@ -16,8 +16,9 @@ from typing import Any
 
 import httpx
 
+from coterie.engines.text_player import TextReply
 from coterie.errors import StopsRun, UserError
-from coterie.types import Message, Sampling, Stop, TextReply
+from coterie.types import Message, Sampling, Stop
 
 BACKOFF = (0.2, 8.0)  # seconds before the first retry, and at most
 SEEDS = 2**31  # what endpoints accept as a seed

@@ -11,9 +11,10 @@ import torch
 from coterie.engines.hf import HfEngine
 from coterie.engines.native.engine import NativeEngine
 from coterie.engines.remote import Endpoint, EndpointUnusable, RemotePlayer
+from coterie.engines.text_player import TextPlayer, TextReply
 from coterie.models.base import Base
 from coterie.models.store import resolve
-from coterie.types import Message, Sampling, TextPlayer, TextReply
+from coterie.types import Message, Sampling
 
 
 class LocalPlayer:

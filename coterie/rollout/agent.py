@@ -9,10 +9,11 @@ from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any
 
 from coterie.config import Config
+from coterie.engines.text_player import TextPlayer
 from coterie.models.chat import Chat
 from coterie.models.reply_stream import ReplyStream
 from coterie.seeds import stable_hash
-from coterie.types import Engine, Message, Sample, Sampling, TextPlayer, Turn
+from coterie.types import Engine, Message, Sample, Sampling, Turn
 
 Players = Mapping[str, "Player"]  # by role
 FixedTurns = Mapping[tuple[str, int], Turn | str]  # by role and its nth turn: a recorded turn, or a text

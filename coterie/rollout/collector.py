@@ -10,13 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from coterie.engines.text_player import TextPlayer
 from coterie.errors import StopsRun, UserError
 from coterie.learners.distributed import SINGLE_PROCESS, Processes
 from coterie.models.chat import Chat
 from coterie.rollout.agent import AgentTeam, FixedTurns, Players, RecordingAgent
 from coterie.rollout.scoring import Scorer, within_deadline
 from coterie.seeds import stable_hash
-from coterie.types import Engine, Env, Episode, Fork, Outcome, Task, TextPlayer, Turn, Workflow
+from coterie.types import Engine, Env, Episode, Fork, Outcome, Task, Turn, Workflow
 from coterie.watchdog import run_with_watchdog
 
 CLOSE_TIMEOUT = 10.0  # seconds that a world may take to close

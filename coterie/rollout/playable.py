@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from coterie.engines.router import Router
+from coterie.engines.text_player import TextPlayer
 from coterie.models.chat import Chat
 from coterie.rollout.agent import AgentTeam, OnText, Players, RecordingAgent
 from coterie.rollout.collector import play_episode
 from coterie.rollout.scoring import within_deadline
-from coterie.types import Episode, Task, TextPlayer, Turn, Workflow
+from coterie.types import Episode, Task, Turn, Workflow
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from coterie.config.requirements import require_packages, require_sandbox
 from coterie.engines.hf import HfEngine
 from coterie.engines.native.engine import NativeEngine
 from coterie.engines.router import ClearableEngine, Router
+from coterie.engines.text_player import TextPlayer
 from coterie.engines.vllm import VllmEngine
 from coterie.envs.base import attach_reward
 from coterie.files import verify_checksums
@@ -45,7 +46,7 @@ from coterie.training.models import (
 from coterie.training.placement import check_devices, device_of
 from coterie.training.tasks import TaskStream, load_tasks, warn_about_tasks, with_steps
 from coterie.training.user_files import UserFileCopies
-from coterie.types import Env, TextPlayer
+from coterie.types import Env
 
 ENGINES: dict[str, Callable[..., ClearableEngine]] = {"native": NativeEngine, "hf": HfEngine, "vllm": VllmEngine}
 

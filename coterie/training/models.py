@@ -18,6 +18,7 @@ from coterie.config.problems import Problems
 from coterie.config.reader import key_and_message
 from coterie.engines.human import HumanPlayer
 from coterie.engines.remote import Endpoint, RemotePlayer
+from coterie.engines.text_player import TextPlayer
 from coterie.errors import ModelError
 from coterie.learners.distributed import process_group
 from coterie.models.base import Base
@@ -27,7 +28,6 @@ from coterie.models.peft import load_adapter
 from coterie.models.store import max_context_length, read_config, resolve
 from coterie.seeds import stable_hash
 from coterie.training.checkpoint import critic_folder, policy_folder
-from coterie.types import TextPlayer
 
 
 @contextmanager

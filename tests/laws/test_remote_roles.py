@@ -18,11 +18,12 @@ from coterie.config import ConfigError, load
 from coterie.config.conflicts import check_conflicts
 from coterie.engines.human import HumanPlayer
 from coterie.engines.remote import Endpoint, EndpointDown, EndpointRefused, EndpointUnusable, RemotePlayer
+from coterie.engines.text_player import TextReply
 from coterie.rewards import GraderFailed, make_grader
 from coterie.serve.server import server
 from coterie.training.build import for_inference
 from coterie.training.log import read_episodes
-from coterie.types import Sampling, Task, TextReply
+from coterie.types import Sampling, Task
 from tests.commands import stdout_of
 from tests.runs import naming_config, trained, written
 from tests.verifier_servers import running
