@@ -66,7 +66,7 @@ class Collector:
     def decode_prompts(self, episodes: Sequence[Episode]) -> None:
         """Write `turn.prompt`. Not while sampling: only stored episodes need it, and decoding takes time."""
         texts: dict[tuple[str, tuple[int, ...]], str] = {}  # a prompt that several turns share is decoded once
-        for turn in (turn for episode in episodes for turn in episode.turns):
+        for turn in (turn for episode in episodes for turn in episode.turns if turn.prompt_ids):
             key = turn.policy, turn.prompt_ids
             if key not in texts:
                 texts[key] = self.chats[turn.policy].prompt_text(turn.prompt_ids)
