@@ -275,6 +275,11 @@ def progress(what: str, total: int) -> Iterator[Callable[[int, str], None]]:
         yield lambda done, text: bar.update(task, completed=done, text=text)
 
 
+def visible(text: str) -> str:
+    """Text with control and bidirectional characters escaped: a model may emit the code that clears the screen."""
+    return "".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in text)
+
+
 def under(prefix: str, metrics: Mapping[str, float]) -> dict[str, float]:
     """The metrics with this prefix, by the rest of their names."""
     return {key.removeprefix(prefix): value for key, value in metrics.items() if key.startswith(prefix)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from importlib.util import find_spec
 
 
 class UserError(Exception):
@@ -23,3 +24,10 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
     by_folded = {known.casefold(): known for known in names}
     near = get_close_matches(name.casefold(), by_folded, n=1)
     return f"; did you mean {by_folded[near[0]]}?" if near else ""
+
+
+def require_extra(extra: str, *packages: str) -> None:
+    """Raise a UserError with the install command if a package of an optional extra is missing."""
+    for package in packages:
+        if find_spec(package) is None:
+            raise UserError(f"{package} is not installed; `pip install 'coterie[{extra}]'` installs it")

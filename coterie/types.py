@@ -103,6 +103,7 @@ class Turn:
     replayed: bool = False  # copied from the origin of a fork
     # Why it is excluded from this step, also from baselines: stale weights, or a round that is not being trained.
     dropped: Literal["stale", "round"] | None = None
+    api_tokens: tuple[int, int] | None = None  # of a remote role, without ids: tokens of prompt and reply
 
     reward: float | None = None  # of this turn, in addition to the team's
     score: float | None = None  # a verifier's probability that it is right
@@ -124,6 +125,11 @@ class Turn:
     messages: Sequence[Message] | None = field(default=None, compare=False)  # the conversation it replies to
     started: float | None = field(default=None, compare=False)  # when it was requested: seconds since 1970
     ended: float | None = field(default=None, compare=False)
+
+    @property
+    def tokens(self) -> tuple[int, int]:
+        """How many tokens its prompt and its reply have."""
+        return self.api_tokens or (len(self.prompt_ids), len(self.response_ids))
 
 
 @dataclass
@@ -245,12 +251,21 @@ Measure = Callable[[Scores, Batch], "TokenMetrics"]
 Metrics = dict[str, float]
 Grade = Callable[[Any], Awaitable[float]]  # answer → reward of the environment
 Weights = Mapping[str, "Tensor"]  # of one policy, by name: an adapter's by PEFT's names, or a whole model's
+OnTokens = Callable[[Sequence[int], Sequence[float]], None]  # called with new tokens of a reply and their log-probs
 
 
 class Engine(Protocol):
     """Samples tokens."""
 
-    async def sample(self, policy: str, prompt_ids: Sequence[int], seed: int, sampling: Sampling) -> Sample: ...
+    async def sample(
+        self,
+        policy: str,
+        prompt_ids: Sequence[int],
+        seed: int,
+        sampling: Sampling,
+        on_tokens: OnTokens | None = None,
+    ) -> Sample:
+        """A reply to the prompt. `on_tokens` gets its tokens while they are sampled; from some engines, all at once."""
 
     def weights_changed(self, policy: str, version: int, weights: Weights | None = None) -> None:
         """The weights of `policy` changed to this version: drop cached states of the old ones. `weights`: to be copied
@@ -360,6 +375,7 @@ class Workflow(Protocol):
     """How the roles work on a task. Its fields are its options in the config.
 
     Optional: `needs_sandbox` (it executes model output), `judges_turns` (it sets the reward of each turn),
+    `needs_world` (it plays in a world of the environment, so that the team cannot be served without one),
     `problems(config)`, which yields conflicts with the rest of the config as (dotted key, message), and
     `open_models(device, deadline)`, which loads models of its own before the run and returns their hashes by name.
     """

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import httpx
 import torch
+from uvicorn import Server
 
 from coterie.config import Lora
 from coterie.files import write_checksums
@@ -45,8 +46,14 @@ def served(
     verifier: Scorer, key: str | None = None, max_queue: int = MAX_QUEUE, max_body: int = MAX_BODY, port: int = 0
 ) -> Iterator[str]:
     """The URL of a server in a thread of this process."""
-    bound = bind("127.0.0.1", port, key, "COTERIE_VERIFIER_KEY")
-    uvicorn = server(verifier, key, max_queue, max_body)
+    with running(server(verifier, key, max_queue, max_body), port, key) as url:
+        yield url
+
+
+@contextmanager
+def running(uvicorn: Server, port: int = 0, key: str | None = None) -> Iterator[str]:
+    """The URL of a server, which runs in a thread."""
+    bound = bind("127.0.0.1", port, key, "A_KEY")
     thread = threading.Thread(target=uvicorn.run, kwargs={"sockets": [bound]}, daemon=True)
     thread.start()
     url = f"http://127.0.0.1:{bound.getsockname()[1]}"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from coterie.config import Config, ConfigError
+from coterie.engines.text_player import TextReply
 from coterie.rollout.agent import Player
 from coterie.rollout.collector import Collector
 from coterie.training.models import chats_of
-from coterie.types import Env, Episode, Fork, Sample, Sampling, Weights
+from coterie.types import Env, Episode, Fork, Message, Sample, Sampling, Weights
 
 WHY = "; a workflow may depend only on its task and on the replies"
 
@@ -16,11 +18,18 @@ WHY = "; a workflow may depend only on its task and on the replies"
 class NoEngine:
     """An engine that must not be called: every turn is recorded."""
 
-    async def sample(self, policy: str, prompt_ids: Sequence[int], seed: int, sampling: Sampling) -> Sample:
+    async def sample(self, policy: str, *_: Any, **__: Any) -> Sample:
         raise RuntimeError(f"{policy} was called for a turn that is not recorded{WHY}")
 
     def weights_changed(self, policy: str, version: int, weights: Weights | None = None) -> None: ...
     def clear(self) -> None: ...
+
+
+class NoPlayer:
+    """An endpoint or a person that must not be asked: every turn is recorded."""
+
+    async def reply(self, messages: Sequence[Message], seed: int, sampling: Sampling) -> TextReply:
+        raise RuntimeError(f"an endpoint was asked for a turn that is not recorded{WHY}")
 
 
 def rescore_episodes(episodes: Sequence[Episode], config: Config, env: Env) -> None:
@@ -30,7 +39,16 @@ def rescore_episodes(episodes: Sequence[Episode], config: Config, env: Env) -> N
     recorded turns.
     """
     workflow, limits = config.workflow.instance, config.rollout
-    collector = Collector(workflow, env, NoEngine(), chats_of(config), limits.concurrency, limits.deadline, None)
+    collector = Collector(
+        workflow,
+        env,
+        NoEngine(),
+        chats_of(config),
+        limits.concurrency,
+        limits.deadline,
+        None,
+        text_players={name: NoPlayer() for name, policy in config.policies.items() if policy.by_text},
+    )
     forks = [Fork(e, "again", {(turn.role, turn.round): turn for turn in e.turns}) for e in episodes]
     for episode, fresh in zip(episodes, collector.fork(forks, _players(episodes)), strict=True):
         if fresh.error is not None:

@@ -15,6 +15,8 @@ from coterie.training.loop import Run, assign_credit, collect_episodes
 from coterie.training.tasks import TaskStream
 from coterie.types import Episode, Turn
 
+NO_TOKENS = "(played by text alone: the prompt has no tokens)"
+
 
 def dry_run(run: Run, tasks: int, repeats: int) -> DryRun:
     """Play the first tasks of the run and assign credit, as its first step would; then probe parser and grader."""
@@ -70,6 +72,9 @@ def dialogue(run: Run, played: Sequence[Episode]) -> dict[str, tuple[str, str, s
     """For each role of the first episode: its prompt and reply with control tokens, and the stop reason."""
     shown: dict[str, tuple[str, str, str]] = {}
     for turn in played[0].turns if played else ():
+        if turn.policy not in run.collector.chats:
+            shown.setdefault(turn.role, (NO_TOKENS, turn.text, turn.stop))
+            continue
         reply = run.collector.chats[turn.policy].tokenizer.decode(list(turn.response_ids))
         shown.setdefault(turn.role, (prompt_of(run, turn), str(reply), turn.stop))
     return shown
@@ -77,4 +82,6 @@ def dialogue(run: Run, played: Sequence[Episode]) -> dict[str, tuple[str, str, s
 
 def prompt_of(run: Run, turn: Turn) -> str:
     """The prompt of a turn as text."""
+    if turn.policy not in run.collector.chats:
+        return NO_TOKENS
     return str(run.collector.chats[turn.policy].tokenizer.decode(list(turn.prompt_ids)))

@@ -4,45 +4,28 @@ does not wait for torch."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
 from typing import Annotated
 
 import typer
 
 from coterie import __version__
-from coterie.errors import UserError
+from coterie.cli import use
+from coterie.cli.options import Changes, user_errors
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     rich_markup_mode=None,  # it would parse [key=value] as markup
     pretty_exceptions_enable=False,  # they would print whole tensors
 )
-
-Changes = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="KEY=VALUE", help="Changes to the config, such as steps=20 or policies.actor.lr=1e-4."),
-]
 
 
 def main() -> None:
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # so that a log file shows each step at once
     app(prog_name="coterie")
-
-
-@contextmanager
-def _user_errors(module: str = "coterie.cli.commands") -> Iterator[ModuleType]:
-    """Import the commands; a UserError prints its text and exits with code 2."""
-    try:
-        yield import_module(module)
-    except (UserError, FileExistsError) as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(2) from error
 
 
 def _print_version(requested: bool) -> None:
@@ -61,10 +44,15 @@ def coterie(
 
     \b
     A first run, on a laptop:
-      coterie check recipes/demo.yaml      dry-run a few tasks; see the prompts and what could go wrong
-      coterie train recipes/demo.yaml      train the team into runs/demo
+      coterie demo                         train a team of two in a few minutes, into runs/demo
       coterie eval runs/demo               evaluate it, beside single-agent baselines
-      coterie train --resume runs/demo steps=40      train it further
+      coterie chat runs/demo               talk to it
+
+    \b
+    Your own:
+      coterie init demo                    copy a recipe, demo.yaml, to start from
+      coterie check demo.yaml              dry-run a few tasks; see the prompts and what could go wrong
+      coterie train demo.yaml              train the team
 
     `coterie COMMAND --help` explains a command.
     """
@@ -117,7 +105,7 @@ def train(
         raise typer.BadParameter(f"--out has no effect with --resume: the run stays in {resume}")
     if resume is None and checkpoint is not None:
         raise typer.BadParameter(f"--checkpoint {checkpoint} has no effect without --resume: a new run has none")
-    with _user_errors() as commands:
+    with user_errors() as commands:
         if resume is not None:
             code = commands.resume(commands.unpacked(resume, out), words, examples, checkpoint)
         else:
@@ -163,7 +151,7 @@ def evaluate(
     """
     settings = {"eval.tasks": tasks, "eval.episodes_per_task": episodes, "eval.temperature": temperature}
     options = [f"{key}={value}" for key, value in settings.items() if value is not None]
-    with _user_errors() as commands:
+    with user_errors() as commands:
         commands.evaluate(what, [*(changes or []), *options], checkpoint, baselines, json)
 
 
@@ -189,7 +177,7 @@ def check(
 
     Exit code 1: training would learn nothing. Exit code 2: the config is invalid.
     """
-    with _user_errors() as commands:
+    with user_errors() as commands:
         if not commands.check(config, changes or [], tasks, episodes):
             raise typer.Exit(1)
 
@@ -211,7 +199,7 @@ def replay(
       coterie replay runs/demo credit=own algorithm.scale=none
       coterie replay runs/demo reward=math --most 20 --out changes.jsonl
     """
-    with _user_errors() as commands:
+    with user_errors() as commands:
         commands.replay(run, changes or [], most, out)
 
 
@@ -236,31 +224,8 @@ def compare(
     Example:
       coterie compare recipes/results/gsm8k_vote/compare.yaml seed=1 --out runs/gsm8k_vote-1
     """
-    with _user_errors() as commands:
+    with user_errors() as commands:
         commands.compare(file, changes or [], out or Path("runs") / file.resolve().parent.name, jobs)
-
-
-@app.command()
-def export(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
-    portable: Annotated[
-        Path, typer.Option(metavar="FOLDER", help="Pack the run's latest state into this new folder, in small files.")
-    ],
-    part_mb: Annotated[float, typer.Option(min=0.01, metavar="MB", help="The largest file, in megabytes.")] = 16.0,
-) -> None:
-    """Pack a run, to resume it on another machine.
-
-    The folder holds the config, the metrics, your own files and the latest checkpoint with its optimizer, as files of a
-    limited size with checksums. Resumed from there, training continues bit by bit. Weights of the base model and data
-    are not included.
-
-    \b
-    Examples:
-      coterie export runs/demo --portable packed
-      coterie train --resume packed steps=40      unpack it into runs/demo and go on
-    """
-    with _user_errors() as commands:
-        commands.export(run, portable, int(part_mb * 1e6))
 
 
 @app.command()
@@ -269,8 +234,10 @@ def view(
         list[Path] | None,
         typer.Argument(metavar="RUNS", help="Runs' folders, or folders with runs in them.  [default: runs]"),
     ] = None,
-    host: Annotated[str, typer.Option(metavar="HOST", help="Other hosts than this machine need a key.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, metavar="PORT", help="0: a free one.")] = 8800,
+    host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Other hosts than this machine need a key.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="0: a free one.")] = 8800,
     key_file: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="The password that the page asks for; also from COTERIE_VIEW_KEY."),
@@ -286,7 +253,7 @@ def view(
       coterie view
       coterie view runs/demo runs/slow --port 9000
     """
-    with _user_errors("coterie.cli.view") as commands:
+    with user_errors("coterie.cli.view") as commands:
         commands.view(runs or [Path("runs")], host, port, key_file, replay)
 
 
@@ -306,7 +273,7 @@ def report(
       coterie report runs/demo --out demo.html
       coterie report runs/demo runs/slow --out both.html --redact
     """
-    with _user_errors("coterie.cli.view") as commands:
+    with user_errors("coterie.cli.view") as commands:
         commands.report(runs, out, episodes, redact)
 
 
@@ -318,7 +285,7 @@ def schema() -> None:
     Example:
       coterie schema > coterie.schema.json
     """
-    with _user_errors() as commands:
+    with user_errors() as commands:
         commands.print_schema()
 
 
@@ -332,7 +299,7 @@ if find_spec("coterie.bench"):
         Example:
           coterie bench rollout
         """
-        with _user_errors():
+        with user_errors():
             import_module("coterie.bench.app").app(context.args, prog_name="coterie bench")
 
 
@@ -369,7 +336,7 @@ def import_files(
       coterie import marft profiles/math_dual.json --model Qwen/Qwen2.5-3B-Instruct --data MATH/train.json
       coterie train math_dual.yaml
     """
-    with _user_errors() as commands:
+    with user_errors() as commands:
         commands.import_marft(system, file, out, model, horizon, data, load_path)
 
 
@@ -383,6 +350,9 @@ def verifier(context: typer.Context) -> None:
       coterie verifier --help
     """
     import_module("coterie.cli.verifier").app(context.args, prog_name="coterie verifier")
+
+
+use.register(app)
 
 
 if __name__ == "__main__":

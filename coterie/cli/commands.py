@@ -18,6 +18,7 @@ from pathlib import Path
 from coterie.config import Config, ConfigError, load
 from coterie.config.problems import undotted
 from coterie.config.schema import schema
+from coterie.errors import require_extra
 from coterie.files import TEMPORARY, FolderInUse, WriteFailed, check_output_path, exclusive_lock, write_atomic
 from coterie.learners.distributed import process_group
 from coterie.training.user_files import changed_keys, manual_edits
@@ -141,12 +142,57 @@ def compare(file: Path, changes: Sequence[str], out: Path, jobs: int) -> None:
     run_arms(file, tuple(changes), out, jobs)
 
 
-def export(folder: Path, out: Path, part_bytes: int) -> None:
+def serve(
+    what: Path,
+    changes: Sequence[str],
+    which: str | None,
+    host: str,
+    port: int,
+    key_file: Path | None,
+    max_queue: int,
+    max_body: int,
+) -> None:
+    """Serve a team over HTTP."""
+    require_extra("serve", "starlette", "uvicorn")
+    config = team_config(what, changes, which)
+    for name in [name for name, policy in config.policies.items() if policy.human]:
+        raise ConfigError(
+            f"policies.{name}.human: a person plays in `coterie chat` and `coterie eval`, not in a server"
+        )
+    from coterie.serve import server
+    from coterie.training.build import for_inference
+    from coterie.web.server import read_key
+
+    key = read_key(key_file, server.KEY_VARIABLE)
+    server.serve(lambda: for_inference(what, which, config), host, port, key, max_queue, max_body)
+
+
+def chat(what: Path, changes: Sequence[str], which: str | None, seed: int | None) -> None:
+    """Talk to a team in the terminal."""
+    config = team_config(what, changes, which)
+    from coterie.cli.chat import Chat
+    from coterie.training.build import for_inference
+
+    Chat(for_inference(what, which, config), seed).run(input)
+
+
+def export(folder: Path, out: Path, which: str | None, merge: bool, repository: str | None, public: bool) -> None:
+    """Write a run's policies into a new folder, and upload it if there is a repository."""
+    _config_of(folder)
+    from coterie.training import export as exporting
+
+    for name, path in exporting.export_policies(folder, out, which, merge).items():
+        print(f"{name}: {path}")
+    if repository is not None:
+        print(f"pushed to {exporting.push(out, repository, public)}")
+
+
+def pack(folder: Path, out: Path, part_bytes: int) -> None:
     """Pack a run's latest state into a new folder of small files."""
     _config_of(folder)
-    from coterie.training.portable import pack
+    from coterie.training.portable import pack as write_parts
 
-    parts = pack(folder, out, part_bytes)
+    parts = write_parts(folder, out, part_bytes)
     size = sum(part.stat().st_size for part in parts) / 1e6
     print(f"{out}: {size:.1f} MB in {len(parts)} parts; `coterie train --resume {out}` unpacks it and goes on")
 

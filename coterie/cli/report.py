@@ -14,7 +14,7 @@ from rich.text import Text
 
 from coterie.analysis.replay import ReplayedTurn
 from coterie.config import Config, Policy
-from coterie.console import BARS, table, under, whose
+from coterie.console import BARS, table, under, visible, whose
 from coterie.evaluation.evaluate import Report
 from coterie.evaluation.single_agent_baseline import SingleAgent
 from coterie.rewards.verifier import uses_verifier
@@ -50,6 +50,8 @@ def plan(config: Config) -> Iterator[RenderableType]:
 
 
 def training_mode(policy: Policy) -> str:
+    if policy.by_text:
+        return "a person" if policy.human else "remote"
     if policy.frozen:
         return "frozen"
     rank = f"LoRA, rank {policy.lora.rank}" if policy.lora else "the whole model"
@@ -184,11 +186,6 @@ def dialogue(before: Episode, after: Episode) -> Table:
 
 def _reply(turn: Turn | None) -> Text:
     return Text("" if turn is None else visible(turn.text) + (" …" if turn.stop == "length" else ""))
-
-
-def visible(text: str) -> str:
-    """Text with control characters escaped: a model may emit the code that clears the screen."""
-    return "".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in text)
 
 
 def _outcome(episode: Episode) -> str:

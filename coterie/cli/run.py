@@ -188,7 +188,11 @@ def _single_agents(run: Run, team: Report) -> dict[str, SingleAgent]:
         player = Player(base_policy(policy), sampling)
         return SingleAgent(policy, player, workflow, run.config.sampling_of(role).temperature)
 
-    last, first = list(run.collector.workflow.roles)[-1], first_speaker(team.episodes)
+    own = [role for role in run.collector.workflow.roles if players[role].policy in run.collector.chats]
+    if not own:
+        return {}  # endpoints or people play all roles
+    last, first = own[-1], first_speaker(team.episodes)
+    first = first if first in own else None
     agents = {"single agent": agent(last, SingleAgentWorkflow(), run.config.sampling.stop)}
     prompts = first_prompts(team.episodes, first, run.collector.chats[players[first].policy]) if first else {}
     if first and prompts:
@@ -198,6 +202,8 @@ def _single_agents(run: Run, team: Report) -> dict[str, SingleAgent]:
 
 def _baselines(run: Run, team: Report, agents: Mapping[str, SingleAgent]) -> dict[str, Report]:
     repeats, seed = run.config.eval.episodes_per_task, stable_hash(run.config.seed, "eval")
+    if not agents:
+        return {}
     with rich.get_console().status(f"playing {_amount(run)} with one agent"):
         return baselines(run.collector, run.held_out, repeats, team, agents, seed)
 

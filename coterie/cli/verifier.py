@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any
 
 import typer
 
-from coterie.errors import UserError
+from coterie.errors import UserError, require_extra
 from coterie.files import check_output_path
 from coterie.verifier.answers import refuse_existing
 
@@ -264,7 +263,7 @@ def serve(
     SIGTERM and Ctrl-C answer the requests that were accepted, then end the server.
     """
     with user_errors():
-        _require_serve()
+        require_extra("serve", "starlette", "uvicorn")
         from coterie.rewards.verifier import KEY_VARIABLE
         from coterie.verifier.model import Verifier
         from coterie.verifier.serve import serve as serve_verifier
@@ -279,9 +278,3 @@ def serve(
             max_queue,
             int(max_body * 1e6),
         )
-
-
-def _require_serve() -> None:
-    for package in ("starlette", "uvicorn"):
-        if find_spec(package) is None:
-            raise UserError(f"{package} is not installed; `pip install -e '.[serve]'` installs it")

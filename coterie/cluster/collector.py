@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Any
 
 from coterie.cluster.ahead import Ahead, Begun
 from coterie.cluster.learners import LearnerGroup, Pushed
@@ -14,7 +15,7 @@ from coterie.rollout.agent import FixedTurns, Players
 from coterie.rollout.collector import Collector, new_episodes
 from coterie.rollout.scoring import BACKOFF
 from coterie.training.loop import Plan
-from coterie.types import Episode, Learner, Sample, Sampling, Task, Weights
+from coterie.types import Episode, Learner, Sample, Task, Weights
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class PushingEngine:
     pool: RolloutPool
     group: LearnerGroup
 
-    async def sample(self, policy: str, prompt_ids: Sequence[int], seed: int, sampling: Sampling) -> Sample:
+    async def sample(self, policy: str, *_: Any, **__: Any) -> Sample:
         raise RuntimeError(f"{policy} was sampled in the driver; on a cluster only rollout workers have its weights")
 
     def weights_changed(self, policy: str, version: int, weights: Weights | None = None) -> None:

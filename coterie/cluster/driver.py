@@ -26,7 +26,7 @@ from coterie.learners.distributed import SINGLE_PROCESS
 from coterie.training import checkpoint, loop, opponents
 from coterie.training.build import build_collector, build_driver_parts
 from coterie.training.loop import Run
-from coterie.training.models import chats_of
+from coterie.training.models import chats_of, local
 
 
 class Driver:
@@ -48,14 +48,14 @@ class Driver:
         self.group.start()
         self.group.meanwhile = self.pool.progress if self.settings.ahead else None
         self.pool.wait_until_ready()
-        policies = opponents.with_slots(config).policies
+        policies = opponents.with_slots(local(config)).policies
         learners = {name: RemoteLearner(self.group, name, policy.frozen) for name, policy in policies.items()}
         engine = PushingEngine(self.pool, self.group)
         parts.log.chats = chats_of(config)
-        local = replace(build_collector(config, parts.env, engine, {}, SINGLE_PROCESS), chats=parts.log.chats)
+        here = replace(build_collector(config, parts.env, engine, {}, SINGLE_PROCESS, {}), chats=parts.log.chats)
         self.ahead = Ahead(self.settings.ahead, self.pool, self.group)
         own: dict[str, Any] = {"chunk": self.settings.chunk, "patience": self.settings.patience}
-        collector = ClusterCollector(**vars(local), pool=self.pool, ahead=self.ahead, **own)
+        collector = ClusterCollector(**vars(here), pool=self.pool, ahead=self.ahead, **own)
         critic = RemoteCritic(self.group) if self.group.has_critic else None
         self.ahead.run = parts.run(collector, engine, learners, critic, self.pool.hashes, SINGLE_PROCESS)
         return self.ahead.run

@@ -16,7 +16,7 @@ from coterie.learners.distributed import SINGLE_PROCESS
 from coterie.rollout.agent import FixedTurns, Players
 from coterie.rollout.collector import without_task
 from coterie.training.build import build_collector, build_engine, build_env, load_models, open_models
-from coterie.training.models import build_adapter
+from coterie.training.models import build_adapter, text_players
 from coterie.types import Episode
 
 Chunk = Sequence[tuple[Episode, FixedTurns]]
@@ -39,7 +39,7 @@ class RolloutWorker:
         self.engine = build_engine(models)
         for name, policy in models.config.policies.items():
             build_adapter(models.config, name, policy, models.bases[name])
-        self.collector = build_collector(config, env, self.engine, models.bases, SINGLE_PROCESS)
+        self.collector = build_collector(config, env, self.engine, models.bases, SINGLE_PROCESS, text_players(config))
         self.playing = 0
         return here(), hashes
 

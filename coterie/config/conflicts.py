@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 
 from coterie.config.problems import Path, Problems, undotted
-from coterie.config.settings import PARTS, Config, CriticConfig, EngineConfig, Hidden, Lora, Policy
+from coterie.config.settings import DEMO, PARTS, Config, CriticConfig, EngineConfig, Hidden, Lora, Policy
 from coterie.envs.base import attach_reward
 from coterie.errors import did_you_mean
 from coterie.types import Encoder, Sampling
@@ -24,10 +24,11 @@ def check_conflicts(config: Config, training: bool = True) -> None:
     keys of training."""
     problems = Problems(config.sources)
     checks = (
-        _episodes, _policies, _adapters, _devices, _reward, _sampling, _max_tokens, _warmup, _evaluation,
-        _no_evaluation, _engine_rows, _unused_sampling, _empty_targets, _cluster,
+        _episodes, _policies, _text_policies, _adapters, _devices, _reward, _sampling, _max_tokens, _warmup,
+        _evaluation, _no_evaluation, _engine_rows, _unused_sampling, _empty_targets, _cluster,
     )  # fmt: skip
-    for check in (*checks, *((_idle_policies, _all_frozen, _unused_in_training) if training else ()), _roles):
+    of_training = (_idle_policies, _all_frozen, _unused_in_training, _people_do_not_train)
+    for check in (*checks, *(of_training if training else ()), _roles):
         for path, message in check(config):
             problems.add(path, message)
     for key, message in (*_parts(config), *_critics(config), *_encoder(config), *_opponents(config)):
@@ -81,6 +82,40 @@ def _policies(config: Config) -> Found:
         if config.sources.is_overridden(("policies", name)):
             known = f"there is {', '.join(sorted(used))}{did_you_mean(name, used)}"
             yield ("policies", name), f"no role plays it; {known}"
+
+
+def _text_policies(config: Config) -> Found:
+    """A policy that an endpoint or a person plays has no weights, and its turns have no tokens."""
+    played = {name: policy for name, policy in config.policies.items() if policy.by_text}
+    default = vars(Policy())
+    for name, policy in config.policies.items():
+        of_api = ("key_env", "api_deadline", "api_concurrency", "api_rate") if policy.api is None else ()
+        of_weights = ("adapter", "device", "lr") if policy.by_text else ()
+        for key in [key for key in (*of_api, *of_weights) if getattr(policy, key) != default[key]]:
+            why = "has no weights here" if policy.by_text else "no endpoint plays it, which `api` would name"
+            yield ("policies", name, key), f"has no effect: {name} {why}; remove it"
+    for name, policy in played.items():
+        if policy.api is not None and policy.human:
+            yield ("policies", name), "either an endpoint (api) or a person (human) plays it, not both"
+        if policy.api is not None and not policy.api.startswith(("http://", "https://")):
+            yield ("policies", name, "api"), f"{policy.api!r} is not an address such as https://host/v1"
+        if policy.api is not None and policy.model == DEMO:
+            yield ("policies", name, "model"), "name the model that the endpoint serves"
+        if policy.lora is not None or not policy.frozen:
+            key = "frozen" if not policy.frozen else "lora"
+            yield ("policies", name, key), f"has no effect: {name} has no weights here and cannot be trained; remove it"
+    if played and config.algorithm.instance.needs_values:
+        algorithm = type(config.algorithm.instance).__name__
+        why = f"turns of {', '.join(played)} have no tokens, and {algorithm} values tokens"
+        yield ("algorithm",), f"{why}; grpo, rloo and their family need no values"
+    if any(policy.api is not None for policy in played.values()) and config.eval.top_k:
+        yield ("eval", "top_k"), "endpoints have no top_k; remove it, or use top_p"
+
+
+def _people_do_not_train(config: Config) -> Found:
+    for name, policy in config.policies.items():
+        if policy.human:
+            yield ("policies", name, "human"), "a person plays in `coterie chat` and `coterie eval`, not in training"
 
 
 def _idle_policies(config: Config) -> Found:

@@ -93,6 +93,10 @@ def _expand_short_forms(tree: dict[str, Any]) -> None:
     if "roles" in tree and isinstance(tree["roles"], dict):
         roles = tree["roles"].items()
         tree["roles"] = {name: {"policy": role} if isinstance(role, str) else role for name, role in roles}
+    for policy in tree["policies"].values() if isinstance(tree.get("policies"), dict) else ():
+        if isinstance(policy, dict) and (policy.get("api") or policy.get("human")):  # has no weights
+            policy.setdefault("frozen", True)
+            policy.setdefault("lora", None)
 
 
 def _drop_misspelt_roles(tree: dict[str, Any], problems: Problems) -> None:

@@ -109,6 +109,7 @@ BUILTIN: dict[Kind, dict[str, str]] = {
         "format": "coterie.rewards.format:format",
         "length": "coterie.rewards.length:length",
         "verifier": "coterie.rewards.verifier:verifier",
+        "judge": "coterie.rewards.judge:judge",
         "compose": "coterie.rewards.grader:compose",
         "row_function": "coterie.compat.rllm.rewards:row_function",
         "native": "coterie.config.registry:native",

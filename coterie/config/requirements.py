@@ -23,7 +23,7 @@ def require_packages(config: Config) -> None:
     problems.raise_any()
 
 
-def require_sandbox(config: Config, env: Env) -> None:
+def require_sandbox(config: Config, env: Env | None) -> None:
     """Raise a ConfigError if the team executes programs and bubblewrap does not work, unless `sandbox: unsafe`."""
     unsafe = config.sandbox == "unsafe"
     allow_unsafe(unsafe)
@@ -36,7 +36,7 @@ def require_sandbox(config: Config, env: Env) -> None:
     problems.raise_any()
 
 
-def executing_parts(config: Config, env: Env) -> list[str]:
+def executing_parts(config: Config, env: Env | None) -> list[str]:
     """The parts whose `needs_sandbox` is true: they execute what a model wrote.
 
     A user's own part need not have the attribute: the sandbox itself refuses programs of a part that did not say so.

@@ -61,6 +61,17 @@ class Policy:
     lr: PositiveShare = 1e-4  # the learning rate
     frozen: bool = False  # if true, it plays but does not learn
     device: str | None = None  # `cpu`, `cuda`, `cuda:1` …; null: the run's `device`
+    api: str | None = None  # an OpenAI-compatible endpoint that plays it, as https://host/v1; never trained
+    key_env: str | None = None  # the environment variable with the endpoint's key
+    api_deadline: Positive = 60.0  # seconds for a reply of the endpoint, retries included
+    api_concurrency: Count = 8  # requests to the endpoint at once
+    api_rate: Positive | None = None  # requests to the endpoint per minute, at most; null: no limit
+    human: bool = False  # if true, a person at the terminal plays it, in `coterie chat` and `coterie eval`
+
+    @property
+    def by_text(self) -> bool:
+        """True if an endpoint or a person plays it, by text and without token ids."""
+        return self.api is not None or self.human
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from coterie.kernels.sampling import Sampler, rng_key
 from coterie.kernels.top_p_top_k import top_k_top_p
 from coterie.models.base import Base
 from coterie.models.chat import StopText
-from coterie.types import Sample, Sampling, Stop, Weights
+from coterie.types import OnTokens, Sample, Sampling, Stop, Weights
 from coterie.watchdog import watchdog_paused
 
 
@@ -45,7 +45,14 @@ class HfEngine:
     def clear(self) -> None:
         """Nothing is cached between requests."""
 
-    async def sample(self, policy: str, prompt_ids: Sequence[int], seed: int, sampling: Sampling) -> Sample:
+    async def sample(
+        self,
+        policy: str,
+        prompt_ids: Sequence[int],
+        seed: int,
+        sampling: Sampling,
+        on_tokens: OnTokens | None = None,
+    ) -> Sample:
         await asyncio.sleep(0)
         self.base.check_prompt(prompt_ids)
         room = min(sampling.max_tokens, self.context - len(prompt_ids))
@@ -56,7 +63,10 @@ class HfEngine:
         with watchdog_paused():
             ids = self._generate(self.policies[policy], prompt_ids, room, processor, stops)
         stop: Stop = "end" if ids[-1] in self.base.chat.end_ids else "stop" if stops.reached else "length"
-        return Sample(tuple(ids), tuple(row[0] for row in processor.logprobs), stop, self.versions[policy])
+        logprobs = [row[0] for row in processor.logprobs]
+        if on_tokens is not None:
+            on_tokens(ids, logprobs)
+        return Sample(tuple(ids), tuple(logprobs), stop, self.versions[policy])
 
     @torch.no_grad()
     def _generate(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from coterie.types import Engine, Sample, Sampling, Weights
+from coterie.types import Engine, OnTokens, Sample, Sampling, Weights
 
 
 class Router:
@@ -12,8 +12,15 @@ class Router:
         """`engines` by policy; policies on one base share an engine."""
         self.engines = dict(engines)
 
-    async def sample(self, policy: str, prompt_ids: Sequence[int], seed: int, sampling: Sampling) -> Sample:
-        return await self.engines[policy].sample(policy, prompt_ids, seed, sampling)
+    async def sample(
+        self,
+        policy: str,
+        prompt_ids: Sequence[int],
+        seed: int,
+        sampling: Sampling,
+        on_tokens: OnTokens | None = None,
+    ) -> Sample:
+        return await self.engines[policy].sample(policy, prompt_ids, seed, sampling, on_tokens)
 
     def weights_changed(self, policy: str, version: int, weights: Weights | None = None) -> None:
         self.engines[policy].weights_changed(policy, version, weights)

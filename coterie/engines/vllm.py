@@ -23,7 +23,7 @@ from coterie.models.base import Base
 from coterie.models.chat import StopText
 from coterie.models.lora import Adapter
 from coterie.models.peft import save_adapter
-from coterie.types import Sample, Sampling, Stop, Weights
+from coterie.types import OnTokens, Sample, Sampling, Stop, Weights
 from coterie.watchdog import watchdog_paused
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # values that vLLM accepts for max_lora_rank
@@ -41,6 +41,7 @@ class PendingRequest:
     future: asyncio.Future[Sample]
     version: int
     stop_text: StopText | None
+    on_tokens: OnTokens | None
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
 
@@ -72,7 +73,14 @@ class VllmEngine:
         """Empty the prefix cache; vLLM keeps its memory."""
         self.server.reset_prefix_cache()
 
-    async def sample(self, policy: str, prompt_ids: Sequence[int], seed: int, sampling: Sampling) -> Sample:
+    async def sample(
+        self,
+        policy: str,
+        prompt_ids: Sequence[int],
+        seed: int,
+        sampling: Sampling,
+        on_tokens: OnTokens | None = None,
+    ) -> Sample:
         self.base.check_prompt(prompt_ids)
         room = min(sampling.max_tokens, self.context - len(prompt_ids))
         if room <= 0:
@@ -81,7 +89,9 @@ class VllmEngine:
         with watchdog_paused():  # vLLM may have to be started first
             self.server.add_request(name, self.policies[policy], list(prompt_ids), room, seed, sampling)
         stop_text = StopText(self.base.tokenizer, sampling.stop) if sampling.stop else None
-        request = PendingRequest(asyncio.get_running_loop().create_future(), self.versions[policy], stop_text)
+        request = PendingRequest(
+            asyncio.get_running_loop().create_future(), self.versions[policy], stop_text, on_tokens
+        )
         self.pending[name] = request
         if self.driver is None or self.driver.done():
             self.driver = asyncio.create_task(self._drive())
@@ -106,6 +116,9 @@ class VllmEngine:
             request.ids.append(token)
             request.logprobs.append(logprobs[token].logprob)
             stop = stop or self._stop(request, token)
+        if request.on_tokens is not None and output.token_ids:
+            new = len(output.token_ids)
+            request.on_tokens(request.ids[-new:], request.logprobs[-new:])
         if stop or output.finish_reason:
             self._remove([name])
             sample = Sample(tuple(request.ids), tuple(request.logprobs), stop or "length", request.version)

@@ -34,8 +34,8 @@ def evaluate(collector: Collector, tasks: Sequence[Task], repeats: int, players:
     metrics["pass@1"] = mean([pass_at_k(len(c), sum(c), 1) for c in correct])
     if repeats > 1:
         metrics[f"pass@{repeats}"] = mean([pass_at_k(len(c), sum(c), repeats) for c in correct])
-    metrics["tokens"] = mean([sum(len(turn.response_ids) for turn in e.turns) for e in episodes])
-    metrics["prompt_tokens"] = mean([sum(len(turn.prompt_ids) for turn in e.turns) for e in episodes])
+    metrics["tokens"] = mean([sum(turn.tokens[1] for turn in e.turns) for e in episodes])
+    metrics["prompt_tokens"] = mean([sum(turn.tokens[0] for turn in e.turns) for e in episodes])
     return Report(metrics, episodes)
 
 

@@ -33,8 +33,8 @@ def linear_inference(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> T
 
 def _mm_onednn(a: Tensor, b: Tensor) -> Tensor:
     """a [M, K] times bᵀ [K, N] with oneDNN where PyTorch has it: 50 to 90 % of the time of MKL."""
-    if not ONEDNN or a.dtype != torch.float32:
-        return F.linear(a, b)
+    if not ONEDNN or a.dtype != torch.float32 or b.dtype != torch.float32:
+        return F.linear(a, b)  # under autocast the operands may differ, and oneDNN's operator does not cast them
     out: Tensor = torch.ops.mkldnn._linear_pointwise(a, b, None, "none", [], "")
     return out
 

@@ -55,7 +55,7 @@ class Chat:
     def text(self, ids: Sequence[int], stops: Sequence[str] = ()) -> str:
         """The text of a reply up to the first stop string, without control tokens except those of tool calls."""
         ended = len(ids) > 0 and ids[-1] in self.end_ids
-        return trim(_decode(self.tokenizer, ids[:-1] if ended else ids), stops)
+        return trim(decode(self.tokenizer, ids[:-1] if ended else ids), stops)
 
     def prompt_text(self, ids: Sequence[int]) -> str:
         """The text of a prompt as the model reads it, with all control tokens."""
@@ -133,13 +133,13 @@ class StopText:
         if id not in self._text_ids:
             return False
         self._window.append(id)
-        tail = _decode(self.tokenizer, self._window)
+        tail = decode(self.tokenizer, self._window)
         return any(stop in tail for stop in self.stops)
 
     @property
     def text(self) -> str:
         """The text so far, up to the first stop string."""
-        return trim(_decode(self.tokenizer, self.ids), self.stops)
+        return trim(decode(self.tokenizer, self.ids), self.stops)
 
 
 def trim(text: str, stops: Sequence[str]) -> str:
@@ -149,10 +149,16 @@ def trim(text: str, stops: Sequence[str]) -> str:
 
 def render(tokenizer: PreTrainedTokenizerBase, messages: Iterable[Message], generate: bool = True) -> str:
     """Render the chat template as text; `generate`: with the generation prompt."""
-    template = tokenizer.chat_template or _bos_prefix(tokenizer) + FALLBACK_TEMPLATE
+    template = template_of(tokenizer)
     plain: list[Any] = list(messages)
     options: dict[str, Any] = {"add_generation_prompt": generate, "tokenize": False}
     return str(tokenizer.apply_chat_template(plain, chat_template=template, **options))
+
+
+def template_of(tokenizer: PreTrainedTokenizerBase) -> str:
+    """The chat template, or ours for models without one."""
+    own: str | None = tokenizer.chat_template
+    return own or _bos_prefix(tokenizer) + FALLBACK_TEMPLATE
 
 
 def fold_system_messages(messages: Sequence[Message]) -> list[Message]:
@@ -264,7 +270,7 @@ def _encode(tokenizer: PreTrainedTokenizerBase, text: str, special: bool = False
     return tuple(id for part in parts for id in part)
 
 
-def _decode(tokenizer: PreTrainedTokenizerBase, ids: Iterable[int]) -> str:
+def decode(tokenizer: PreTrainedTokenizerBase, ids: Iterable[int]) -> str:
     kept = list(ids)
     calls = not _tool_call_ids(tokenizer).isdisjoint(kept)
     if calls:  # the tokenizer would drop these with the other control tokens

@@ -19,7 +19,8 @@ from coterie.rewards.reward_function import RewardSignature, load
 from coterie.types import Task, Weighted
 
 COMPOSE = "compose"  # several rewards at once
-VERIFIER = ("verifier", "coterie.rewards.verifier:verifier")  # its name, and the function that makes its grader
+# Graded by a model: the functions that make these graders.
+BY_MODEL = {"verifier": "coterie.rewards.verifier:verifier", "judge": "coterie.rewards.judge:judge"}
 # Called in this process: linear in the length of the text.
 INLINE = {"exact": "coterie.rewards.exact_match:exact", "number": "coterie.rewards.exact_match:number"}
 # Forked: may take arbitrarily long on an adversarial answer, or under a user's own pattern.
@@ -148,10 +149,10 @@ def make_grader(name: str, options: Mapping[str, Any], deadline: float) -> Grade
     """A builtin reward by name, a user's `path/to/file.py:function`, or `compose`."""
     if name == COMPOSE:
         return compose(deadline, **options)
-    if name == VERIFIER[0]:
-        grader: Grader = load(VERIFIER[1])(deadline, **options)
+    if name in BY_MODEL:
+        grader: Grader = load(BY_MODEL[name])(deadline, **options)
         return grader
-    known = [*INLINE, *FORKED, *SANDBOXED, *ADAPTERS, VERIFIER[0], COMPOSE]
+    known = [*INLINE, *FORKED, *SANDBOXED, *ADAPTERS, *BY_MODEL, COMPOSE]
     if ":" not in name and name not in known:
         hint = did_you_mean(name, known)
         raise ValueError(f"reward {name}: there are {', '.join(known)} and path/to/file.py:function{hint}")

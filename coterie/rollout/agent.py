@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any
 
+from coterie.config import Config
+from coterie.engines.text_player import TextPlayer
 from coterie.models.chat import Chat
+from coterie.models.reply_stream import ReplyStream
 from coterie.seeds import stable_hash
-from coterie.types import Engine, Message, Sampling, Turn
+from coterie.types import Engine, Message, Sample, Sampling, Turn
 
 Players = Mapping[str, "Player"]  # by role
 FixedTurns = Mapping[tuple[str, int], Turn | str]  # by role and its nth turn: a recorded turn, or a text
+OnText = Callable[[str, str | None], None]  # called with a role and the next part of its reply; None: it ended
 SAMPLED = [f.name for f in fields(Turn) if f.default is MISSING]  # the fields that are set when a turn is sampled
 
 
@@ -28,6 +32,13 @@ class Player:
     def policy_at(self, nth: int) -> str:
         """The policy that plays the role's nth turn."""
         return (self.policy, *self.later)[min(nth, len(self.later))]
+
+
+def players_of(config: Config, policies: Mapping[str, str], evaluating: bool) -> dict[str, Player]:
+    """The player of each role; `policies`: who plays its first turn."""
+    sampling = config.evaluation_sampling_of if evaluating else config.sampling_of
+    later = {name: role.policies[1:] for name, role in config.roles.items()}
+    return {role: Player(policy, sampling(role), later[role]) for role, policy in policies.items()}
 
 
 def truncates(sampling: Sampling) -> bool:
@@ -47,10 +58,12 @@ class RecordingAgent:
         seed: int,
         turns: list[Turn | None],
         fixed_turns: FixedTurns,
+        on_text: OnText | None = None,
+        text_players: Mapping[str, TextPlayer] | None = None,
     ) -> None:
         self.role, self.player, self.chats, self.engine, self.seed = role, player, chats, engine, seed
         self.turns = turns  # of the whole episode, in the order of requests; None while a turn is being sampled
-        self.fixed_turns = fixed_turns
+        self.fixed_turns, self.on_text, self.text_players = fixed_turns, on_text, text_players or {}
         self.history: list[tuple[list[Message], Turn]] = []
         self.requests = 0
 
@@ -61,6 +74,10 @@ class RecordingAgent:
         top_k or greedy override are excluded from training: the learner scores the full distribution.
         """
         conversation = [Message(role="user", content=messages)] if isinstance(messages, str) else list(messages)
+        if self._text_player is not None:
+            turn = await self._reply((), sampling, conversation)
+            turn.messages = conversation
+            return turn
         turn = await self._reply(self._prompt(conversation, self.chat), sampling)
         turn.messages = conversation
         if turn.response_ids:
@@ -69,20 +86,34 @@ class RecordingAgent:
 
     async def say_ids(self, ids: Sequence[int], **sampling: Any) -> Turn:
         """Sample a continuation of exactly these token ids, without a chat template."""
+        if self._text_player is not None:
+            raise ValueError(f"{self.role} is played by text alone and cannot continue token ids; call say(messages)")
         return await self._reply(tuple(ids), sampling)
 
     @property
     def chat(self) -> Chat:
         """The chat template of the policy that plays the role's next turn."""
+        if self._text_player is not None:
+            raise ValueError(f"{self.role} is played by text alone and has no chat template or tokenizer")
         return self.chats[self.player.policy_at(self.requests)]
 
-    async def _reply(self, prompt: tuple[int, ...], sampling: Mapping[str, Any]) -> Turn:
+    @property
+    def _text_player(self) -> TextPlayer | None:
+        """Who plays the role's next turn, if it is played by text alone."""
+        return self.text_players.get(self.player.policy_at(self.requests))
+
+    async def _reply(
+        self, prompt: tuple[int, ...], sampling: Mapping[str, Any], conversation: Sequence[Message] = ()
+    ) -> Turn:
+        text_player = self._text_player
         index, nth = len(self.turns), self.requests
         seen = tuple(i for i, turn in enumerate(self.turns) if turn is not None)
         self.turns.append(None)
         self.requests += 1
         fixed, started = self.fixed_turns.get((self.role, nth)), time.time()
-        if fixed is None:
+        if fixed is None and text_player is not None:
+            turn = await self._ask(text_player, conversation, nth, replace(self.player.sampling, **sampling))
+        elif fixed is None:
             turn = await self._sample(prompt, nth, replace(self.player.sampling, **sampling))
         else:
             await asyncio.sleep(0)  # yield as sampling would, so that concurrent roles keep their order
@@ -93,7 +124,11 @@ class RecordingAgent:
 
     async def _sample(self, prompt: tuple[int, ...], nth: int, sampling: Sampling) -> Turn:
         policy = self.player.policy_at(nth)
-        sample = await self.engine.sample(policy, prompt, stable_hash(self.seed, self.role, nth), sampling)
+        seed = stable_hash(self.seed, self.role, nth)
+        if self.on_text is None:
+            sample = await self.engine.sample(policy, prompt, seed, sampling)
+        else:
+            sample = await self._stream(policy, prompt, seed, sampling, self.on_text)
         return Turn(
             role=self.role,
             policy=policy,
@@ -107,6 +142,39 @@ class RecordingAgent:
             stop=sample.stop,
             trainable=not truncates(sampling) or truncates(self.player.sampling),
         )
+
+    async def _ask(self, player: TextPlayer, messages: Sequence[Message], nth: int, sampling: Sampling) -> Turn:
+        """A turn without token ids, which is never trained on."""
+        reply = await player.reply(messages, stable_hash(self.seed, self.role, nth), sampling)
+        if self.on_text is not None:
+            self.on_text(self.role, reply.text)
+            self.on_text(self.role, None)
+        return Turn(
+            role=self.role,
+            policy=self.player.policy_at(nth),
+            version=0,
+            round=nth,
+            prompt_ids=(),
+            response_ids=(),
+            logprobs=(),
+            temperature=sampling.temperature,
+            text=reply.text,
+            stop=reply.stop,
+            trainable=False,
+            api_tokens=(reply.prompt_tokens, reply.completion_tokens),
+        )
+
+    async def _stream(
+        self, policy: str, prompt: tuple[int, ...], seed: int, sampling: Sampling, on_text: OnText
+    ) -> Sample:
+        """Sample a reply, and give out its text while it is sampled."""
+        stream = ReplyStream(self.chats[policy], sampling.stop)
+        sample = await self.engine.sample(
+            policy, prompt, seed, sampling, lambda ids, _: on_text(self.role, stream.feed(ids))
+        )
+        on_text(self.role, stream.finish())
+        on_text(self.role, None)
+        return sample
 
     def _replay(self, prompt: tuple[int, ...], nth: int, fixed: Turn | str) -> Turn:
         if isinstance(fixed, str):

@@ -7,9 +7,10 @@ import inspect
 import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from coterie.engines.text_player import TextPlayer
 from coterie.errors import StopsRun, UserError
 from coterie.learners.distributed import SINGLE_PROCESS, Processes
 from coterie.models.chat import Chat
@@ -35,6 +36,7 @@ class Collector:
     deadline: float  # seconds per episode
     score_deadline: float | None  # seconds per score; None where the environment has its own
     processes: Processes = SINGLE_PROCESS
+    text_players: Mapping[str, TextPlayer] = field(default_factory=dict)  # by policy: those without token ids
 
     def collect(self, tasks: Sequence[Task], repeats: int, players: Players, seed: int) -> list[Episode]:
         """Play every task `repeats` times. The samples depend only on the seed, the task and the repeat."""
@@ -60,7 +62,7 @@ class Collector:
     def decode_prompts(self, episodes: Sequence[Episode]) -> None:
         """Write `turn.prompt`. Not while sampling: only stored episodes need it, and decoding takes time."""
         texts: dict[tuple[str, tuple[int, ...]], str] = {}  # a prompt that several turns share is decoded once
-        for turn in (turn for episode in episodes for turn in episode.turns):
+        for turn in (turn for episode in episodes for turn in episode.turns if turn.prompt_ids):
             key = turn.policy, turn.prompt_ids
             if key not in texts:
                 texts[key] = self.chats[turn.policy].prompt_text(turn.prompt_ids)
@@ -90,13 +92,15 @@ class Collector:
     ) -> None:
         def team(turns: list[Turn | None]) -> AgentTeam:
             return AgentTeam(
-                RecordingAgent(role, player, self.chats, self.engine, episode.seed, turns, fixed_turns)
+                RecordingAgent(
+                    role, player, self.chats, self.engine, episode.seed, turns, fixed_turns, None, self.text_players
+                )
                 for role, player in players.items()
             )
 
         try:
             async with limit, within_deadline("the episode", self.deadline, "rollout.deadline"):
-                outcome = await play_episode(episode, self.workflow, self.env, team)
+                outcome = await play_episode(episode, self.workflow, self.env.open(episode.task), team)
             # Outside the semaphore: a grader's speed must not decide which episodes are sampled together.
             await self.score(episode, outcome)
         except (Exception, SystemExit, asyncio.CancelledError) as error:
@@ -129,11 +133,10 @@ def without_task(episode: Episode) -> dict[str, Any]:
 
 
 async def play_episode(
-    episode: Episode, workflow: Workflow, env: Env, team: Callable[[list[Turn | None]], AgentTeam]
+    episode: Episode, workflow: Workflow, world: Any, team: Callable[[list[Turn | None]], AgentTeam]
 ) -> Outcome:
     """Run the workflow and store its finished turns in the episode. `team` makes agents that append to a list."""
     turns: list[Turn | None] = []
-    world = env.open(episode.task)
     try:
         answer = await workflow.run(episode.task, team(turns), world)
     finally:

@@ -51,7 +51,8 @@ def rollout_metrics(episodes: Sequence[Episode]) -> Metrics:
         pairs = [(episode, turn) for episode in played for turn in episode.turns if turn.role == role]
         # The turn's own reward, else the team's. What credit assignment makes of both is `credit/…`.
         metrics[f"reward/{role}"] = mean([e.reward if turn.reward is None else turn.reward for e, turn in pairs])
-        metrics[f"tokens/{role}"] = mean([len(turn.response_ids) for _, turn in pairs])
+        metrics |= api_costs(role, [turn for _, turn in pairs])
+        metrics[f"tokens/{role}"] = mean([turn.tokens[1] for _, turn in pairs])
         metrics[f"truncated/{role}"] = mean([turn.stop == "length" for _, turn in pairs])
     return metrics | reward_errors(played)
 
@@ -66,6 +67,15 @@ def reward_errors(episodes: Sequence[Episode]) -> Metrics:
             numbers.setdefault(f"stderr/reward/{turn.role}", {}).setdefault(episode.task.id, []).append(own)
     errors = {name: standard_error(list(by_task.values())) for name, by_task in numbers.items()}
     return {name: error for name, error in errors.items() if error is not None}
+
+
+def api_costs(role: str, turns: Sequence[Turn]) -> Metrics:
+    """What a role's remote endpoint was asked and replied in this step, in tokens; replayed turns cost nothing."""
+    counted = [turn.api_tokens for turn in turns if turn.api_tokens is not None and not turn.replayed]
+    if not counted:
+        return {}
+    total_in, total_out = (float(sum(tokens)) for tokens in zip(*counted, strict=True))
+    return {f"api_tokens_in/{role}": total_in, f"api_tokens_out/{role}": total_out}
 
 
 def verifier_auc(episodes: Sequence[Episode]) -> Metrics:

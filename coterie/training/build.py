@@ -7,28 +7,42 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from coterie.algorithms.base import Algorithm
-from coterie.config import Config, yamltree
+from coterie.config import Config, load, yamltree
 from coterie.config.conflicts import check_conflicts
 from coterie.config.load import to_tree
 from coterie.config.requirements import require_packages, require_sandbox
 from coterie.engines.hf import HfEngine
 from coterie.engines.native.engine import NativeEngine
 from coterie.engines.router import Router
+from coterie.engines.text_player import TextPlayer
 from coterie.engines.vllm import VllmEngine
 from coterie.envs.base import attach_reward
+from coterie.files import verify_checksums
 from coterie.learners.distributed import Processes, process_group
 from coterie.learners.learner import TorchLearner
 from coterie.models.base import Base
+from coterie.rollout.agent import players_of
 from coterie.rollout.collector import Collector
+from coterie.rollout.playable import PlayableTeam
 from coterie.seeds import stable_hash
-from coterie.training import collapse, opponents
+from coterie.training import checkpoint, collapse, opponents
 from coterie.training.checkpoint import MODEL_HASHES
 from coterie.training.critic_factory import CriticFactory, has_critics
 from coterie.training.log import NoLog, RunLog
 from coterie.training.loop import Run
-from coterie.training.models import ModelPool, base_policy, build_adapter, check_max_tokens, with_saved_adapters
+from coterie.training.models import (
+    ModelPool,
+    base_policy,
+    build_adapter,
+    check_max_tokens,
+    local,
+    text_players,
+    with_saved_adapters,
+    with_saved_weights,
+)
 from coterie.training.placement import check_devices, device_of
 from coterie.training.tasks import TaskStream, load_tasks, warn_about_tasks, with_steps
 from coterie.training.user_files import UserFileCopies
@@ -54,7 +68,7 @@ def build(config: Config, folder: Path, console: bool = True, training: bool = T
         print_template_notes(models.bases)
     engine = build_engine(models)
     learners, critic = build_learning(models, processes, training)
-    collector = build_collector(config, parts.env, engine, models.bases, processes)
+    collector = build_collector(config, parts.env, engine, models.bases, processes, text_players(config))
     parts.log.chats = collector.chats
     return parts.run(collector, engine, learners, critic, hashes, processes)
 
@@ -135,14 +149,11 @@ class Models:
 
 
 def load_models(config: Config, saved: Path | None) -> Models:
-    config = with_saved_adapters(opponents.with_slots(config), saved)
+    """Load the base models of the policies that play in this process; remote ones have none."""
+    config = with_saved_adapters(opponents.with_slots(local(config)), saved)
     check_max_tokens(config)
     pool = ModelPool(config)
-    bases = {
-        n: pool.load(("policies", n), policy.model, policy.lora is None, n, device_of(config, n))
-        for n, policy in config.policies.items()
-    }
-    return Models(config, pool, bases)
+    return Models(config, pool, load_bases(config, pool))
 
 
 def build_learning(
@@ -155,13 +166,62 @@ def build_learning(
     return learners, algorithm.make_critic(factory) if training else None
 
 
+def for_inference(folder: Path, which: str | None = None, config: Config | None = None) -> PlayableTeam:
+    """The team of a run's checkpoint, `latest` by default, or the untrained one of a config file, only to play.
+
+    It has no learner, optimizer, critic or environment, so data sets and graders need not be there. `config`: the
+    run's own with changes.
+    """
+    saved = checkpoint.find(folder, which or "latest") if folder.is_dir() else None
+    config = config or load(folder / "config.yaml" if saved else folder)
+    require_packages(config)
+    require_sandbox(config, None)
+    check_devices(config, process_group())
+    _open_models_of(config.workflow.instance, config)
+    players = text_players(config)
+    own = local(config)
+    if saved is not None:
+        verify_checksums(saved)
+        own = with_saved_weights(own, saved)
+    pool = ModelPool(own)
+    bases = load_bases(own, pool)
+    for name, policy in own.policies.items():
+        build_adapter(own, name, policy, bases[name])
+    step = int(saved.name) if saved is not None else 0
+    roles = {name: role.policies[0] for name, role in config.roles.items()}
+    contexts = {name: min(config.engine.context or base.context, base.context) for name, base in bases.items()}
+    return PlayableTeam(
+        config.name,
+        step,
+        config.workflow.instance,
+        build_engine(Models(own, pool, bases)),
+        {name: base.chat for name, base in bases.items()},
+        players_of(config, config.algorithm.instance.assign_roles(step, roles), evaluating=True),
+        contexts,
+        config.rollout.deadline,
+        players,
+    )
+
+
+def load_bases(config: Config, pool: ModelPool) -> dict[str, Base]:
+    """The base model of each policy."""
+    return {
+        name: pool.load(("policies", name), policy.model, policy.lora is None, name, device_of(config, name))
+        for name, policy in config.policies.items()
+    }
+
+
 def open_models(config: Config, env: Env) -> dict[str, str]:
     """Load the verifiers of the environment and the workflow, or connect to them; returns their hashes."""
     hashes: dict[str, str] = {}
     for part in (env, config.workflow.instance):
-        load = getattr(part, "open_models", None)  # a user's own part need not have it
-        hashes |= load(config.device, config.rollout.score_deadline) if callable(load) else {}
+        hashes |= _open_models_of(part, config)
     return hashes
+
+
+def _open_models_of(part: Any, config: Config) -> dict[str, str]:
+    load_models = getattr(part, "open_models", None)  # a user's own part need not have it
+    return load_models(config.device, config.rollout.score_deadline) if callable(load_models) else {}
 
 
 def build_log(config: Config, folder: Path, console: bool, processes: Processes) -> RunLog:
@@ -217,14 +277,21 @@ def build_learner(config: Config, name: str, base: Base, algorithm: Algorithm, p
 
 
 def build_collector(
-    config: Config, env: Env, engine: Engine, bases: Mapping[str, Base], processes: Processes
+    config: Config,
+    env: Env,
+    engine: Engine,
+    bases: Mapping[str, Base],
+    processes: Processes,
+    players: Mapping[str, TextPlayer],
 ) -> Collector:
     chats = {name: base.chat for name, base in bases.items()}
     chats |= {base_policy(name): chat for name, chat in chats.items()}
     limits = config.rollout
     score_deadline = None if getattr(env, "own_deadline", False) else limits.score_deadline
     workflow = config.workflow.instance
-    return Collector(workflow, env, engine, chats, limits.concurrency, limits.deadline, score_deadline, processes)
+    return Collector(
+        workflow, env, engine, chats, limits.concurrency, limits.deadline, score_deadline, processes, players
+    )
 
 
 def print_template_notes(bases: Mapping[str, Base]) -> None:

@@ -136,7 +136,7 @@ class CriticFactory:
         encoder = self.config.encoder.instance
         if not isinstance(encoder, Hidden):
             return encoder
-        model = encoder.model or next(iter(self.config.policies.values())).model
+        model = encoder.model or next(policy.model for policy in self.config.policies.values() if not policy.by_text)
         base = self.pool.load(("encoder",), model, False, "encoder", device_beside(self.config, model))
         return HiddenStates(base, token_budget(base, self.config.learning))
 

@@ -357,6 +357,8 @@ def _episode(row: dict[str, Any]) -> Episode:
 def _turn(row: dict[str, Any]) -> Turn:
     known = {name: value for name, value in row.items() if name in Turn.__dataclass_fields__}
     exact = {name: tuple(row[name]) for name in ("prompt_ids", "response_ids", "logprobs", "seen")}
+    if row.get("api_tokens") is not None:  # absent in runs of earlier versions
+        exact["api_tokens"] = tuple(row["api_tokens"])
     tensors = {name: torch.tensor(row[name]) for name in PER_TOKEN if row.get(name) is not None}
     group = {"group": GroupStats(**row["group"])} if row.get("group") else {}
     return Turn(**known | exact | tensors | group)

@@ -24,7 +24,7 @@ from coterie.errors import UserError
 from coterie.evaluation.evaluate import evaluate
 from coterie.learners.batch import make_batches, scatter_to_turns
 from coterie.learners.distributed import SINGLE_PROCESS, Processes
-from coterie.rollout.agent import Player, Players
+from coterie.rollout.agent import Player, Players, players_of
 from coterie.rollout.collector import Collector
 from coterie.rollout.metrics import drop_failed, rollout_metrics, turn_metrics
 from coterie.sandbox import unprotected
@@ -108,9 +108,7 @@ class Run:
         played = self.algorithm.assign_roles(step, roles)
         if not evaluating:
             played = opponents.assign_roles(self.config, step, self.memory, played)
-        sampling = self.config.evaluation_sampling_of if evaluating else self.config.sampling_of
-        later = {name: role.policies[1:] for name, role in self.config.roles.items()}
-        return {role: Player(policy, sampling(role), later[role]) for role, policy in played.items()}
+        return players_of(self.config, played, evaluating)
 
 
 def train(run: Run) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,6 +17,9 @@ from coterie.config import Config, ConfigError, Lora, Policy
 from coterie.config.problems import Path as Keys
 from coterie.config.problems import Problems
 from coterie.config.reader import key_and_message
+from coterie.engines.human import HumanPlayer
+from coterie.engines.remote import Endpoint, RemotePlayer
+from coterie.engines.text_player import TextPlayer
 from coterie.errors import ModelError
 from coterie.learners.distributed import process_group
 from coterie.models.base import Base
@@ -42,6 +46,27 @@ def config_errors(
         problems = Problems(config.sources)
         problems.add(default or keys if named == keys else named, message)
         raise ConfigError(problems.found[0]) from error
+
+
+def local(config: Config) -> Config:
+    """The config with the policies that have weights here: those that no endpoint and no person plays."""
+    return replace(config, policies={name: policy for name, policy in config.policies.items() if not policy.by_text})
+
+
+def text_players(config: Config) -> dict[str, TextPlayer]:
+    """Who plays the policies without weights here. A variable of `key_env` that is not set is an error."""
+    problems, players = Problems(config.sources), dict[str, TextPlayer]()
+    for name, policy in config.policies.items():
+        if policy.human:
+            players[name] = HumanPlayer(name)
+        elif policy.api is not None:
+            key = os.environ.get(policy.key_env) if policy.key_env else None
+            if policy.key_env and not key:
+                problems.add(("policies", name, "key_env"), f"the environment variable {policy.key_env} is not set")
+            limits = policy.api_deadline, policy.api_concurrency, policy.api_rate
+            players[name] = RemotePlayer(Endpoint(policy.api, policy.model, key, *limits))
+    problems.raise_any()
+    return players
 
 
 @dataclass(frozen=True)
@@ -74,7 +99,7 @@ def check_max_tokens(config: Config) -> None:
     problems = Problems(config.sources)
     for name, role in config.roles.items():
         max_tokens = config.sampling_of(name).max_tokens
-        for model in {config.policies[policy].model for policy in role.policies}:
+        for model in {config.policies[policy].model for policy in role.policies if policy in config.policies}:
             if (context := contexts[model]) is not None and max_tokens >= context:
                 path = ("sampling", "max_tokens") if role.max_tokens is None else ("roles", name, "max_tokens")
                 limit = f"the context of {model} is {context} tokens, prompt and reply together"
@@ -101,6 +126,17 @@ def with_saved_adapters(config: Config, saved: Path | None) -> Config:
     return replace(config, policies=config.policies | own)
 
 
+def with_saved_weights(config: Config, saved: Path) -> Config:
+    """The config with a checkpoint's adapters and models, to play without a learner that would load them."""
+
+    def own(name: str, policy: Policy) -> Policy:
+        if policy.lora is not None:
+            return replace(policy, adapter=policy_folder(saved, name))
+        return policy if policy.frozen else replace(policy, model=str(policy_folder(saved, name)))
+
+    return replace(config, policies={name: own(name, policy) for name, policy in config.policies.items()})
+
+
 def build_adapter(config: Config, name: str, policy: Policy, base: Base) -> Adapter | None:
     """The policy's adapter, loaded or with fresh weights; None if the whole model is trained."""
     if policy.lora is None:
@@ -122,7 +158,7 @@ def fresh_adapter(name: str, lora: Lora, base: Base, seed: int) -> Adapter:
 
 def chats_of(config: Config) -> dict[str, Chat]:
     """The chat template of each policy's model, with and without its adapter; loads no weights."""
-    policies = opponents.with_slots(config).policies
+    policies = opponents.with_slots(local(config)).policies
     chats = {name: _chat(resolve(policy.model)) for name, policy in policies.items()}
     return chats | {base_policy(name): chat for name, chat in chats.items()}
 

@@ -32,6 +32,7 @@ class DeepCoder:
 
     judges_turns: ClassVar[bool] = True
     needs_sandbox: ClassVar[bool] = True
+    needs_world: ClassVar[bool] = True
 
     max_refinement_iterations: int = 2  # refinements, at most
     # reward generator and refiner by the tests that their program passes, or by the run's reward of it

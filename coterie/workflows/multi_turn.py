@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from coterie.envs.worlds.world import Observation, Reward, WorldDriver, observation_of
 from coterie.prompts import chat_messages, check, check_counts, fill
@@ -19,6 +19,8 @@ class MultiTurn:
     Each role has one growing conversation. A reward for the team is added to the episode's reward, a reward for a role
     to that of its latest turn. The last text is the answer.
     """
+
+    needs_world: ClassVar[bool] = True
 
     roles: tuple[str, ...] = ("player",)  # the roles that act
     max_steps: int = 8  # steps of the world, at most

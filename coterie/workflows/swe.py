@@ -43,6 +43,7 @@ class Swe:
     """
 
     judges_turns: ClassVar[bool] = True
+    needs_world: ClassVar[bool] = True
 
     max_refinement_iterations: int = 2  # changes, at most
     max_files: int = 3  # files shown to the writer, at most

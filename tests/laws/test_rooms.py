@@ -23,7 +23,7 @@ ORDER = (
     # What runs models.
     *("kernels", "models", "engines", "learners"),
     # What runs teams.
-    *("rollout", "evaluation", "training", "cluster", "check", "view", "analysis", "verifier"),
+    *("rollout", "evaluation", "training", "cluster", "check", "view", "analysis", "verifier", "serve"),
     *("compat", "games", "bench"),
     # What people touch.
     *("decorators", "api_config", "cli", "api", "rllm", "__main__", "__init__"),

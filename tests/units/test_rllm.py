@@ -234,7 +234,7 @@ def test_a_script_runs_with_the_parameters_of_its_launcher(
     assert "fsdp_config.param_offload" in capsys.readouterr().err
     trained = trainer.train(console=False)
     assert "reward" in trained.metrics and load(trained.folder / "config.yaml").epochs == 2
-    assert [int(file.stem) for file in sorted((trained.folder / "episodes").glob("*"))] == [1, 2]
+    assert [int(file.name.split(".")[0]) for file in sorted((trained.folder / "episodes").glob("*"))] == [1, 2]
 
 
 def test_parameters_of_critics_and_of_an_evaluation_that_there_is_not_have_no_effect(

@@ -20,7 +20,7 @@ from coterie.engines.native.slots import Row, SlotScheduler
 from coterie.kernels.sampling import Sampler
 from coterie.models.base import Base
 from coterie.models.chat import StopText
-from coterie.types import Sample, Sampling, Weights
+from coterie.types import OnTokens, Sample, Sampling, Weights
 from coterie.watchdog import watchdog_paused
 
 SETTLE = 8  # event loop iterations after a reply, in which its workflow may send the next request
@@ -63,7 +63,14 @@ class NativeEngine:
         """Free the KV cache."""
         self.slots.clear()
 
-    async def sample(self, policy: str, prompt_ids: Sequence[int], seed: int, sampling: Sampling) -> Sample:
+    async def sample(
+        self,
+        policy: str,
+        prompt_ids: Sequence[int],
+        seed: int,
+        sampling: Sampling,
+        on_tokens: OnTokens | None = None,
+    ) -> Sample:
         self.base.check_prompt(prompt_ids)
         room = min(sampling.max_tokens, self.context - len(prompt_ids))
         if room <= 0:
@@ -73,7 +80,7 @@ class NativeEngine:
         stop_text = StopText(self.base.tokenizer, sampling.stop) if sampling.stop else None
         future: asyncio.Future[Sample] = asyncio.get_running_loop().create_future()
         adapter, version, length = self.policies[policy], self.versions[policy], len(prompt_ids)
-        self.waiting.append(Row(adapter, version, seed, sampling, ids, length, future, stop_text, length))
+        self.waiting.append(Row(adapter, version, seed, sampling, ids, length, future, stop_text, length, on_tokens))
         if self.driver is None or self.driver.done():
             self.driver = asyncio.create_task(self._drive())
             self.driver.add_done_callback(self._driver_done)
@@ -194,6 +201,8 @@ class NativeEngine:
         row.ids[row.length : end] = ids
         row.logprobs += logprobs[: len(ids)]
         row.length, row.computed = end, end - 1
+        if row.on_tokens is not None and not row.future.done():
+            row.on_tokens(ids, logprobs[: len(ids)])
         if ids[-1] in self.base.chat.end_ids:
             row.stop = "end"
         elif met is not None:

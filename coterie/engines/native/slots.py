@@ -18,7 +18,7 @@ import numpy as np
 from coterie.engines.native.kv_cache import KVCache
 from coterie.engines.native.prefix_index import PrefixIndex, PrefixKey, prefix_key
 from coterie.models.chat import StopText
-from coterie.types import Sample, Sampling, Stop
+from coterie.types import OnTokens, Sample, Sampling, Stop
 
 MIN_SHARED = 16  # tokens; a shorter common prefix is not worth a copy
 FEW_TOKENS = 2  # recomputing so many tokens takes less time than waiting for another row's prefill
@@ -37,6 +37,7 @@ class Row:
     future: asyncio.Future[Sample]
     stop_text: StopText | None
     length: int  # known tokens
+    on_tokens: OnTokens | None = None
     computed: int = 0  # tokens whose keys and values are in the cache
     slot: int = -1
     finished: int = 0  # logical time of finishing; 0: not yet

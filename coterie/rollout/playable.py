@@ -1,0 +1,72 @@
+"""A team that answers and does not learn: what `coterie serve` and `coterie chat` run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from coterie.engines.router import Router
+from coterie.engines.text_player import TextPlayer
+from coterie.models.chat import Chat
+from coterie.rollout.agent import AgentTeam, OnText, Players, RecordingAgent
+from coterie.rollout.collector import play_episode
+from coterie.rollout.scoring import within_deadline
+from coterie.types import Episode, Task, Turn, Workflow
+
+
+@dataclass(frozen=True)
+class PlayableTeam:
+    """A trained team without learners, optimizers, environment or state; `training.build.for_inference` makes one."""
+
+    name: str
+    step: int  # training steps of the checkpoint; 0: untrained
+    workflow: Workflow
+    engine: Router
+    chats: Mapping[str, Chat]  # by policy
+    players: Players
+    contexts: Mapping[str, int]  # by policy: tokens of prompt and reply together
+    deadline: float  # seconds per episode
+    text_players: Mapping[str, TextPlayer] = field(default_factory=dict)  # by policy: those without token ids
+
+    @property
+    def needs_world(self) -> bool:
+        """True if the workflow plays in a world of the environment: then only its roles can be asked."""
+        return bool(getattr(self.workflow, "needs_world", False))  # a user's own workflow need not have it
+
+    @property
+    def own_roles(self) -> list[str]:
+        """The roles that a model plays here, and no endpoint or person."""
+        return [role for role, player in self.players.items() if player.policy in self.chats]
+
+    async def play(
+        self, task: Task, players: Players | None = None, seed: int = 0, on_text: OnText | None = None
+    ) -> Episode:
+        """Run the workflow on one task: an episode with its answer and turns, and without a reward.
+
+        `players`: who plays each role and how it samples; by default as in an evaluation. `on_text` gets each role's
+        text while it is sampled.
+        """
+        episode = Episode(task.id, task, 0, seed=seed)
+
+        def team(turns: list[Turn | None]) -> AgentTeam:
+            return AgentTeam(
+                RecordingAgent(role, player, self.chats, self.engine, seed, turns, {}, on_text, self.text_players)
+                for role, player in (players or self.players).items()
+            )
+
+        async with within_deadline("the episode", self.deadline, "rollout.deadline"):
+            outcome = await play_episode(episode, self.workflow, None, team)
+        episode.answer = outcome.answer
+        return episode
+
+
+def answer_text(answer: Any) -> str:
+    """A team's answer as text. Answers by role are one paragraph each: the last one of every role."""
+    if isinstance(answer, Mapping):
+        return "\n\n".join(f"{role}: {answer_text(_last(own))}" for role, own in answer.items())
+    return "" if answer is None else str(answer)
+
+
+def _last(answer: Any) -> Any:
+    return answer[-1] if isinstance(answer, Sequence) and not isinstance(answer, str) and answer else answer

@@ -1,0 +1,1 @@
+"""A team over HTTP, in the format of OpenAI's chat completions: `coterie serve`."""

@@ -1,0 +1,53 @@
+"""Errors of requests in OpenAI's form: `{"error": {message, type, param, code}}`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+
+class TooLong(ValueError):
+    """A prompt that leaves no room for a reply in the model's context."""
+
+
+class ApiError(Exception):
+    """An error of a request in OpenAI's terms."""
+
+    def __init__(self, status: int, message: str, code: str | None = None, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.code, self.param = status, code, param
+
+    def body(self) -> dict[str, Any]:
+        kind = "server_error" if self.status >= 500 else "invalid_request_error"
+        kind = "rate_limit_error" if self.status == 429 else kind
+        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+
+    @staticmethod
+    def of(error: TooLong | TimeoutError) -> ApiError:
+        """An error that a reply may end with, and that is no bug."""
+        if isinstance(error, TooLong):
+            return ApiError(400, str(error), "context_length_exceeded", "messages")
+        return ApiError(504, str(error), "timeout")
+
+
+async def api_error(request: Request, error: ApiError) -> Response:
+    headers = {"Retry-After": "1"} if error.status == 429 else None
+    return JSONResponse(error.body(), error.status, headers)
+
+
+async def refusal(request: Request, error: HTTPException) -> Response:
+    code = "invalid_api_key" if error.status_code == 401 else None
+    return JSONResponse(ApiError(error.status_code, error.detail, code).body(), error.status_code, error.headers)
+
+
+async def failure(request: Request, error: Exception) -> Response:
+    """Of a bug in a workflow, or of a GPU without memory; uvicorn logs the traceback."""
+    print(f"{request.url.path}: {type(error).__name__}: {error}", file=sys.stderr)
+    return JSONResponse(ApiError(500, f"{type(error).__name__}: {error}").body(), 500)
+
+
+HANDLERS: dict[Any, Any] = {ApiError: api_error, HTTPException: refusal, Exception: failure}

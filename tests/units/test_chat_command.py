@@ -1,0 +1,67 @@
+"""`coterie chat`: a team in the terminal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from rich.text import Text
+
+from coterie.cli.chat import Chat, RoleColumns
+from coterie.console import visible
+from coterie.training.build import for_inference
+from tests.runs import naming_config, trained
+
+
+@pytest.fixture(scope="module")
+def run(model_folder: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "pair"
+    trained(naming_config(model_folder("llama"), steps=1, name="pair"), folder)
+    return folder
+
+
+def lines(*typed: str) -> Callable[[str], str]:
+    waiting: Iterator[str] = iter(typed)
+
+    def read(prompt: str) -> str:
+        try:
+            return next(waiting)
+        except StopIteration:
+            raise EOFError from None
+
+    return read
+
+
+def test_a_chat_shows_each_role_and_can_be_replayed_and_saved(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved = tmp_path / "chat.jsonl"
+    chat = Chat(for_inference(run), seed=1)
+    chat.run(
+        lines("Say it.", "/replay", "/role left", "Hello", "And now?", "/rol", "/role lefd", f"/save {saved}", "/role")
+    )
+    shown = capsys.readouterr().out
+    first, second, third = map(json.loads, saved.read_text().splitlines())
+    assert [turn["role"] for turn in first["turns"]] == ["left", "right"] and first["message"] == "Say it."
+    squeezed = "".join(shown.split())  # a terminal expands tabs
+    assert all("".join(visible(turn["text"]).split()) in squeezed for turn in first["turns"])
+    assert "left read:\n" in shown
+    assert second["to"] == third["to"] == "left" and "did you mean /role" in shown and "did you mean left" in shown
+    assert chat.prompt == "pair> "
+    again = Chat(for_inference(run), seed=1)
+    again.run(lines("Say it."))
+    assert again.rows[0] == first  # the seed repeats a chat
+
+
+def test_roles_that_speak_at_once_do_not_mix_their_words() -> None:
+    shown: list[str] = []
+    printer = RoleColumns({"a": "red", "b": "blue"}, lambda text: shown.append(Text.assemble(text).plain))
+    for role, text in (("a", "1"), ("b", "x"), ("a", "2"), ("b", None), ("a", None)):
+        printer.on_text(role, text)
+    assert "".join(shown) == "a: 12\nb: x\n"
+
+
+def test_what_could_forge_the_terminal_is_escaped() -> None:
+    assert visible("a\x1b[2J\u202eb\r\nc") == "a\\x1b[2J\\u202eb\\r\nc"
