@@ -147,7 +147,9 @@ def test_an_export_is_pushed_to_the_hub(run: Path, tmp_path: Path, monkeypatch: 
         assert files["left/adapter_model.safetensors"] == (tmp_path / "out/left/adapter_model.safetensors").read_bytes()
         monkeypatch.setenv("HF_TOKEN", "hf_wrong")
         refused = coterie("export", run, "--adapter", tmp_path / "two", "--push", "me/pair")
-        assert refused.exit_code == 2 and "--push me/pair: the upload failed" in refused.output
+        assert (
+            refused.exit_code == 2 and "--push me/pair: the upload failed" in refused.output and "401" in refused.output
+        )
         assert (tmp_path / "two" / "README.md").is_file()
 
 
