@@ -11,7 +11,7 @@ from typing import Any
 
 from coterie.learners.batch import make_batches
 from coterie.training.loop import Run
-from coterie.types import Outcome, Sample, Sampling, Task, Team
+from coterie.types import OnTokens, Outcome, Sample, Sampling, Task, Team
 from tests.episodes import episode, turn
 from tests.runs import started
 
@@ -24,7 +24,9 @@ class Recites:
     def __init__(self, run: Run, says: Says) -> None:
         self.run, self.says = run, says
 
-    async def sample(self, policy: str, prompt_ids: Sequence[int], seed: int, sampling: Sampling) -> Sample:
+    async def sample(
+        self, policy: str, prompt_ids: Sequence[int], seed: int, sampling: Sampling, on_tokens: OnTokens | None = None
+    ) -> Sample:
         tokenizer = self.run.collector.chats[policy].tokenizer
         text = self.says(policy, str(tokenizer.decode(list(prompt_ids))), seed)
         ids = (*tokenizer.encode(text, add_special_tokens=False), tokenizer.convert_tokens_to_ids("<|im_end|>"))

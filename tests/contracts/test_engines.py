@@ -16,11 +16,11 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from coterie.engines.hf import HfEngine
 from coterie.engines.native.engine import NativeEngine
-from coterie.engines.router import ClearableEngine, Router
+from coterie.engines.router import Router
 from coterie.engines.vllm import VllmEngine
 from coterie.models.base import Base
 from coterie.models.lora_targets import DEFAULT_TARGETS
-from coterie.types import Sampling
+from coterie.types import Engine, Sampling
 from tests.models import CONTEXT, SHAPE, tiny_tokenizer
 from tests.oracle import POLICIES, Oracle, ask, distribution, pairs, random_adapter, random_ids
 
@@ -85,10 +85,10 @@ def wide_base(folder_of: Callable[[str], Path]) -> Callable[[], Base]:
 
 
 @pytest.fixture(scope="session")
-def started() -> Callable[[str, Base], ClearableEngine]:
+def started() -> Callable[[str, Base], Engine]:
     """An engine on a base. vLLM takes seconds to start, so there is one for all tests."""
 
-    def fresh(name: str, base: Base) -> ClearableEngine:
+    def fresh(name: str, base: Base) -> Engine:
         return made(name, base, POLICIES, rows=16)
 
     once = cache(fresh)
@@ -107,13 +107,13 @@ def base(setting: tuple[str, str], team_base: Callable[[str], Base], wide_base: 
 
 
 @pytest.fixture
-def engine(setting: tuple[str, str], base: Base, started: Callable[[str, Base], ClearableEngine]) -> ClearableEngine:
+def engine(setting: tuple[str, str], base: Base, started: Callable[[str, Base], Engine]) -> Engine:
     return started(setting[0], base)
 
 
 @pytest.mark.parametrize("way", list(WAYS))
 def test_a_seed_draws_its_tokens_with_their_logprobs(
-    setting: tuple[str, str], engine: ClearableEngine, base: Base, way: str
+    setting: tuple[str, str], engine: Engine, base: Base, way: str
 ) -> None:
     if (setting[0], way) == ("vllm", "greedy and likely"):
         pytest.skip("vLLM cuts nothing away at temperature 0")
@@ -136,9 +136,7 @@ def expected_logprobs(oracle: Oracle, prompt: list[int], ids: Sequence[int], sam
 @pytest.mark.parametrize(
     ("prompt", "complaint"), [([], "the prompt is empty"), ([3, 99999], "token 99999"), ([-1], "token -1")]
 )
-def test_an_empty_prompt_or_an_unknown_token_is_refused(
-    engine: ClearableEngine, prompt: list[int], complaint: str
-) -> None:
+def test_an_empty_prompt_or_an_unknown_token_is_refused(engine: Engine, prompt: list[int], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         ask(engine, [("plain", prompt, 0, Sampling(3))])
 
@@ -149,7 +147,7 @@ def test_invalid_sampling_options_are_refused(wrong: dict[str, Any]) -> None:
         Sampling(**wrong)
 
 
-def test_a_reply_has_max_tokens_and_stop_reason_length(engine: ClearableEngine) -> None:
+def test_a_reply_has_max_tokens_and_stop_reason_length(engine: Engine) -> None:
     prompt = random_ids(10, seed=0)
     for room in (1, 2, 5):
         sample = ask(engine, [("plain", prompt, 1, Sampling(room))])[0]
@@ -157,7 +155,7 @@ def test_a_reply_has_max_tokens_and_stop_reason_length(engine: ClearableEngine) 
 
 
 def test_an_end_token_ends_the_answer_and_is_part_of_it(
-    engine: ClearableEngine, base: Base, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, base: Base, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     requests = [("a", random_ids(5, seed), seed, Sampling(6)) for seed in range(4)]
     free = ask(engine, requests)
@@ -169,13 +167,13 @@ def test_an_end_token_ends_the_answer_and_is_part_of_it(
         assert sample.stop == ("end" if ends else "length")
 
 
-def test_a_prompt_that_fills_the_context_gets_an_empty_answer(engine: ClearableEngine) -> None:
+def test_a_prompt_that_fills_the_context_gets_an_empty_answer(engine: Engine) -> None:
     for length in (CONTEXT, CONTEXT + 7):
         sample = ask(engine, [("plain", random_ids(length, 0), 1, Sampling(5))])[0]
         assert (sample.ids, sample.logprobs, sample.stop) == ((), (), "length")
 
 
-def test_prompt_and_answer_never_exceed_the_context(engine: ClearableEngine) -> None:
+def test_prompt_and_answer_never_exceed_the_context(engine: Engine) -> None:
     prompt = random_ids(CONTEXT - 3, seed=1)
     whole, cut = ask(engine, [("plain", prompt, 1, Sampling(room)) for room in (3, 50)])
     assert len(cut.ids) == 3 and cut.stop == "length"
@@ -189,7 +187,7 @@ def test_engine_context_may_be_smaller_than_the_models_but_not_larger(setting: t
     assert large.context == CONTEXT
 
 
-def test_a_stop_string_ends_the_answer_and_is_not_in_its_text(engine: ClearableEngine, base: Base) -> None:
+def test_a_stop_string_ends_the_answer_and_is_not_in_its_text(engine: Engine, base: Base) -> None:
     """Also when it is completed by the last token of max_tokens."""
     prompt = random_ids(20, seed=8)
     free = ask(engine, [("plain", prompt, 1, Sampling(24))])[0]
@@ -227,7 +225,7 @@ def test_changed_weights_change_the_version_and_the_samples(
     assert empty.version == 3
 
 
-def test_clearing_an_engine_changes_no_sample(engine: ClearableEngine) -> None:
+def test_clearing_an_engine_changes_no_sample(engine: Engine) -> None:
     requests = [("c", random_ids(30, seed=n), n, Sampling(6)) for n in range(3)]
     before = ask(engine, requests)
     engine.clear()
@@ -304,6 +302,6 @@ def test_a_router_sends_each_policy_to_the_engine_of_its_base(team_base: Callabl
     assert llama.cache.slots == gemma.cache.slots == 0
 
 
-def test_two_event_loops_one_after_the_other_share_an_engine(engine: ClearableEngine) -> None:
+def test_two_event_loops_one_after_the_other_share_an_engine(engine: Engine) -> None:
     request = ("a", random_ids(20, seed=1), 1, Sampling(5))
     assert ask(engine, [request]) == ask(engine, [request]) == [asyncio.run(engine.sample(*request))]
