@@ -17,6 +17,7 @@ BLOCK = 512  # bytes per block of `stat`
 TICKS = os.sysconf("SC_CLK_TCK")  # per second of CPU time
 MEMORY_FILE = "/memfd:"
 PROC = Path("/proc")
+READINGS = 3  # in a row that must show an excess of memory
 
 
 def process_tree(root: int, most: int) -> list[int]:
@@ -63,9 +64,15 @@ def _group_of(pid: str) -> int | None:
 def uses_more_memory(pids: Iterable[int], most: int) -> bool:
     """True if processes use more memory than this together, memfd files included.
 
-    Shared pages count once. Reading PSS is slow, so RSS, an upper bound, is checked first.
+    Shared pages count once. A reading takes time: if a process exits during it, the shares of those read later grow
+    and pages count twice. An excess therefore has to be seen several times in a row.
     """
     own = list(pids)
+    return all(_reads_more_memory(own, most) for _ in range(READINGS))
+
+
+def _reads_more_memory(own: list[int], most: int) -> bool:
+    """One reading. Reading PSS is slow, so RSS, an upper bound, is checked first."""
     files = sum(dict(file for pid in own for file in _memory_files(pid)).values())
     if files + sum(map(_resident, own)) <= most:
         return False

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from coterie.sandbox import Limits, RunResult, Sandbox, SandboxReduced, bubblewrap, files_in, unshare
+from coterie.sandbox import Limits, RunResult, Sandbox, SandboxReduced, bubblewrap, files_in, proc_usage, unshare
 from coterie.sandbox import sandbox as pool
 from coterie.sandbox.limits import status_of
 from tests.hangs import HANG, eventually
@@ -173,6 +173,17 @@ def test_memory_has_an_end_for_all_processes_together(sandbox: Sandbox, code: st
     limits = replace(LIMITS, memory=72 << 20)
     ran = run(sandbox, f"import mmap, os, time\n{code}\ntime.sleep(0.3 if {ended!r} == 'ok' else 9)", limits=limits)
     assert ran.status == ended
+
+
+@pytest.mark.parametrize(("readings", "more"), [((9, 1), False), ((9, 9, 1), False), ((9, 9, 9), True)])
+def test_one_excessive_reading_of_memory_is_not_enough(
+    monkeypatch: pytest.MonkeyPatch, readings: tuple[int, ...], more: bool
+) -> None:
+    """Processes that exit while they are read make their pages count twice."""
+    read = iter(readings)
+    monkeypatch.setattr(proc_usage, "_resident", lambda pid: 9)
+    monkeypatch.setattr(proc_usage, "_pss", lambda pid, field: next(read) if field == "Pss_Anon:" else 0)
+    assert proc_usage.uses_more_memory([os.getpid()], 5) is more
 
 
 IN_SESSIONS = """
