@@ -42,6 +42,10 @@ class CodeWorld:
         verdict = await run_tests(program, self.tests)
         return CodeResult(verdict.first(self.visible), verdict.fraction)
 
+    async def outputs(self, text: str) -> tuple[str, ...] | None:
+        """What the program in a text returns on the visible tests; None if there is no program."""
+        return None if code_in(text) is None else (await self.test(text)).visible.outputs(self.visible)
+
 
 @dataclass(frozen=True)
 class Mbpp(DatasetEnv):

@@ -14,7 +14,7 @@ from coterie.prompts import chat_messages
 from coterie.rollout.agent import Player, Players
 from coterie.rollout.collector import Collector
 from coterie.types import Episode, Task, Team
-from coterie.workflows.vote import majority
+from coterie.workflows.vote import elect
 
 SOLVER = "solver"
 LENGTH_TASKS = 32  # tasks that estimate the length of a sampled answer
@@ -32,7 +32,7 @@ class SingleAgentWorkflow:
         agent = team[SOLVER]
         ids = self.prompts[task.id] if task.id in self.prompts else agent.chat.prompt(chat_messages(task.prompt))
         turns = await asyncio.gather(*(agent.say_ids(ids) for _ in range(self.voters)))
-        return majority([turn.text for turn in turns])
+        return await elect([turn.text for turn in turns], world)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from coterie.envs.code import CodeWorld
 from coterie.prompts import Examples, chat_messages, check, check_counts, fill
 from coterie.rewards.answer_extraction import NUMBER, last_number, marked_answer
 from coterie.types import Task, Team
@@ -15,7 +16,10 @@ from coterie.types import Task, Team
 
 @dataclass(frozen=True)
 class Vote:
-    """Asks one role the same question `voters` times; the majority's answer counts."""
+    """Asks one role the same question `voters` times; the majority's answer counts.
+
+    Programs vote by what they do: by their outputs on the visible tests.
+    """
 
     role: str = "solver"  # the role that votes
     voters: int = 5  # votes per task
@@ -34,7 +38,18 @@ class Vote:
     async def run(self, task: Task, team: Team, world: Any) -> str:
         messages = chat_messages(fill(self.prompt, {"question": task.prompt}), self.system, self.examples)
         turns = await asyncio.gather(*(team[self.role].say(messages) for _ in range(self.voters)))
-        return majority([turn.text for turn in turns])
+        return await elect([turn.text for turn in turns], world)
+
+
+async def elect(answers: Sequence[str], world: Any) -> str:
+    """The majority's answer. Programs are compared by what they return on the visible tests, whatever these expect;
+    an answer without a program has no vote."""
+    if not isinstance(world, CodeWorld):
+        return majority(answers)
+    outputs = await asyncio.gather(*map(world.outputs, answers))
+    votes = Counter(outputs)
+    votes[None] = 0
+    return max(zip(answers, outputs, strict=True), key=lambda pair: votes[pair[1]])[0]
 
 
 def majority(answers: Sequence[str]) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from coterie.envs.code import CodeWorld
 from coterie.prompts import fill
 from coterie.types import Message, Outcome, Task, Turn, Workflow
 from coterie.workflows.chain import Chain
@@ -18,7 +19,7 @@ from coterie.workflows.orchestrate import Orchestrate
 from coterie.workflows.refine import Refine
 from coterie.workflows.single import Single
 from coterie.workflows.summarize import Summarize
-from coterie.workflows.vote import Vote, majority
+from coterie.workflows.vote import Vote, elect, majority
 from tests.hangs import HANG
 from tests.scripted import Scripted, ScriptedAgent
 
@@ -143,6 +144,18 @@ def test_the_majority_answer_keeps_its_whole_text() -> None:
     answer, team = play(Vote(voters=3), {"solver": ["9", r"So \boxed{4}.", "It is 4.0"]})
     assert answer == r"So \boxed{4}."
     assert len(team.solver.prompts) == 3
+
+
+def test_programs_vote_by_what_they_do() -> None:
+    """The largest group of equal outputs wins, right or wrong; by the last number in the text, 2 would."""
+    world = CodeWorld({"test_list": ["assert f(2) == 4", "assert f(3) == 9"]})
+    right, same, wrong = ("def f(x):\n    return x * x", "def f(x):\n    return x ** 2", "def f(x):\n    return x + 7")
+    programs = [f"```python\n{program}\n```" for program in (wrong, right, "def f(x):\n    return x - 2", same)]
+    without = ["I cannot.", "I cannot.", "I cannot."]
+    assert asyncio.run(elect([*without, *programs], world)) == programs[1]
+    assert majority(programs) == programs[2]
+    also_wrong = f"```python\n{wrong.replace('x + 7', '7 + x')}\n```"
+    assert asyncio.run(elect([programs[1], programs[0], also_wrong], world)) == programs[0]
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,12 @@ class Verdict:
         reached = frozenset(test for test in self.reached if test < count)
         return Verdict(len(reached) - len(failures), max(len(reached), 1), failures, reached)
 
+    def outputs(self, count: int) -> tuple[str, ...]:
+        """What the program returned on each of `count` tests; "as expected" where it passed. Equal for programs that
+        do the same."""
+        got = {failure.test: failure.got for failure in self.failures}
+        return tuple(got.get(number, "as expected") for number in range(count))
+
     def __str__(self) -> str:
         """A report for the model that repairs the program."""
         parts = [f"{self.passed} of {self.total} tests passed."]

@@ -140,19 +140,11 @@ def passed(verdict: Verdict | None, pool: Sequence[str]) -> list[bool]:
     return [number not in failed and (verdict is not None and number in verdict.reached) for number in range(len(pool))]
 
 
-def outputs(verdict: Verdict | None, pool: Sequence[str]) -> tuple[str, ...]:
-    """What a program returned on each call: the expected value where the assert passed."""
-    if verdict is None:
-        return ()
-    got = {failure.test: str(failure.got) for failure in verdict.failures}
-    return tuple(got.get(number, "as expected") for number in range(len(pool)))
-
-
 def elect(verdicts: Sequence[Verdict | None], pool: Sequence[str], select: str = "asserts") -> int:
     """The place of the program with most asserts passed; ties go to the largest cluster of equal outputs, then to the
     earliest. With `clusters` only the clusters count."""
     votes = [sum(passed(verdict, pool)) if select == "asserts" else 0 for verdict in verdicts]
-    signatures = [outputs(verdict, pool) for verdict in verdicts]
+    signatures = [verdict.outputs(len(pool)) if verdict else () for verdict in verdicts]
     sizes = Counter(signature for signature, verdict in zip(signatures, verdicts, strict=True) if verdict is not None)
     return max(range(len(verdicts)), key=lambda place: (votes[place], sizes[signatures[place]], -place))
 
