@@ -7,6 +7,7 @@ continues where it stopped.
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,19 +33,24 @@ from coterie.training import checkpoint
 
 @dataclass(frozen=True)
 class Arm:
-    """One arm: `recipe` trains a team; `of` evaluates another arm's team with other settings."""
+    """One arm: `recipe` trains a team; `of` evaluates another arm's team with other settings, or with a verifier that
+    learns from that team's training rollouts."""
 
     recipe: Path | None = None
     of: str | None = None
     train: bool = True  # false evaluates the recipe's untrained team
     set: tuple[str, ...] = ()  # changes to the recipe, as on the command line: `roles.verifier.policy=solver`
     evaluate: tuple[str, ...] = ()  # changes for its evaluation alone
+    # options of `coterie verifier train`, as `--model demo --lr 1e-3`; the workflow of its evaluation uses the verifier
+    verifier: str | None = None
 
     def __post_init__(self) -> None:
         if (self.recipe is None) == (self.of is None):
             raise ValueError("an arm has either a recipe, or `of`: the arm whose team it evaluates")
         if self.of is not None and (self.set or not self.train):
             raise ValueError(f"set: an arm `of: {self.of}` is not trained; put its changes into evaluate")
+        if self.verifier is not None and self.of is None:
+            raise ValueError("verifier: it learns from the rollouts of another arm; name that arm with `of`")
 
 
 @dataclass(frozen=True)
@@ -60,7 +66,11 @@ class Comparison:
             raise ValueError(f"against: no arm is called {self.against}{did_you_mean(self.against, self.arms)}")
         trained = [name for name, arm in self.arms.items() if arm.recipe is not None]
         for name, arm in self.arms.items():
-            if arm.of is not None and arm.of not in trained:
+            if arm.of is None:
+                continue
+            if arm.verifier is not None and arm.of in trained and not self.arms[arm.of].train:
+                raise ValueError(f"arms.{name}.verifier: {arm.of} is not trained, so it has no rollouts to learn from")
+            if arm.of not in trained:
                 listing = ", ".join(trained) or "none"
                 raise ValueError(f"arms.{name}.of: no arm with a recipe is called {arm.of}; there is {listing}")
 
@@ -120,6 +130,8 @@ class Runner:
         eval_file = self.out / f"{name}.json"
         if arm.recipe is not None and arm.train:
             self._train(name, arm.recipe, [*arm.set, *self.changes])
+        if arm.verifier is not None:
+            self._train_verifier(name)
         if not eval_file.exists():
             self._command(name, self.commands(name)[-1])
         return read_result(eval_file, self.run_of(name))
@@ -129,6 +141,8 @@ class Runner:
         arm, run = self.comparison.arms[name], self.run_of(name)
         config = [arm.recipe, *arm.set, *self.changes]
         changes = [*self.comparison.evaluate, *arm.evaluate]
+        if arm.verifier is not None:
+            changes.append(f"workflow.verifier={{run: {self._verifier_of(name).resolve()}}}")
         evaluate = [
             "eval",
             *([run] if run else config),
@@ -138,7 +152,22 @@ class Runner:
             self.out / f"{name}.json",
         ]
         trained = arm.recipe is not None and arm.train
-        return [*([["train", *config, f"name={name}", "--out", self.out]] if trained else []), evaluate]
+        train = [["train", *config, f"name={name}", "--out", self.out]] if trained else self._verifier_commands(name)
+        return [*train, evaluate]
+
+    def _verifier_commands(self, name: str) -> list[list[object]]:
+        arm, answers = self.comparison.arms[name], self.out / f"{name}.parquet"
+        if arm.verifier is None or arm.of is None:
+            return []
+        of = self.comparison.arms[arm.of]
+        assert of.recipe is not None
+        seed = load_config(of.recipe, [*of.set, *self.changes]).seed
+        options = [*shlex.split(arm.verifier), "--seed", seed, "--out", self._verifier_of(name)]
+        collect: list[object] = ["verifier", "collect", self.run_of(name), "--out", answers]
+        return [collect, ["verifier", "train", answers, *options]]
+
+    def _verifier_of(self, name: str) -> Path:
+        return self.out / f"{name}-verifier"
 
     def run_of(self, name: str) -> Path | None:
         """The run that an arm evaluates; None if it is untrained."""
@@ -157,6 +186,15 @@ class Runner:
             self._command(name, ["train", "--resume", run, f"epochs={config.epochs}"])
         elif int(latest.name) < config.steps:
             self._command(name, ["train", "--resume", run, f"steps={config.steps}"])
+
+    def _train_verifier(self, name: str) -> None:
+        collect, train = self._verifier_commands(name)
+        if not (self.out / f"{name}.parquet").exists():
+            self._command(name, collect)
+        if checkpoint.latest(self._verifier_of(name)) is None:
+            self._command(name, train)
+        elif not (self.out / f"{name}.json").exists():  # a verifier that is trained to its end ends at once
+            self._command(name, ["verifier", "train", "--resume", self._verifier_of(name)])
 
     def _command(self, name: str, words: Sequence[object]) -> None:
         """Run a `coterie` command; its output goes to the arm's log."""

@@ -145,6 +145,31 @@ def test_training_that_was_stopped_goes_on(comparison: Path, here: list[str]) ->
     assert json.loads((out / "S1.json").read_text())["step"] == 2
 
 
+def test_an_arm_may_add_a_verifier_that_learns_from_another_arms_rollouts(comparison: Path, here: list[str]) -> None:
+    (comparison.parent / "odd.py").write_text("def odd(answer, truth):\n    return float(len(answer) % 2)\n")
+    model = yaml.safe_load((comparison.parent / "single.yaml").read_text())["policies"]["solver"]["model"]
+    arms = {
+        "S1": {"recipe": "single.yaml", "set": ["episodes_per_task=8", "reward=odd.py:odd"]},
+        "T": {
+            "of": "S1",
+            "verifier": f"--model {model} --rank 2 --epochs 1 --held-out 0.5",
+            "evaluate": ["workflow={name: verified_vote, answers: 3}", "eval.temperature=1"],
+        },
+    }
+    comparison.write_text(yaml.safe_dump({"against": "T", "arms": arms}, sort_keys=False))
+    out = comparison.parent / "out"
+    compare(comparison, ("seed=3",), out, jobs=1)
+    assert here == ["S1 train", "S1 eval", "T verifier", "T verifier", "T eval"]
+    found = json.loads((out / "T.json").read_text())
+    assert "auc_within_task" in next(iter(found["reports"].values()))
+    assert yaml.safe_load((out / "T-verifier" / "config.yaml").read_text())["seed"] == 3
+    assert "coterie verifier collect" in (out / "report.html").read_text()
+    (out / "T.json").unlink()
+    here.clear()
+    compare(comparison, ("seed=3",), out, jobs=1)
+    assert here == ["T verifier", "T eval"] and json.loads((out / "T.json").read_text()) == found
+
+
 def test_an_arm_runs_in_a_process_of_its_own_and_its_failure_is_told(comparison: Path) -> None:
     out = comparison.parent / "out"
     out.mkdir()
@@ -176,6 +201,11 @@ def test_the_table_compares_task_by_task() -> None:
         ({"arms": {"T": {"recipe": "nothing.yaml"}}}, "arms.T.recipe: there is no file nothing.yaml"),
         ({"arms": {"T": {}}}, "arms.T: an arm has either a recipe, or `of`"),
         ({"arms": {"T": {"recipe": "team.yaml"}, "S": {"of": "X"}}}, "arms.S.of: no arm with a recipe is called X"),
+        ({"arms": {"T": {"recipe": "team.yaml", "verifier": ""}}}, "arms.T.verifier: it learns from the rollouts of"),
+        (
+            {"arms": {"T": {"of": "U", "verifier": ""}, "U": {"recipe": "team.yaml", "train": False}}},
+            "arms.T.verifier: U is not trained",
+        ),
         ({"arms": {"T": {"recipe": "team.yaml", "trian": False}}}, "arms.T.trian: unknown key"),
     ],
 )

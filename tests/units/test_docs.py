@@ -23,6 +23,7 @@ import torch
 import yaml
 from typer.main import get_command
 
+from coterie.analysis.compare import load as load_comparison
 from coterie.api import AgentTrainer, Trained
 from coterie.bench.app import app as bench
 from coterie.cli.app import app
@@ -240,10 +241,18 @@ def public(holder: type) -> list[str]:
     return [name for name, member in members.items() if inspect.isfunction(member) or isinstance(member, property)]
 
 
+def test_the_comparison_of_the_page_is_one(tmp_path: Path) -> None:
+    (block,) = re.findall(r"^```yaml\n(.*?)^```", PAGES["comparing.md"], re.DOTALL | re.MULTILINE)
+    (tmp_path / "compare.yaml").write_text(block)
+    for recipe in ("team.yaml", "single.yaml"):
+        (tmp_path / recipe).touch()
+    assert [*load_comparison(tmp_path / "compare.yaml").arms] == ["T", "S4", "S1", "S3", "TV", "UT"]
+
+
 BLOCKS = [
     (page, number, block)
     for page, text in PAGES.items()
-    if page != "algorithms.md"  # whose blocks have their own test
+    if page not in ("algorithms.md", "comparing.md")  # whose blocks have their own tests
     for number, block in enumerate(re.findall(r"^```yaml\n(.*?)^```", text, re.DOTALL | re.MULTILINE))
 ]
 
