@@ -15,7 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.table import Table
 from rich.text import Text
 
 from coterie.analysis.compare_report import curves, page
@@ -27,8 +26,10 @@ from coterie.config.reader import Reader
 from coterie.console import show, table
 from coterie.errors import UserError, did_you_mean
 from coterie.files import write_atomic
-from coterie.statistics import Paired, bootstrap_interval, paired
+from coterie.statistics import Paired, bootstrap_interval, mean, paired
 from coterie.training import checkpoint
+
+Row = dict[str, str | float | int]  # of a table: cells by column
 
 
 @dataclass(frozen=True)
@@ -208,8 +209,26 @@ class Runner:
             raise ArmFailed(f"{name}: coterie {words[0]} failed with exit code {code}; the end of {log}:\n{tail}")
 
 
-def compare(file: Path, changes: tuple[str, ...], out: Path, jobs: int) -> None:
-    """Run all arms, `jobs` at a time; write `out`/table.md, curves.png and report.html."""
+def compare_seeds(file: Path, changes: tuple[str, ...], out: Path, jobs: int, seeds: int) -> None:
+    """The comparison with seeds 0, 1, …, each in a folder of its own; then `out`/table.md of all, task by task."""
+    folders = {seed: out / f"seed-{seed}" for seed in range(seeds)}
+    found = [compare(file, (*changes, f"seed={seed}"), folder, jobs) for seed, folder in folders.items()]
+    results, against = {name: mean_of([one[name] for one in found]) for name in found[0]}, load(file).against
+    by_seed = {name: ", ".join(f"{mean([*one[name].scores.values()]):.3f}" for one in found) for name in results}
+    rows = [{"arm": row["arm"], "by seed": by_seed[str(row["arm"])], **row} for row in rows_of(results, against)]
+    write_atomic(out / "table.md", markdown(rows))
+    show([table(f"mean of {seeds} seeds", rows), Text(f"  {out}: table.md, and a folder of each seed")])
+
+
+def mean_of(results: Sequence[Result]) -> Result:
+    """The result of an arm over several seeds: means by task."""
+    scores = {task: mean([one.scores[task] for one in results]) for task in results[0].scores}
+    metrics = {name: mean([one.metrics[name] for one in results]) for name in ("tokens", "prompt_tokens")}
+    return Result(scores, metrics, round(mean([one.trained_tokens for one in results])))
+
+
+def compare(file: Path, changes: tuple[str, ...], out: Path, jobs: int) -> dict[str, Result]:
+    """Run all arms, `jobs` at a time; write `out`/table.md, curves.png and report.html. Returns the results by arm."""
     comparison = load(file)
     out.mkdir(parents=True, exist_ok=True)
     runner = Runner(comparison, out, changes)
@@ -218,13 +237,15 @@ def compare(file: Path, changes: tuple[str, ...], out: Path, jobs: int) -> None:
     results = run_all(runner, own, jobs)
     results |= run_all(runner, [name for name in comparison.arms if name not in results], jobs)
     ordered = {name: results[name] for name in comparison.arms}
-    write_atomic(out / "table.md", markdown(ordered, comparison.against))
     runs = {name: out / name for name in own if comparison.arms[name].train}
     write_atomic(out / "curves.png", curves(runs))
     commands = [command for name in ordered for command in runner.commands(name)]
     rows = list(rows_of(ordered, comparison.against))
+    write_atomic(out / "table.md", markdown(rows))
     write_atomic(out / "report.html", page(f"Comparison with {comparison.against}", rows, runs, commands))
-    show([summary_table(ordered, comparison.against), Text(f"  {out}: table.md, curves.png and report.html")])
+    title = f"{len(ordered[comparison.against].scores)} held-out tasks"
+    show([table(title, rows), Text(f"  {out}: table.md, curves.png and report.html")])
+    return ordered
 
 
 def run_all(runner: Runner, names: Sequence[str], jobs: int) -> dict[str, Result]:
@@ -238,13 +259,13 @@ def run_all(runner: Runner, names: Sequence[str], jobs: int) -> dict[str, Result
     return {name: future.result() for name, future in running.items()}
 
 
-def rows_of(results: Mapping[str, Result], against: str) -> Iterator[dict[str, str | float | int]]:
+def rows_of(results: Mapping[str, Result], against: str) -> Iterator[Row]:
     """One row per arm: its accuracy, its tokens, and the paired difference to the arm `against`."""
     base = results[against]
     for name, result in results.items():
         scores = [result.scores[task] for task in base.scores]
         low, high = bootstrap_interval(scores)
-        row: dict[str, str | float | int] = {
+        row: Row = {
             "arm": name,
             "accuracy": f"{sum(scores) / len(scores):.3f} ({low:.3f}–{high:.3f})",
             "sampled / task": round(result.metrics["tokens"]),
@@ -254,18 +275,13 @@ def rows_of(results: Mapping[str, Result], against: str) -> Iterator[dict[str, s
         yield row if name == against else row | _difference(against, paired(list(base.scores.values()), scores))
 
 
-def _difference(against: str, found: Paired) -> dict[str, str | float | int]:
+def _difference(against: str, found: Paired) -> Row:
     interval = f"{found.difference:+.3f} ({found.low:+.3f} to {found.high:+.3f})"
     return {f"{against} − arm": interval, "differ": f"{found.discordant:.0%}", "p": f"{found.p:.2g}"}
 
 
-def summary_table(results: Mapping[str, Result], against: str) -> Table:
-    return table(f"{len(results[against].scores)} held-out tasks", list(rows_of(results, against)))
-
-
-def markdown(results: Mapping[str, Result], against: str) -> str:
+def markdown(rows: Sequence[Row]) -> str:
     """The table as Markdown."""
-    rows = list(rows_of(results, against))
     columns = list(dict.fromkeys(key for row in rows for key in row))
     lines = [columns, ["---"] * len(columns), *([str(row.get(column, "")) for column in columns] for row in rows)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)

@@ -214,6 +214,9 @@ def compare(
         ),
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, metavar="N", help="Arms that run in parallel.")] = 1,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Repeat it with seeds 0 to N − 1, and average by task.")
+    ] = None,
 ) -> None:
     """Train and evaluate several arms on the same tasks, and compare them task by task.
 
@@ -223,9 +226,10 @@ def compare(
     \b
     Example:
       coterie compare recipes/results/gsm8k_vote/compare.yaml seed=1 --out runs/gsm8k_vote-1
+      coterie compare recipes/results/split_work/compare.yaml --seeds 3
     """
     with user_errors() as commands:
-        commands.compare(file, changes or [], out or Path("runs") / file.resolve().parent.name, jobs)
+        commands.compare(file, changes or [], out or Path("runs") / file.resolve().parent.name, jobs, seeds)
 
 
 @app.command()

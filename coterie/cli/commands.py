@@ -135,11 +135,14 @@ def replay(folder: Path, changes: Sequence[str], most: int, out: Path | None) ->
     run.replay_run(config, folder, "reward" in groups, most, out)
 
 
-def compare(file: Path, changes: Sequence[str], out: Path, jobs: int) -> None:
+def compare(file: Path, changes: Sequence[str], out: Path, jobs: int, seeds: int | None) -> None:
     """Train and evaluate the arms of a comparison."""
-    from coterie.analysis.compare import compare as run_arms
+    from coterie.analysis import compare as comparison
 
-    run_arms(file, tuple(changes), out, jobs)
+    if seeds is None:
+        comparison.compare(file, tuple(changes), out, jobs)
+    else:
+        comparison.compare_seeds(file, tuple(changes), out, jobs, seeds)
 
 
 def serve(

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from coterie.analysis.compare import ArmFailed, Result, Runner, compare, load, markdown
+from coterie.analysis.compare import ArmFailed, Result, Runner, compare, compare_seeds, load, markdown, rows_of
 from coterie.analysis.compare_report import page, sampled_and_accuracy
 from coterie.cli.app import app
 from coterie.config import ConfigError
@@ -145,6 +145,26 @@ def test_training_that_was_stopped_goes_on(comparison: Path, here: list[str]) ->
     assert json.loads((out / "S1.json").read_text())["step"] == 2
 
 
+def test_seeds_are_averaged_by_task(comparison: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cost = {"tokens": 10.0, "prompt_tokens": 20.0}
+    by_seed = {
+        "seed=0": {"T": Result({"a": 1.0, "b": 1.0}, cost, 100), "S": Result({"b": 0.0, "a": 1.0}, cost, 80)},
+        "seed=1": {"T": Result({"a": 1.0, "b": 0.0}, cost, 100), "S": Result({"a": 0.0, "b": 0.0}, cost, 90)},
+    }
+    folders: list[str] = []
+
+    def one(file: Path, changes: tuple[str, ...], out: Path, jobs: int) -> dict[str, Result]:
+        folders.append(out.name)
+        return by_seed[changes[-1]]
+
+    monkeypatch.setattr("coterie.analysis.compare.compare", one)
+    compare_seeds(comparison, ("steps=1",), comparison.parent, 1, 2)
+    head, _, team, single = (comparison.parent / "table.md").read_text().splitlines()
+    assert folders == ["seed-0", "seed-1"] and head.startswith("| arm | by seed | accuracy |")
+    assert team.startswith("| T | 1.000, 0.500 | 0.750 (")
+    assert single.startswith("| S | 0.500, 0.000 | 0.250 (") and "| 85 | +0.500 (" in single
+
+
 def test_an_arm_may_add_a_verifier_that_learns_from_another_arms_rollouts(comparison: Path, here: list[str]) -> None:
     (comparison.parent / "odd.py").write_text("def odd(answer, truth):\n    return float(len(answer) % 2)\n")
     model = yaml.safe_load((comparison.parent / "single.yaml").read_text())["policies"]["solver"]["model"]
@@ -190,7 +210,8 @@ def test_the_table_compares_task_by_task() -> None:
     cost = {"tokens": 10.0, "prompt_tokens": 20.0}
     team = Result({"a": 1.0, "b": 1.0, "c": 0.0, "d": 1.0}, cost, 100)
     other = Result({"d": 0.0, "c": 0.0, "b": 0.0, "a": 1.0}, cost, 90)
-    row = next(line for line in markdown({"S": other, "T": team}, "T").splitlines() if line.startswith("| S "))
+    table = list(rows_of({"S": other, "T": team}, "T"))
+    row = next(line for line in markdown(table).splitlines() if line.startswith("| S "))
     assert "0.250" in row and "+0.500" in row and "50%" in row and "| 90 |" in row and row.endswith("| 0.5 |")
 
 
