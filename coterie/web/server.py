@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import uvicorn
@@ -18,7 +18,7 @@ from coterie.web.requests import foreign_page, is_loopback
 
 KEEP_ALIVE = 30  # seconds that an idle connection stays open
 DRAIN_SECONDS = 60  # for the requests in flight when SIGTERM comes
-MAX_CONNECTIONS = 1024  # at once; more get 503
+MAX_CONNECTIONS = 512  # at once; more get 503. A process may open 1,024 files by default
 
 
 class ServeError(UserError, ValueError):
@@ -58,8 +58,27 @@ class OwnPagesOnly:
         problem = foreign_page(headers.get(b"host"), headers.get(b"origin")) if scope["type"] == "http" else None
         if problem is None:
             return await self.app(scope, receive, send)
-        error = {"message": problem, "type": "invalid_request_error", "param": None, "code": "foreign_page"}
-        await JSONResponse({"error": error}, 403)(scope, receive, send)
+        await _error(403, problem, "invalid_request_error", "foreign_page")(scope, receive, send)
+
+
+class FewConnections:
+    """ASGI middleware: 503 in the form of all errors while too many connections are open; uvicorn's is plain text."""
+
+    def __init__(self, app: ASGIApp, count: Callable[[], int]) -> None:
+        self.app, self.count = app, count
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or self.count() <= MAX_CONNECTIONS:
+            return await self.app(scope, receive, send)
+        problem = f"{self.count()} connections are open, and at most {MAX_CONNECTIONS} may; try again"
+        # The connection is closed, so that it does not stand in the way of others.
+        headers = {"Retry-After": "1", "Connection": "close"}
+        await _error(503, problem, "server_error", "too_many_connections", headers)(scope, receive, send)
+
+
+def _error(status: int, message: str, kind: str, code: str, headers: dict[str, str] | None = None) -> JSONResponse:
+    """An error in OpenAI's form."""
+    return JSONResponse({"error": {"message": message, "type": kind, "param": None, "code": code}}, status, headers)
 
 
 def read_key(file: Path | None, variable: str) -> str | None:
@@ -97,13 +116,14 @@ def url_of(bound: socket.socket, host: str) -> str:
 
 def server_of(app: ASGIApp, key: str | None) -> uvicorn.Server:
     """A server; `run(sockets=[…])` blocks until SIGTERM or SIGINT, and drains."""
-    return uvicorn.Server(
+    inner = app if key is not None else OwnPagesOnly(app)
+    server = uvicorn.Server(
         uvicorn.Config(
-            app if key is not None else OwnPagesOnly(app),
+            FewConnections(inner, lambda: len(server.server_state.connections)),
             log_level="warning",
             access_log=False,
-            limit_concurrency=MAX_CONNECTIONS,
             timeout_keep_alive=KEEP_ALIVE,
             timeout_graceful_shutdown=DRAIN_SECONDS,
         )
     )
+    return server
