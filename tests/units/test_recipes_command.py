@@ -1,11 +1,8 @@
-"""`coterie recipes`, `init` and `demo`; and a wheel that has all they need."""
+"""`coterie recipes`, `init` and `demo`, and the versions that an install brings."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tomllib
-import zipfile
 from importlib.metadata import version
 from pathlib import Path
 
@@ -52,17 +49,6 @@ def test_what_is_installed_is_within_the_tested_versions() -> None:
         assert any(bound.operator == "<" for bound in needed.specifier), f"{text} has no upper bound"
 
 
-@pytest.mark.slow
-def test_the_wheel_works_alone(tmp_path: Path) -> None:
-    """Built and unpacked, in an empty folder, without the checkout."""
-    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-q", "-w", str(tmp_path)]
-    subprocess.run([*command, str(ROOT)], check=True)
-    (wheel,) = tmp_path.glob("*.whl")
-    zipfile.ZipFile(wheel).extractall(tmp_path / "site")
-    assert {"py.typed", "recipes"} <= {path.name for path in (tmp_path / "site" / "coterie").iterdir()}
-    assert list((tmp_path / "site").glob("*.dist-info/licenses/LICENSE"))
-    (tmp_path / "empty").mkdir()
-    run = [sys.executable, "-P", "-m", "coterie", "init", "demo"]
-    environment = {"PYTHONPATH": str(tmp_path / "site"), "PATH": "/usr/bin:/bin"}
-    subprocess.run(run, check=True, cwd=tmp_path / "empty", env=environment)
-    assert sorted(path.name for path in (tmp_path / "empty").iterdir()) == ["demo.yaml", "relay.py"]
+def test_the_extras_are_those_that_the_docs_name() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert {"view", "serve", "hub", "wandb", "vllm", "ray"} <= extras.keys()
