@@ -28,6 +28,7 @@ from coterie.errors import UserError, did_you_mean
 from coterie.files import write_atomic
 from coterie.statistics import Paired, bootstrap_interval, mean, paired
 from coterie.training import checkpoint
+from coterie.workflows.verified_vote import READ
 
 Row = dict[str, str | float | int]  # of a table: cells by column
 
@@ -104,7 +105,9 @@ def read_result(eval_file: Path, run: Path | None) -> Result:
     """An arm's evaluation, as written by `coterie eval --json`, and the tokens sampled in training."""
     evaluation = json.loads(eval_file.read_text())
     (name,) = evaluation["reports"]
-    return Result(evaluation["accuracy"][name], evaluation["reports"][name], sampled_in(run) if run else 0)
+    metrics = evaluation["reports"][name]
+    metrics["prompt_tokens"] += metrics.get(READ, 0.0)
+    return Result(evaluation["accuracy"][name], metrics, sampled_in(run) if run else 0)
 
 
 def sampled_in(run: Path) -> int:

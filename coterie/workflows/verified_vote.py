@@ -25,6 +25,7 @@ REVIEW = (
     f"Check the solution. How likely is its final answer to be correct? {SCALE}"
 )
 SELF_REVIEW = f"How likely is your final answer to be correct? {SCALE}"
+READ = "verifier_tokens"  # metric: tokens that a reward model reads, as the solver's tokenizer counts them
 DIGIT = re.compile(r"[0-9]")
 SCORE = re.compile(r"score\W{0,4}([0-9])\b", re.IGNORECASE)
 
@@ -76,7 +77,8 @@ class VerifiedVote:
         if self.verifier is not None:
             model = scores_of(self.verifier)
             scores = await asyncio.gather(*(model.score(task.prompt, text) for text in texts))
-            return Outcome(elected(texts, scores), judge=partial(judge, solutions, scores, ()))
+            read = sum(sum(solution.tokens) for solution in solutions)
+            return Outcome(elected(texts, scores), {READ: float(read)}, judge=partial(judge, solutions, scores, ()))
         reviews = [self._review(task, messages, text) for text in texts for _ in range(self.grades)]
         flat = await asyncio.gather(*(team.verifier.say(review) for review in reviews))
         digits = [flat[i : i + self.grades] for i in range(0, len(flat), self.grades)]

@@ -181,7 +181,11 @@ def test_an_arm_may_add_a_verifier_that_learns_from_another_arms_rollouts(compar
     compare(comparison, ("seed=3",), out, jobs=1)
     assert here == ["S1 train", "S1 eval", "T verifier", "T verifier", "T eval"]
     found = json.loads((out / "T.json").read_text())
-    assert "auc_within_task" in next(iter(found["reports"].values()))
+    (report,) = found["reports"].values()
+    assert "auc_within_task" in report
+    row = next(line for line in (out / "table.md").read_text().splitlines() if line.startswith("| T "))
+    read = report["prompt_tokens"] + report["tokens"]  # by the reward model: each prompt and each solution once
+    assert report["verifier_tokens"] == read and f"| {round(report['prompt_tokens'] + read)} |" in row
     assert yaml.safe_load((out / "T-verifier" / "config.yaml").read_text())["seed"] == 3
     assert "coterie verifier collect" in (out / "report.html").read_text()
     (out / "T.json").unlink()
