@@ -6,16 +6,22 @@
 Every line is a gzip member of its own, so one episode is read without the others: `at` and `size` say where its member
 lies after the first one. `zcat 000012.jsonl.gz | tail -n +2` prints the episodes. A prompt that several turns share is
 stored with the first of them; the others have `prompt_from: [line, turn, count]`, and of a conversation that goes on
-only what was added. Where all tokens of a turn have the same number, such as an advantage, it is stored once. Runs of
-earlier versions have plain `.jsonl` files, which are read the same way.
+only what was added.
+
+Numbers per token are packed: `"response_ids": "i4:…"` is base64 of little-endian 32-bit integers, `f4` and `f8` of
+floats. As JSON numbers they would take ten times as long to write and twice the space. Where all tokens of a turn have
+the same number, such as an advantage, it is stored once. Runs of earlier versions have lists there, or plain `.jsonl`
+files; they are read the same way.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 import zlib
+from array import array
+from base64 import b64decode, b64encode
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -25,13 +31,16 @@ from coterie.files import numbered_paths, write_atomic
 
 SUFFIX = ".jsonl.gz"
 PLAIN = ".jsonl"  # of earlier versions
-FORMAT = 2
+FORMAT = 3
 LEVEL = 1  # of compression: level 6 takes almost three times as long, for 5 % less
 CHUNK = 1 << 16  # bytes that are read first; most headers fit
 KEPT = 32  # parsed episodes of a file that are kept: others refer to their prompts
 GZIP = 31  # wbits of zlib for the gzip format
 # Numbers per token of a turn's response.
 PER_TOKEN = ("old_logprobs", "ref_logprobs", "entropy", "values", "advantages", "returns", "movement")
+IDS = ("prompt_ids", "response_ids")
+PACKED = (*IDS, "logprobs", *PER_TOKEN)  # columns of a turn that are stored as base64
+TYPES = {"i4": "i", "f4": "f", "f8": "d"}  # the letters of Python's arrays
 SHARED = ("prompt", "messages")  # of a turn; stored with the first turn that has its prompt
 # The columns of a turn in the index. `advantage` is the mean over its tokens, `group` an index into `groups`.
 TURN_COLUMNS = ("role", "round", "tokens", "stop", "reward", "credit", "advantage", "group", "left_out")
@@ -55,8 +64,7 @@ def step_of(path: Path) -> int:
 
 def write_episode_rows(path: Path, rows: Sequence[Row]) -> None:
     """Write one step's episodes atomically."""
-    with ThreadPoolExecutor(1) as pool:  # zlib releases the GIL: an episode is compressed while the next is encoded
-        members = list(pool.map(_compressed, map(_encoded, _share_prompts(rows))))
+    members = [_compressed(_encoded(row)) for row in _share_prompts(rows)]
     groups: dict[str, int] = {}
     index, at = [], 0
     for row, member in zip(rows, members, strict=True):
@@ -73,8 +81,10 @@ def summary(row: Row, groups: dict[str, int]) -> Row:
 
 
 def _turn_summary(turn: Row, groups: dict[str, int]) -> list[Any]:
-    advantages = _per_token(turn, "advantages")
-    mean = round(sum(advantages) / len(advantages), 6) if advantages else None
+    advantages = turn.get("advantages")
+    if isinstance(advantages, list | array):
+        advantages = sum(advantages) / len(advantages) if advantages else None
+    mean = None if advantages is None or not turn["response_ids"] else round(advantages, 6)
     group = turn.get("group")
     if group is not None:
         shared = json.dumps({name: group[name] for name in ("key", "mean", "spread", "size")})
@@ -150,6 +160,7 @@ class EpisodeFile:
             raise BadEpisodes(f"{self.path}, line {line + 1}: not a stored episode, or damaged ({error})") from error
         if not isinstance(row, dict) or not {"id", "task", "turns"} <= row.keys():
             raise BadEpisodes(f"{self.path}, line {line + 1}: not a stored episode, or damaged")
+        row["turns"] = [{name: _unpacked(name, value) for name, value in turn.items()} for turn in row["turns"]]
         return row
 
     def line(self, line: int) -> bytes:
@@ -206,6 +217,28 @@ def _is_complete(data: bytes) -> bool:
     return inflate.eof
 
 
+def packed(name: str, numbers: Sequence[float] | array[float]) -> str:
+    """A column of a turn as text: `i4:` of ids, `f4:` of floats, `f8:` where 32 bits would change a number."""
+    kind = "i4" if name in IDS else "f4"
+    column = numbers if isinstance(numbers, array) else array(TYPES[kind], numbers)
+    if kind == "f4" and column is not numbers and column.tolist() != list(numbers):
+        kind, column = "f8", array("d", numbers)
+    if sys.byteorder == "big":
+        column.byteswap()
+    return f"{kind}:{b64encode(column).decode()}"
+
+
+def _unpacked(name: str, value: Any) -> Any:
+    """A column as numbers; in runs of earlier versions it is a list."""
+    if name not in PACKED or not isinstance(value, str):
+        return value
+    kind, _, text = value.partition(":")
+    column = array(TYPES[kind], b64decode(text))
+    if sys.byteorder == "big":
+        column.byteswap()
+    return column.tolist()
+
+
 def _encoded(row: Row) -> bytes:
     """A line of JSON; `default`: rewards may be numpy numbers."""
     return json.dumps(row, separators=(",", ":"), default=float).encode() + b"\n"
@@ -231,7 +264,12 @@ def _share_prompts(rows: Sequence[Row]) -> Iterator[Row]:
                 first[prompt] = (line, i)
                 turns.append(turn | _continued(row["turns"], line, latest.get(speaker), prompt))
             latest[speaker] = i
-        yield row | {"turns": turns}
+        yield row | {"turns": [_packed_columns(turn) for turn in turns]}
+
+
+def _packed_columns(turn: Row) -> Row:
+    columns = {name: turn[name] for name in PACKED if isinstance(turn.get(name), list | tuple | array)}
+    return turn | {name: packed(name, numbers) for name, numbers in columns.items()}
 
 
 def _continued(turns: Sequence[Row], line: int, earlier: int | None, prompt: tuple[int, ...]) -> Row:

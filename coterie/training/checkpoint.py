@@ -80,6 +80,7 @@ def _fill(run: Run, folder: Path) -> None:
         (folder / CRITIC).mkdir()
         run.critic.save(folder / CRITIC)
     write_tensors(_state(run), folder / "state.pt")
+    run.log.flush()  # a run that resumes here has the episodes of the steps before
 
 
 def _require_checksums(folder: Path) -> None:

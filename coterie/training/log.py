@@ -8,14 +8,15 @@ import json
 import os
 import socket
 import time
+from array import array
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
-import numpy
 import torch
 import yaml
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
@@ -36,12 +37,12 @@ from coterie.episode_files import (
 )
 from coterie.files import WriteFailed, append_line, filter_rows, reporting_write_errors, write_atomic
 from coterie.models.chat import Chat
+from coterie.training.background_writes import BackgroundWrites
 from coterie.training.status import RunStatus, State, cause_of
 from coterie.training.token_strings import TokenStrings
 from coterie.training.user_files import WRITTEN_CONFIG
 from coterie.types import Episode, GroupStats, Metrics, Task, Turn
 
-DIGITS = 6  # of the numbers in tensors that are stored
 EPISODES, COUNTERFACTUALS, HELD_OUT = "episodes", "counterfactuals", "eval"  # folders of a run
 
 
@@ -109,6 +110,7 @@ class RunLog:
         self.chats: Mapping[str, Chat] = {}  # by policy; set once the models are loaded
         self.token_strings: TokenStrings | None = None
         self.status = RunStatus(folder / "status.json")
+        self.writes = BackgroundWrites()  # of episodes, while the next step is played
 
     def resume(self, done: int, evaluated: bool) -> list[dict[str, Any]]:
         """Drop what was logged after so many steps, which the run repeats; returns the remaining rows.
@@ -134,6 +136,7 @@ class RunLog:
         self.open()
         log = StepLog(step, self.display)
         with ExitStack() as on_failure:
+            on_failure.callback(self.flush)
             on_failure.callback(self._write_episodes, log)  # they may show the cause
             on_failure.callback(self.display.close)  # so that it does not overwrite the traceback
             self.display.open()
@@ -142,13 +145,19 @@ class RunLog:
         log.add({f"seconds/{phase}": seconds for phase, seconds in log.seconds.items()})
         self._write(log)
 
+    def flush(self) -> None:
+        """Wait until all episodes are written. A checkpoint does: a run that resumes there has the steps before it."""
+        self.writes.flush()
+
     def stopped(self, why: str) -> None:
         """The run was stopped by a signal, and is saved."""
+        self.flush()
         self.display.stopped(why)
         self._write_status("stopped", why)
 
     def finished(self) -> None:
         """The run has done all its steps."""
+        self.flush()
         self._write_status("finished")
 
     @contextmanager
@@ -169,6 +178,7 @@ class RunLog:
 
     def close(self) -> None:
         """Close the console, TensorBoard's file and the W&B run."""
+        self.flush()
         for sink in self.sinks:
             sink.close()
 
@@ -192,11 +202,12 @@ class RunLog:
             self.evaluations[step] = metrics["eval/reward"]
 
     def _write_episodes(self, log: StepLog) -> None:
+        self.flush()  # at most one step ahead: a disk that is too slow delays training, and fills no memory
         for name, played in log.played.items():
             if self.token_strings is not None:
                 self.token_strings.add(played)
             path = self.folder / name / f"{log.step:06d}{SUFFIX}"
-            write_episode_rows(path, [episode_row(episode) for episode in played])
+            self.writes.submit(partial(write_episode_rows, path, [episode_row(episode) for episode in played]))
 
     def _write(self, log: StepLog) -> None:
         self._write_episodes(log)
@@ -296,9 +307,9 @@ def import_wandb() -> ModuleType:
 
 
 def episode_row(episode: Episode) -> Row:
-    """An episode with its task and turns as values that JSON has.
+    """An episode with its task and turns as values that an episode file has.
 
-    Token ids and log-probs are exact; tensors have six digits. In answers and meta, keys become strings, tuples become
+    Numbers per token are exact in 32 bits. In answers and meta, keys become strings, tuples become
     lists, and values that JSON does not have become strings.
     """
     task = vars(episode.task) | {"answer": jsonable(episode.task.answer), "meta": jsonable(episode.task.meta)}
@@ -307,7 +318,7 @@ def episode_row(episode: Episode) -> Row:
 
 
 def _turn_row(turn: Turn) -> Row:
-    tensors = {name: rounded(value) for name in PER_TOKEN if isinstance(value := getattr(turn, name), Tensor)}
+    tensors = {name: column(value) for name in PER_TOKEN if isinstance(value := getattr(turn, name), Tensor)}
     group = None if turn.group is None else vars(turn.group)
     return vars(turn) | tensors | {"group": group, "messages": jsonable(turn.messages)}
 
@@ -336,17 +347,11 @@ def jsonable(value: Any) -> Any:
     return str(value)
 
 
-def rounded(tensor: Tensor) -> list[float] | float:
-    """Six significant digits; one number if all are the same, as GRPO's advantages are.
-
-    By powers of ten that a double holds exactly, so that JSON writes no more digits.
-    """
-    numbers = tensor.double().numpy(force=True)
-    with numpy.errstate(divide="ignore", invalid="ignore"):
-        places = DIGITS - 1 - numpy.floor(numpy.log10(numpy.abs(numbers)))
-        factors = 10.0 ** numpy.clip(numpy.where(numpy.isfinite(places), places, 0), 0, 22)
-        short: list[float] = (numpy.rint(numbers * factors) / factors).tolist()
-    return short[0] if len(short) > 1 and short.count(short[0]) == len(short) else short
+def column(tensor: Tensor) -> array[float] | float:
+    """A number per token; one number if all are the same, as GRPO's advantages are."""
+    if len(tensor) > 1 and bool((tensor == tensor[0]).all()):
+        return float(tensor[0])
+    return array("f", tensor.float().numpy(force=True).tobytes())
 
 
 def _episode(row: dict[str, Any]) -> Episode:

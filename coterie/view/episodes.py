@@ -8,13 +8,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from coterie.episode_files import TURN_COLUMNS, EpisodeFile, Row
+from coterie.episode_files import IDS, PER_TOKEN, TURN_COLUMNS, EpisodeFile, Row
 from coterie.statistics import mean, paired
 from coterie.view.run_folder import RunFolder
 
 PAGE = 100  # episodes in one answer
 MOST_MEMBERS = 64  # of a group that are shown
-IDS = ("prompt_ids", "response_ids")  # of a turn; the viewer shows texts
+COLUMNS = ("logprobs", *PER_TOKEN)
+DIGITS = 6  # after the point, of numbers per token: in full they would be most of an answer
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,8 @@ def one_episode(run: RunFolder, kind: str, step: int, line: int) -> Row:
 
 
 def _shown(run: RunFolder, turn: Row, group: int | None) -> Row:
-    shown = {name: value for name, value in turn.items() if name not in IDS}
+    numbers = {name: [round(n, DIGITS) for n in turn[name]] for name in COLUMNS if turn.get(name)}
+    shown = {name: value for name, value in turn.items() if name not in IDS} | numbers
     tokens = run.token_texts(turn["policy"], turn["response_ids"])
     lengths = {"prompt_tokens": len(turn["prompt_ids"]), "response_tokens": len(turn["response_ids"])}
     return shown | lengths | {"tokens": tokens, "group_number": group}

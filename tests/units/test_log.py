@@ -24,13 +24,22 @@ from rich.live import Live
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from coterie.console import LivePanel, plain_line, sparkline, table
-from coterie.episode_files import BadEpisodes, EpisodeFile
-from coterie.files import WriteFailed, append_line, atomic_folder, filter_rows, remove_folder, write_atomic
+from coterie.episode_files import BadEpisodes, EpisodeFile, write_episode_rows
+from coterie.files import (
+    WriteFailed,
+    append_line,
+    atomic_folder,
+    filter_rows,
+    remove_folder,
+    write_atomic,
+    write_checksums,
+)
 from coterie.rewards import TIMEOUTS
 from coterie.training.log import RunLog, TensorBoard, read_episodes
 from coterie.types import Episode, Task, Turn
 from tests.forked import Python, run_python
 from tests.hangs import HANG
+from tests.runs import naming_config, trained
 
 METRICS = {
     "reward": 0.412,
@@ -212,12 +221,43 @@ def test_a_process_killed_within_a_step_leaves_the_steps_before_it(tmp_path: Pat
                 log.episodes([Episode("a", Task("t", "?", 1), 0)])
                 if step == 1:
                     die()
+            run.flush()  # as a checkpoint does
         """,
         tmp_path,
     )
     assert [row["step"] for row in rows(tmp_path)] == [0]
     assert names(tmp_path / "episodes") == ["000000.jsonl.gz"]
     assert scalars(tmp_path, "reward") == {0: 0.0}
+
+
+def test_a_checkpoint_waits_for_the_episodes_of_its_steps(
+    model_folder: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slowly(*words: Any) -> None:
+        time.sleep(0.2)
+        write_episode_rows(*words)
+
+    def checked(folder: Path) -> None:
+        stored.append(names(tmp_path / "episodes"))
+        write_checksums(folder)
+
+    stored: list[list[str]] = []
+    monkeypatch.setattr("coterie.training.log.write_episode_rows", slowly)
+    monkeypatch.setattr("coterie.training.checkpoint.write_checksums", checked)
+    trained(naming_config(model_folder("llama"), steps=2), tmp_path)
+    assert stored == [["000001.jsonl.gz"], ["000001.jsonl.gz", "000002.jsonl.gz"]]
+
+
+def test_episodes_that_cannot_be_written_end_the_run(
+    model_folder: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(path: Path, rows: Any) -> None:
+        raise WriteFailed(f"{path} could not be written: no space")
+
+    monkeypatch.setattr("coterie.training.log.write_episode_rows", fails)
+    with pytest.raises(WriteFailed, match=r"episodes/000001.jsonl.gz could not be written: no space"):
+        trained(naming_config(model_folder("llama"), eval={"tasks": 0}, checkpoint={"every": 4}), tmp_path)
+    assert json.loads((tmp_path / "status.json").read_text())["state"] == "failed"
 
 
 @pytest.mark.parametrize("name", ["reward", "step", "time", "seconds/rollout"])
@@ -242,9 +282,11 @@ def test_episodes_come_back_as_they_were_played(tmp_path: Path) -> None:
     played = Episode(odd, task, 2, [spoken(), judged], answer=None, reward=0.5, metrics={"accuracy": 1.0})
     played.reward = numpy.float32(0.5)  # type: ignore[assignment]  # as a user's reward function may well do
     failed = Episode("b", task, 3, error="Traceback\n…", error_kind="TimeoutError")
-    with run_log(tmp_path).step(12) as log:
+    run = run_log(tmp_path)
+    with run.step(12) as log:
         log.episodes([played, failed])
         judged.returns = torch.zeros(3)  # credit comes after the episodes were handed over
+    run.flush()
     back, other = read_episodes(tmp_path / "episodes" / "000012.jsonl.gz")
 
     assert back.turns[0] == spoken()
@@ -259,8 +301,10 @@ def test_episodes_come_back_as_they_were_played(tmp_path: Path) -> None:
 
 
 def test_episodes_of_an_older_run_have_no_prompt_texts_and_can_be_read(tmp_path: Path) -> None:
-    with run_log(tmp_path).step(1) as log:
+    run = run_log(tmp_path)
+    with run.step(1) as log:
         log.episodes([Episode("t/0", Task("t", "?", None), 0, [spoken(prompt="<s>2+2?")])])
+    run.flush()
     path = tmp_path / "episodes" / "000001.jsonl.gz"
     (row,) = EpisodeFile(path).rows()
     assert row["turns"][0].pop("prompt") == read_episodes(path)[0].turns[0].prompt == "<s>2+2?"
@@ -270,8 +314,10 @@ def test_episodes_of_an_older_run_have_no_prompt_texts_and_can_be_read(tmp_path:
 
 @pytest.mark.parametrize("damage", [lambda line: line[:40], lambda line: "[1]", lambda line: '{"id": "t"}'])
 def test_a_damaged_episode_is_named_by_its_file_and_line(damage: Callable[[str], str], tmp_path: Path) -> None:
-    with run_log(tmp_path).step(0) as log:
+    run = run_log(tmp_path)
+    with run.step(0) as log:
         log.episodes([Episode(f"t/{i}", Task("t", "?", None), i) for i in range(3)])
+    run.flush()
     rows = EpisodeFile(tmp_path / "episodes" / "000000.jsonl.gz").rows()
     first, second, third = map(json.dumps, rows)
     path = tmp_path / "000000.jsonl"  # as earlier versions stored them

@@ -1,0 +1,25 @@
+"""Writes files in a thread while training goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+
+class BackgroundWrites:
+    """Runs writes one after another. `flush` waits for all, and raises the error of the first that failed.
+
+    A process that is killed loses what was not flushed; one that exits waits for it.
+    """
+
+    def __init__(self) -> None:
+        self.pending: list[Future[None]] = []
+        self.pool = ThreadPoolExecutor(1, "episodes")  # its thread starts with the first write
+
+    def submit(self, write: Callable[[], None]) -> None:
+        self.pending.append(self.pool.submit(write))
+
+    def flush(self) -> None:
+        pending, self.pending = self.pending, []
+        for write in pending:
+            write.result()
