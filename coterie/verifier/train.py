@@ -3,8 +3,8 @@ checkpoint is best.
 
 Right and wrong answers to a question have the same total weight, or a verifier would learn which questions are hard.
 
-A run's folder is like that of a team: config.yaml, metrics.jsonl, tensorboard, checkpoints with checksums, `latest` and
-`best`. Everything random is a function of the seed and the step, so that a resumed run repeats the same bits.
+A run's folder is like that of a team: config.yaml, status.json, metrics.jsonl, tensorboard, checkpoints with checksums,
+`latest` and `best`. Everything random is a function of the seed and the step, so that a resumed run repeats the same bits.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from coterie.errors import UserError
-from coterie.files import verify_checksums, write_atomic
+from coterie.files import append_line, filter_rows, verify_checksums, write_atomic
 from coterie.learners.distributed import SINGLE_PROCESS, Processes
 from coterie.models.store import write_tensors
 from coterie.rl.validate import NotFinite
@@ -34,13 +34,14 @@ from coterie.training.log import RunLog, StepLog
 from coterie.training.signals import signal_name, stop_after_step
 from coterie.types import Batch, Metrics, Scores
 from coterie.verifier.answers import Answer, read_answers
-from coterie.verifier.metrics import Measures, measures
+from coterie.verifier.metrics import Measures, measures, reliability
 from coterie.verifier.model import NAME, STATE, Verifier, build_verifier, conversation, pack_rows
 from coterie.verifier.plots import reliability_plot
 from coterie.verifier.settings import VerifierConfig
 
 QUESTIONS = "questions.json"  # in a run's folder: those that it trains on
 PLOT = "reliability.png"
+RELIABILITY = "reliability.jsonl"  # the bins of every evaluation, for the viewer
 KEEP = 2  # checkpoints, besides the best
 MIXED = "right and wrong answers; `coterie verifier balance` picks questions that have both"
 
@@ -168,7 +169,7 @@ def file_hash(file: Path) -> str:
 
 def train(run: VerifierRun) -> None:
     """Train to the last step, or until Ctrl-C, SIGTERM or SIGHUP."""
-    with stop_after_step(run):
+    with stop_after_step(run), run.log.recording_failure():
         while run.step < run.steps and not run.stopping:
             with run.log.step(run.step + 1) as log:
                 with log.phase("update"):
@@ -181,6 +182,8 @@ def train(run: VerifierRun) -> None:
                 save(run)
         if run.stopping:
             run.log.stopped(signal_name(run.signal))
+        else:
+            run.log.finished()
 
 
 def training_step(run: VerifierRun) -> Metrics:
@@ -224,6 +227,8 @@ def evaluate_held_out(run: VerifierRun, log: StepLog) -> None:
     labels = [one.answer.right for one in run.held_out]
     found = measures(scores, labels, [one.answer.question for one in run.held_out])
     log.add({f"eval/{name}": value for name, value in vars(found).items()})
+    bins = [vars(one) for one in reliability(scores, labels)]
+    append_line(run.folder / RELIABILITY, json.dumps({"step": run.step, "bins": bins}))
     if run.best is None or found.auc_within > run.best:
         run.best, run.best_step = found.auc_within, run.step
         write_atomic(run.folder / PLOT, reliability_plot(scores, labels, summary(found)))
@@ -254,5 +259,6 @@ def resume(run: VerifierRun) -> None:
         run.step, run.best, run.best_step = state["step"], state["best"], state["best_step"]
     checkpoint.remove_later(run.folder, run.step)
     run.log.resume(run.step, evaluated=True)
+    filter_rows(run.folder / RELIABILITY, lambda row: row["step"] <= run.step)
     if saved is not None:
         save(run)  # killed between the two pointers, a run has no `best`

@@ -182,7 +182,8 @@ class App:
 def describe(run: RunFolder) -> Any:
     """A run's page, without its metrics."""
     names = {section: run.names(section) for section in ("roles", "policies")}
-    return run.summary() | names | {"config": run.config(), "stored": {kind: run.steps(kind) for kind in KINDS}}
+    stored = {kind: run.steps(kind) for kind in KINDS}
+    return run.summary() | names | {"config": run.config(), "stored": stored, "reliability": run.reliability()}
 
 
 def read_filter(query: dict[str, str]) -> tuple[episodes.Filter, tuple[int, int] | None]:

@@ -1,4 +1,4 @@
-"""One run's folder, as the viewer reads it: state, config, metrics, episodes, token strings."""
+"""One run's folder, as the viewer reads it: state, config, metrics, episodes, token strings; also a verifier's run."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from coterie.files import complete_lines
 KINDS = ("episodes", "eval", "counterfactuals")
 OPEN_FILES = 8  # whose indexes are kept
 RECENT = 40  # steps of the curve in the list
+HELD_OUT = ("eval/reward", "eval/auc_within")  # what a team and a verifier are measured by
 
 
 class RunFolder:
@@ -41,16 +42,11 @@ class RunFolder:
     def summary(self) -> Row:
         """The run's line in the list."""
         config = self.config()
-        return (
-            self.state()
-            | self._progress()
-            | {
-                "steps": config.get("steps"),
-                "algorithm": config.get("algorithm.name", config.get("algorithm")),
-                "workflow": config.get("workflow.name", config.get("workflow")),
-                "kinds": [kind for kind in KINDS if episode_paths(self.path / kind)],
-            }
-        )
+        verifier = "answers_sha256" in config
+        names = {key: config.get(f"{key}.name", config.get(key)) for key in ("workflow", "algorithm")}
+        kinds = [kind for kind in KINDS if episode_paths(self.path / kind)]
+        known = {"steps": config.get("steps"), "kinds": kinds, "verifier": verifier}
+        return self.state() | self._progress() | known | ({"workflow": "verifier"} if verifier else names)
 
     def _progress(self) -> Row:
         """How far the run is; metrics.jsonl is read again only if it has grown."""
@@ -58,7 +54,7 @@ class RunFolder:
         size = path.stat().st_size if path.is_file() else -1
         if size != self._latest[0]:
             rows = self.metrics()
-            evaluated = [row["eval/reward"] for row in rows if row.get("eval/reward") is not None]
+            evaluated = [value for row in rows for key in HELD_OUT if (value := row.get(key)) is not None]
             progress = {
                 "step": max((row["step"] for row in rows), default=0),
                 "time": rows[-1].get("time") if rows else None,
@@ -88,6 +84,11 @@ class RunFolder:
         """The rows of metrics.jsonl; NaN and infinity, which JSON does not have, are null."""
         rows = (_parsed(line) for line in complete_lines(self.path / "metrics.jsonl"))
         return [row for row in rows if isinstance(row, dict) and isinstance(row.get("step"), int)]
+
+    def reliability(self) -> list[Row]:
+        """A verifier's calibration at each evaluation: the share of right answers by score."""
+        rows = (_parsed(line) for line in complete_lines(self.path / "reliability.jsonl"))
+        return [row for row in rows if isinstance(row, dict)]
 
     def steps(self, kind: str) -> list[int]:
         return list(self.paths(kind))

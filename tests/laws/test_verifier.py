@@ -22,6 +22,7 @@ from coterie.verifier.answers import write_answers
 from coterie.verifier.model import BadConversation, Verifier, conversation, pack_rows
 from coterie.verifier.settings import BadVerifierConfig, read_settings
 from coterie.verifier.train import BadTrainingData, VerifierRun, resume, split_by_question, train
+from coterie.view.run_folder import RunFolder
 from tests.commands import coterie, stdout_of
 from tests.forked import run_python
 from tests.hangs import HANG
@@ -95,6 +96,9 @@ def test_it_learns_what_is_right(model_folder: Folder, tmp_path: Path) -> None:
     last = held_out(run)
     assert last["eval/auc"] > 0.95 and last["eval/accuracy_within"] > 0.95 and last["loss"] < 0.3
     assert (tmp_path / "v/reliability.png").read_bytes().startswith(b"\x89PNG")
+    shown = RunFolder(tmp_path / "v")
+    assert shown.state()["state"] == "finished" and shown.summary()["evaluations"][1] == last["eval/auc_within"]
+    assert sum(one["answers"] for one in shown.reliability()[-1]["bins"]) == last["eval/answers"]
     # What is loaded is the best checkpoint, and scores as the run did.
     best = Verifier.load(tmp_path / "v", "cpu", str(run.best_step))
     verifier = Verifier.load(tmp_path / "v", "cpu")
@@ -123,6 +127,7 @@ def assert_same_run(one: VerifierRun, other: VerifierRun) -> None:
     for a, b in zip(_tensors(ours.state()), _tensors(theirs.state()), strict=True):
         assert torch.equal(a, b)
     assert figures(one.folder) == figures(other.folder)
+    assert RunFolder(one.folder).reliability() == RunFolder(other.folder).reliability() != []
     for pointer in ("latest", "best"):
         assert (one.folder / pointer).read_text() == (other.folder / pointer).read_text()
 
