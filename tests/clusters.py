@@ -75,13 +75,13 @@ def end_learner(driver: Driver, fit: int, rank: int = 0, how: signal.Signals = s
     """A learner gets a signal in an update."""
     assert driver.group is not None
     group, calls = driver.group, 0
-    call_all = group.call_all
+    call_each = group.call_each
 
     def counted(method: str, *arguments: Any) -> Any:
         nonlocal calls
         calls += method == "fit_together"
         if method == "fit_together" and calls == fit:
             os.kill(group.places[rank].pid, how)  # type: ignore[union-attr]
-        return call_all(method, *arguments)
+        return call_each(method, *arguments)
 
-    group.call_all = counted  # type: ignore[method-assign]
+    group.call_each = counted  # type: ignore[method-assign]

@@ -44,7 +44,7 @@ class LearnerWorker:
         models = load_models(config, saved)
         if processes.is_main:
             print_template_notes(models.bases)
-        self.learners, self.critic = build_learning(models, processes)
+        self.learners, self.critic = build_learning(models, processes, presharded=True)
         return self.critic is not None, self.versions
 
     @property

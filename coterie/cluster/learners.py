@@ -12,9 +12,9 @@ import torch
 from ray.exceptions import GetTimeoutError, RayError
 from torch import Tensor
 
-from coterie.cluster.learner_worker import for_critic
+from coterie.cluster.learner_worker import Job, for_critic
 from coterie.cluster.processes import LearnersLost, Place, obituary, raised_by_code
-from coterie.learners.distributed import TIMEOUT, LostProcess
+from coterie.learners.distributed import TIMEOUT, LostProcess, Processes
 from coterie.types import Batch, Episode, Learner, Loss, Measure, Metrics, Scores, Weights
 
 PULSE = 2.0  # seconds of a call after which, and then again, all ranks are asked for a sign of life
@@ -55,9 +55,14 @@ class LearnerGroup:
 
     def call_all(self, method: str, *arguments: Any) -> Any:
         """Call a method on every rank; each node gets the arguments once. Returns the first rank's result."""
-        shared = [ray.put(argument) for argument in arguments]
-        result, self.versions = self._wait([_call(rank, method, *shared) for rank in self.ranks])[0]
-        return result
+        return self.call_each(method, [[ray.put(argument) for argument in arguments]] * self.size)[0]
+
+    def call_each(self, method: str, arguments: Sequence[Sequence[Any]]) -> list[Any]:
+        """Call a method on every rank, each with arguments of its own; returns the results in order of rank."""
+        calls = [_call(rank, method, *own) for rank, own in zip(self.ranks, arguments, strict=True)]
+        results = self._wait(calls)
+        self.versions = results[0][1]
+        return [result for result, _ in results]
 
     def call_first(self, method: str, *arguments: Any) -> Any:
         """Call a method on the first rank, where all have the same to say."""
@@ -130,7 +135,8 @@ class RemoteLearner:
 
     @property
     def recorded(self) -> dict[int, Tensor] | None:
-        return self.group.call_first("get", self.policy, "recorded")
+        found = self.group.call_each("get", [(self.policy, "recorded")] * self.group.size)
+        return None if found[0] is None else {turn: tokens for part in found for turn, tokens in part.items()}
 
     @recorded.setter
     def recorded(self, recorded: dict[int, Tensor] | None) -> None:
@@ -140,17 +146,19 @@ class RemoteLearner:
         self._call("begin", step)
 
     def logprobs(self, batch: Batch, reference: bool = False) -> Tensor:
-        return self._call("logprobs", batch, reference)
+        return torch.cat(self._call_rows("logprobs", batch, reference))
 
     def scores(self, batch: Batch) -> Scores:
-        return self._call("scores", batch)
+        parts = [vars(part).values() for part in self._call_rows("scores", batch)]
+        return Scores(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
 
     def fit(self, batch: Batch, weights: Tensor, loss: Loss, measure: Measure | None = None) -> Metrics:
         return self.fit_together([(self, batch, weights, loss, measure)])[0]
 
     def fit_together(self, jobs: Sequence[tuple[Any, Batch, Tensor, Loss, Measure | None]]) -> list[Metrics]:
         self.group.changed |= {learner.policy for learner, *_ in jobs}
-        return self.group.call_all("fit_together", [(learner.policy, *job) for learner, *job in jobs])
+        sent = [(own_jobs(jobs, Processes(rank, self.group.size)),) for rank in range(self.group.size)]
+        return self.group.call_each("fit_together", sent)[0]
 
     def weights(self) -> Weights:
         return _tensors(ray.get(self.group.weights(self.policy)))
@@ -182,6 +190,24 @@ class RemoteLearner:
 
     def _call(self, method: str, *arguments: Any) -> Any:
         return self.group.call_all("call", self.policy, method, *arguments)
+
+    def _call_rows(self, method: str, batch: Batch, *arguments: Any) -> list[Any]:
+        """Call a method on every rank with its rows of a batch."""
+        parts = [own_rows(batch, Processes(rank, self.group.size)) for rank in range(self.group.size)]
+        return self.group.call_each("call", [(self.policy, method, part, *arguments) for part in parts])
+
+
+def own_rows(batch: Batch, processes: Processes) -> Batch:
+    """Copies of a rank's rows: pickling a view would send the whole tensor."""
+    return processes.own_rows(batch).each(torch.clone)
+
+
+def own_jobs(jobs: Sequence[tuple[Any, Batch, Tensor, Loss, Measure | None]], processes: Processes) -> list[Job]:
+    """What a rank is sent of the jobs of `fit_together`: its rows and their loss weights."""
+    return [
+        (learner.policy, own_rows(batch, processes), weights[processes.shard_rows(batch)].clone(), *functions)
+        for learner, batch, weights, *functions in jobs
+    ]
 
 
 def _tensors(arrays: Any) -> dict[str, Tensor]:

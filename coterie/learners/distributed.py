@@ -38,6 +38,7 @@ class Processes:
 
     rank: int = 0
     size: int = 1
+    presharded: bool = False  # batches have the rows of this process only, not those of all
 
     @property
     def is_main(self) -> bool:
@@ -50,11 +51,20 @@ class Processes:
 
     def shard_rows(self, batch: Batch) -> slice:
         """The tokens of this process's rows: whole rows, about as many tokens for each process."""
+        if self.presharded:
+            return slice(0, len(batch))
         starts = torch.searchsorted(batch.row, torch.arange(batch.rows + 1))
         middles = (starts[:-1] + starts[1:]) / 2
         owner = (middles * self.size / max(len(batch), 1)).long()
         bounds = torch.searchsorted(owner, torch.tensor([self.rank, self.rank + 1]))
         return slice(*starts[bounds].tolist())
+
+    def own_rows(self, batch: Batch) -> Batch:
+        """This process's rows, renumbered."""
+        own = self.shard_rows(batch)
+        part = batch.each(lambda column: column[own])
+        part.row = part.row - part.row[:1]
+        return part
 
     def all_gather(self, own: Sequence[T]) -> list[T]:
         """The items of all processes, in order of rank."""
@@ -87,6 +97,11 @@ class Processes:
                 dist.all_reduce(flat)
             for tensor, part in zip(bucket, flat.split([tensor.numel() for tensor in bucket]), strict=True):
                 tensor.copy_(part.view_as(tensor))
+
+    def all_reduce_tokens(self, tensors: Sequence[Tensor]) -> None:
+        """Sum tensors [..., T] over the tokens of a batch, unless each process has a batch of its own rows."""
+        if not self.presharded:
+            self.all_reduce(tensors)
 
     def all_reduce_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
         """Sum the gradients, as if one process had all rows; parameters without a gradient anywhere keep none."""

@@ -31,7 +31,7 @@ class FitMetrics:
         self.is_critic, self.measure = is_critic, measure
         self.names = PER_TOKEN if measure is None else (*PER_TOKEN, *TokenMetrics._fields)
         self.peaks = PEAKS[:1] if measure is None else PEAKS
-        self.sums = torch.zeros(1 + len(self.names), dtype=torch.float64, device=device)
+        self.sums = torch.zeros(2 + len(self.names), dtype=torch.float64, device=device)  # loss and tokens first
         self.maxima = torch.zeros(len(self.peaks), device=device)
 
     @torch.no_grad()
@@ -42,17 +42,18 @@ class FitMetrics:
         gap = (scores.logprobs - part.logprobs).abs()
         kl_step = part.old_logprobs - scores.logprobs
         measured = () if self.measure is None else self.measure(scores, part)
-        self.sums[1:] += torch.stack([scores.entropy, gap, kl_step, *measured]).sum(dim=1)
+        self.sums[1] += len(gap)
+        self.sums[2:] += torch.stack([scores.entropy, gap, kl_step, *measured]).sum(dim=1)
         self.maxima = torch.maximum(self.maxima, torch.stack([gap, *measured[:1]]).amax(dim=1))
 
-    def read(self, tokens: int, norm: Tensor, processes: Processes) -> Metrics:
+    def read(self, norm: Tensor, processes: Processes) -> Metrics:
         """The loss as it is, the others per token. This synchronizes host and device."""
         processes.all_reduce([self.sums])
-        loss, *sums = torch.cat([self.sums, self.maxima, norm[None]]).tolist()
+        loss, tokens, *sums = torch.cat([self.sums, self.maxima, norm[None]]).tolist()
         metrics = {"loss": loss, "grad_norm": sums.pop()}
         if self.is_critic:
             return metrics
-        means = {name: total / tokens for name, total in zip(self.names, sums, strict=False)}
+        means = {name: total / max(tokens, 1) for name, total in zip(self.names, sums, strict=False)}
         highest = [max(every) for every in zip(*processes.all_gather([sums[len(self.names) :]]), strict=True)]
         return metrics | means | dict(zip(self.peaks, highest, strict=True))
 
@@ -83,15 +84,14 @@ class FitJob:
     def finish(self) -> Metrics:
         """Take the optimizer step and read the metrics."""
         norm = self.learner.optimizer_step()
-        tokens = int(self.batch.mask.sum())
         self._record()
-        return self.metrics.read(tokens, norm, self.learner.processes) | {"lr": self.learner.current_lr}
+        return self.metrics.read(norm, self.learner.processes) | {"lr": self.learner.current_lr}
 
     def _record(self) -> None:
         """Hand each turn's log-probs and entropies of this pass to the learner, unless an earlier pass did."""
         if self.tokens is None or self.learner.recorded is None:
             return
-        self.learner.processes.all_reduce([self.tokens])
+        self.learner.processes.all_reduce_tokens([self.tokens])
         mask = self.batch.mask
         turns, sizes = torch.unique_consecutive(self.batch.turn[mask], return_counts=True)
         for turn, part in zip(turns.tolist(), self.tokens.cpu()[:, mask].split(sizes.tolist(), dim=1), strict=True):

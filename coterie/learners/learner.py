@@ -105,7 +105,7 @@ class TorchLearner:
                 hidden = self._hidden(base, micro, name)[micro.source]
                 tokens, temperature = here.tokens[micro.index], here.temperature[micro.index]
                 out[micro.index] = ChosenLogprobs(base)(hidden, tokens, temperature)[0]
-        self.processes.all_reduce([out])
+        self.processes.all_reduce_tokens([out])
         return out.cpu()
 
     @torch.no_grad()
@@ -119,7 +119,7 @@ class TorchLearner:
             for name, column in vars(out).items():
                 if (numbers := getattr(part, name)) is not None and len(numbers):  # a critic has only values
                     column[micro.index] = numbers
-        self.processes.all_reduce(list(vars(out).values()))
+        self.processes.all_reduce_tokens(list(vars(out).values()))
         return Scores(*(column.cpu() for column in vars(out).values()))
 
     def fit(self, batch: Batch, weights: Tensor, loss: Loss, measure: Measure | None = None) -> Metrics:
@@ -200,12 +200,10 @@ class TorchLearner:
         return batch.each(lambda column: to_device_async(column, self.base.device))
 
     def microbatches(self, batch: Batch) -> Iterator[Microbatch]:
-        """This process's rows, packed; `index` is into the whole batch."""
-        own = self.processes.shard_rows(batch)
-        part = batch.each(lambda column: column[own])
-        part.row = part.row - part.row[:1]
+        """This process's rows, packed; `index` is into the batch."""
+        start, part = self.processes.shard_rows(batch).start, self.processes.own_rows(batch)
         for micro in pack_microbatches(part, self.token_budget, self.base.device, share=self.base.native):
-            yield replace(micro, index=micro.index + own.start)
+            yield replace(micro, index=micro.index + start)
 
     def _hidden(self, base: Base, micro: Microbatch, adapter: str | None) -> Tensor:
         return base.hidden(micro.tokens, micro.positions, micro.layout, [(0, len(micro.tokens), adapter)])

@@ -157,11 +157,13 @@ def load_models(config: Config, saved: Path | None) -> Models:
 
 
 def build_learning(
-    models: Models, processes: Processes, training: bool = True
+    models: Models, processes: Processes, training: bool = True, presharded: bool = False
 ) -> tuple[dict[str, TorchLearner], ValueEstimator | None]:
-    """What learns: a learner for each policy, and in training the critic."""
+    """What learns: a learner for each policy, and in training the critic. `presharded`: learners are given their own
+    rows of a batch; a critic makes whole batches itself, of all episodes."""
     config, algorithm = models.config, models.config.algorithm.instance
-    learners = {n: build_learner(config, n, models.bases[n], algorithm, processes) for n in config.policies}
+    own = replace(processes, presharded=presharded)
+    learners = {n: build_learner(config, n, models.bases[n], algorithm, own) for n in config.policies}
     factory = CriticFactory(config, algorithm, models.pool, models.bases, processes)
     return learners, algorithm.make_critic(factory) if training else None
 

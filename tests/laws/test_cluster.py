@@ -16,15 +16,19 @@ pytest.importorskip("ray", reason="Ray is not installed: pip install -e '.[ray]'
 
 from coterie.cluster.collector import cut
 from coterie.cluster.connection import CannotPlace, check_resources
+from coterie.cluster.learners import RemoteLearner, own_jobs
 from coterie.cluster.shipment import pack
 from coterie.config import ConfigError
 from coterie.config.conflicts import check_conflicts
 from coterie.config.settings import Cluster, LearnerWorkers, RolloutWorkers
 from coterie.errors import ModelError
 from coterie.games import naming
+from coterie.learners.batch import make_batches
+from coterie.learners.distributed import Processes
 from coterie.training.loop import Run
 from coterie.types import Episode, Task
 from tests.clusters import end_learner, end_player, raylets, started_on_cluster, trained_on_cluster
+from tests.episodes import random_episodes
 from tests.laws.test_parallel import measured, tokens
 from tests.runs import naming_config, trained, written
 
@@ -95,6 +99,22 @@ def test_a_chunk_has_whole_groups_and_chunks_have_all_episodes(size: int) -> Non
     assert [episode for chunk in chunks for episode, _ in chunk] == episodes
     groups = [{episode.task.id for episode, _ in chunk} for chunk in chunks]
     assert sum(map(len, groups)) == 5 and all(len(chunk) >= size for chunk in chunks[:-1])
+
+
+# Batches
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_a_rank_is_sent_its_rows_and_no_others(size: int) -> None:
+    (batch,) = make_batches(random_episodes(0, 60), require_advantages=False).values()
+    weights = torch.arange(len(batch)).float()
+    learner = RemoteLearner(None, "policy", frozen=False)  # type: ignore[arg-type]
+    parts = [own_jobs([(learner, batch, weights, None, None)], Processes(rank, size))[0] for rank in range(size)]  # type: ignore[list-item]
+    assert torch.cat([part.tokens for _, part, *_ in parts]).equal(batch.tokens)
+    assert torch.cat([own for _, _, own, *_ in parts]).equal(weights)
+    sent = [len(pickle.dumps(part)) / len(batch) for part in parts]  # bytes per token of the whole batch
+    assert all(part.row[0] == 0 for _, part, *_ in parts)
+    assert max(sent) < 1.25 * 101 / size + 1 and sum(sent) < 110
 
 
 # Resources
