@@ -13,6 +13,7 @@ import yaml
 
 from coterie.algorithms.grpo import Grpo
 from coterie.credit.team import Team
+from coterie.files import append_line
 from coterie.training.log import RunLog
 from coterie.types import Episode, Message, Metrics, Task, Turn
 
@@ -117,4 +118,44 @@ def write_run(folder: Path, kind: str, **config: Any) -> Path:
     write_evaluation(log, kind, 4)
     log.finished()
     log.close()
+    return folder
+
+
+def write_verifier(folder: Path) -> Path:
+    """A finished run of `coterie verifier train`, as its own log writes it."""
+    log = RunLog(folder, yaml.safe_dump({"answers_sha256": "0", "model": "none", "epochs": 2}), 4, None, console=False)
+    for step in range(1, 5):
+        with log.step(step) as one:
+            one.add({"loss": 0.7 / step, "grad_norm": 1.0, "lr": 1e-3, "answers": 8.0})
+            found = {"auc": 0.7, "auc_within": 0.5 + 0.1 * step, "ece": 0.1, "accuracy_within": 0.6}
+            found |= {"within_low": 0.4 + 0.1 * step, "within_high": 0.55 + 0.1 * step, "questions": 5, "answers": 20}
+            one.add({f"eval/{name}": value for name, value in found.items()})
+        bins = [{"score": 0.1 * step, "right": 0.2, "answers": 12}, {"score": 0.8, "right": 0.9, "answers": 8}]
+        append_line(folder / "reliability.jsonl", json.dumps({"step": step, "bins": bins}))
+    log.finished()
+    log.close()
+    return folder
+
+
+def write_games(folder: Path) -> Path:
+    """What `coterie bench games --out` writes."""
+    folder.mkdir()
+    team = {"game": "naming", "average": None, "seconds": 2.0}
+    results: list[dict[str, Any]] = [
+        team | {"algorithm": name, "seed": seed, "reached": 0.9 + 0.05 * seed, "rewards": [0.2, 0.5 + 0.1 * seed]}
+        for name in ("grpo", "happo")
+        for seed in (0, 1)
+    ]
+    versus = {"game": "kuhn", "algorithm": "grpo", "seed": 0, "reached": 0.04, "average": 0.03, "seconds": 9.0}
+    (folder / "games.json").write_text(json.dumps([*results, versus | {"rewards": [0.0, 0.0]}]))
+    return folder
+
+
+def write_comparison(folder: Path) -> Path:
+    """What `coterie compare` writes: two arms and their table."""
+    for arm in ("team", "alone"):
+        write_run(folder / arm, "chain", seed=len(arm))
+    found = {"title": "Comparison with alone", "commands": "coterie train team.yaml", "runs": ["team", "alone"]}
+    found |= {"table": {"columns": ["arm", "accuracy"], "rows": [["team", "0.700"], ["alone", "0.600"]]}}
+    (folder / "comparison.json").write_text(json.dumps(found))
     return folder

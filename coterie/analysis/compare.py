@@ -17,7 +17,7 @@ from pathlib import Path
 
 from rich.text import Text
 
-from coterie.analysis.compare_report import curves, page
+from coterie.analysis.compare_report import curves, page, summary
 from coterie.config import ConfigError, yamltree
 from coterie.config.load import load as load_config
 from coterie.config.load import read_text
@@ -220,6 +220,9 @@ def compare_seeds(file: Path, changes: tuple[str, ...], out: Path, jobs: int, se
     by_seed = {name: ", ".join(f"{mean([*one[name].scores.values()]):.3f}" for one in found) for name in results}
     rows = [{"arm": row["arm"], "by seed": by_seed[str(row["arm"])], **row} for row in rows_of(results, against)]
     write_atomic(out / "table.md", markdown(rows))
+    write_atomic(
+        out / "comparison.json", json.dumps(summary(f"Mean of {seeds} seeds", rows, []) | {"runs": []}, indent=1)
+    )
     show([table(f"mean of {seeds} seeds", rows), Text(f"  {out}: table.md, and a folder of each seed")])
 
 
@@ -245,7 +248,9 @@ def compare(file: Path, changes: tuple[str, ...], out: Path, jobs: int) -> dict[
     commands = [command for name in ordered for command in runner.commands(name)]
     rows = list(rows_of(ordered, comparison.against))
     write_atomic(out / "table.md", markdown(rows))
-    write_atomic(out / "report.html", page(f"Comparison with {comparison.against}", rows, runs, commands))
+    found = summary(f"Comparison with {comparison.against}", rows, commands)
+    write_atomic(out / "comparison.json", json.dumps(found | {"runs": list(runs)}, indent=1))  # for `coterie view`
+    write_atomic(out / "report.html", page(found, runs))
     title = f"{len(ordered[comparison.against].scores)} held-out tasks"
     show([table(title, rows), Text(f"  {out}: table.md, curves.png and report.html")])
     return ordered

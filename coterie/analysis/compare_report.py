@@ -7,6 +7,7 @@ import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from coterie.view.report import write_report
 
@@ -41,12 +42,14 @@ def curves(runs: Mapping[str, Path]) -> bytes:
     return file.getvalue()
 
 
-def page(
-    title: str, rows: Sequence[Mapping[str, object]], runs: Mapping[str, Path], commands: Sequence[Sequence[object]]
-) -> str:
-    """One self-contained HTML page: the table, the arms' curves and some of their episodes, the commands."""
+def summary(title: str, rows: Sequence[Mapping[str, object]], commands: Sequence[Sequence[object]]) -> dict[str, Any]:
+    """What a comparison found, as the viewer's page shows it: a table, and the commands."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
     cells = [[str(row.get(column, "")) for column in columns] for row in rows]
     words = "\n".join(shlex.join(["coterie", *map(str, command)]) for command in commands)
-    extra = {"title": title, "table": {"columns": columns, "rows": cells}, "commands": words}
-    return write_report(list(runs.values()), EPISODES, redact=False, extra=extra)
+    return {"title": title, "table": {"columns": columns, "rows": cells}, "commands": words}
+
+
+def page(found: Mapping[str, Any], runs: Mapping[str, Path]) -> str:
+    """One self-contained HTML page: the table, the arms' curves and some of their episodes, the commands."""
+    return write_report(list(runs.values()), EPISODES, redact=False, extra=found)

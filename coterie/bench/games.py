@@ -24,7 +24,7 @@ import yaml
 from coterie.config import load
 from coterie.config.registry import BUILTIN
 from coterie.console import table
-from coterie.files import write_atomic
+from coterie.files import read_rows, write_atomic
 from coterie.games.measure import final_exploitability, team_reward
 from coterie.games.model import tiny_player
 from coterie.games.plot import plot
@@ -46,6 +46,7 @@ class Result:
     reached: float  # the share of the optimal reward; in zero-sum games the exploitability
     average: float | None  # in zero-sum games also that of the pool of snapshots, one of which is drawn for each game
     seconds: float
+    rewards: list[float]  # the team's mean reward in each training step
 
 
 def games(
@@ -56,7 +57,9 @@ def games(
         bool, typer.Option("--quick", help="One seed of the naming game and of the additive one.")
     ] = False,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at the same time.")] = os.cpu_count() or 1,
-    out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Write games.json and games.svg there.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Write games.json and games.svg there, for `coterie view`.")
+    ] = None,
 ) -> None:
     """Train every algorithm on games with a known optimum: coterie bench games --algorithms grpo,happo"""
     names = _chosen(games, list(QUICK) if quick else list(GAMES), list(GAMES), "game")
@@ -121,7 +124,8 @@ def play(game: str, algorithm: str, seed: int, scratch: Path) -> Result:
     if run.stopping:  # an interrupted run is no result
         raise KeyboardInterrupt
     reached, average = final_exploitability(run) if GAMES[game].zero_sum else (team_reward(run), None)
-    return Result(game, algorithm, seed, reached, average, time.perf_counter() - started)
+    rewards = [round(row["reward"], 4) for row in read_rows(run.log.metrics_path) if "reward" in row]
+    return Result(game, algorithm, seed, reached, average, time.perf_counter() - started, rewards)
 
 
 def started_run(game: str, algorithm: str, seed: int, folder: Path) -> Run:

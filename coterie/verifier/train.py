@@ -4,7 +4,7 @@ checkpoint is best.
 Right and wrong answers to a question have the same total weight, or a verifier would learn which questions are hard.
 
 A run's folder is like that of a team: config.yaml, status.json, metrics.jsonl, tensorboard, checkpoints with checksums,
-`latest` and `best`. Everything random is a function of the seed and the step, so that a resumed run repeats the same bits.
+`latest` and `best`. Everything random is a function of the seed and the step: a resumed run repeats the same bits.
 """
 
 from __future__ import annotations

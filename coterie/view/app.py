@@ -10,6 +10,7 @@
     GET /api/runs/{run}/{kind}/{step}/group/{n}    a group of turns that were compared
     POST /api/runs/{run}/replay                    what another algorithm would have said
     GET /api/paired/{run}/{step}/{run}/{step}      two evaluations, task by task
+    GET /api/results, /api/results/{name}          comparisons and games
 
 Every run and file is one of the listing: no request can name a path.
 """
@@ -21,8 +22,9 @@ import base64
 import binascii
 import hmac
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
@@ -81,6 +83,8 @@ class App:
             Route(f"{run}/{{kind}}", self.json(self.listed)),
             Route(f"{run}/{{kind}}/{{step:int}}/{{line:int}}", self.json(self.episode)),
             Route(f"{run}/{{kind}}/{{step:int}}/group/{{number:int}}", self.json(self.group)),
+            Route("/api/results", self.json(lambda _: [{"name": n, "kind": k} for n, (k, _) in self._results()])),
+            Route("/api/results/{name}", self.json(lambda r: self.listing.result(r.path_params["name"]))),
             Route("/api/paired/{run}/{step:int}/{other}/{other_step:int}", self.json(self.paired)),
         ]
         handlers = {HTTPException: _refusal}
@@ -99,6 +103,9 @@ class App:
                 raise HTTPException(422, str(error)) from error
 
         return endpoint
+
+    def _results(self) -> Iterable[tuple[str, tuple[str, Path]]]:
+        return self.listing.results().items()
 
     def run(self, request: Request) -> RunFolder:
         return self.listing.run(request.path_params["run"])

@@ -94,7 +94,7 @@ def one_episode(run: RunFolder, kind: str, step: int, line: int) -> Row:
     row, entry = file.row(line), file.index[line]
     numbers = [turn[TURN_COLUMNS.index("group")] for turn in entry["turns"]]
     turns = [_shown(run, turn, number) for turn, number in zip(row["turns"], numbers, strict=True)]
-    others = _forks(run, step, row["id"]) if kind == "episodes" else []
+    others = _forks(run, step, row) if kind == "episodes" else []
     place = {"kind": kind, "step": step, "line": line, "count": len(file)}
     return row | {"turns": turns, "counterfactuals": others} | place
 
@@ -107,15 +107,17 @@ def _shown(run: RunFolder, turn: Row, group: int | None) -> Row:
     return shown | lengths | {"tokens": tokens, "group_number": group}
 
 
-def _forks(run: RunFolder, step: int, origin: str) -> list[Row]:
-    """What was played instead: counterfactuals, and siblings of tree sampling."""
-    found = []
+def _forks(run: RunFolder, step: int, origin: Row) -> list[Row]:
+    """What was played instead: counterfactuals, with the roles that they replace, and siblings of tree sampling."""
+    found, roles = [], dict.fromkeys(turn["role"] for turn in origin["turns"])
     for kind in ("counterfactuals", "episodes"):
         if step in run.steps(kind):
             for line, entry in enumerate(run.file(kind, step).index):
-                if entry["origin"] == origin:
-                    names = ("id", "fork", "reward", "error_kind")
-                    found.append({"kind": kind, "step": step, "line": line} | {name: entry[name] for name in names})
+                if entry["origin"] == origin["id"]:
+                    # `credit: difference` calls them "without 'checker', 'solver'".
+                    replaced = [role for role in roles if kind == "counterfactuals" and repr(role) in entry["fork"]]
+                    names = {name: entry[name] for name in ("id", "fork", "reward", "error_kind")}
+                    found.append({"kind": kind, "step": step, "line": line, "roles": replaced} | names)
     return found
 
 

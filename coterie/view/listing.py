@@ -1,15 +1,20 @@
-"""The runs that a viewer shows: the folders it was started with, and the runs in them. Nothing else can be read."""
+"""What a viewer shows: the runs in the folders it was started with, and the results of comparisons and games there.
+Nothing else can be read."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from coterie.episode_files import Row
 from coterie.errors import UserError
 from coterie.view.run_folder import RunFolder
 
 DEPTH = 3  # folders below those named in which runs are looked for
+# Files with results, by kind: what `coterie compare` and `coterie bench games --out` write.
+RESULTS = {"comparison": "comparison.json", "games": "games.json"}
 SKIPPED = {"checkpoints", "episodes", "eval", "counterfactuals", "tensorboard", "code", "rewound"}
 
 
@@ -30,19 +35,30 @@ class Listing:
     def refresh(self) -> dict[str, RunFolder]:
         """All runs, also those that have appeared since."""
         known = {run.path: run for run in self._runs.values()}
-        paths = dict.fromkeys(path for folder in self.folders for path in _runs_in(folder.resolve(), DEPTH))
-        named: dict[str, RunFolder] = {}
-        for path in paths:
-            name, n = path.name, 2
-            while name in named:
-                name, n = f"{path.name}~{n}", n + 1
-            named[name] = known.get(path) or RunFolder(path)
-        self._runs = named
-        return named
+        paths = _named(path for path in self._folders() if _is_run(path))
+        self._runs = {name: known.get(path) or RunFolder(path) for name, path in paths.items()}
+        return self._runs
+
+    def _folders(self) -> Iterator[Path]:
+        return (path for folder in self.folders for path in _walk(folder.resolve(), DEPTH))
 
     def run(self, name: str) -> RunFolder:
         """A run by its name; KeyError if it is not listed."""
         return self._runs[name] if name in self._runs else self.refresh()[name]
+
+    def results(self) -> dict[str, tuple[str, Path]]:
+        """Comparisons and games by the name of their folder: the kind, and the file."""
+        names = _named(path for path in self._folders() if _results_in(path))
+        return {name: (kind, path / RESULTS[kind]) for name, path in names.items() for kind in _results_in(path)[:1]}
+
+    def result(self, name: str) -> Row:
+        """What one of them found; `runs` of a comparison are names in this listing. KeyError if it is not listed."""
+        kind, file = self.results()[name]
+        found: Any = json.loads(file.read_text(errors="replace"))
+        if kind == "games":
+            return {"kind": kind, "results": found}
+        runs = [one for one, run in self.refresh().items() if run.path.parent == file.parent]
+        return found | {"kind": kind, "runs": [run for run in runs if self._runs[run].path.name in found["runs"]]}
 
     def summaries(self) -> list[Row]:
         """The list of runs, with the config keys in which they differ."""
@@ -61,12 +77,31 @@ def differing(configs: Sequence[dict[str, object]]) -> list[str]:
     return [key for key in keys if len({repr(config.get(key)) for config in configs}) > 1]
 
 
-def _runs_in(folder: Path, depth: int) -> Iterable[Path]:
-    if (folder / "config.yaml").is_file():
-        yield folder
-    elif depth:
+def _walk(folder: Path, depth: int) -> Iterator[Path]:
+    """The folder and those below it; not inside runs."""
+    yield folder
+    if depth and not _is_run(folder):
         inside = [path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")]
         for path in sorted(inside):
             # A link may lead out of the folders that were named.
             if path.name not in SKIPPED and not path.is_symlink():
-                yield from _runs_in(path, depth - 1)
+                yield from _walk(path, depth - 1)
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / "config.yaml").is_file()
+
+
+def _results_in(folder: Path) -> list[str]:
+    return [kind for kind, file in RESULTS.items() if (folder / file).is_file() and not (folder / file).is_symlink()]
+
+
+def _named(paths: Iterable[Path]) -> dict[str, Path]:
+    """Folders by their last name; `name~2` where it is taken."""
+    named: dict[str, Path] = {}
+    for path in dict.fromkeys(paths):
+        name, n = path.name, 2
+        while name in named:
+            name, n = f"{path.name}~{n}", n + 1
+        named[name] = path
+    return named

@@ -217,8 +217,8 @@ def test_games_that_nobody_plays_are_refused_and_the_quick_ones_are_of_both_kind
 
 
 def test_results_are_a_table_and_a_picture() -> None:
-    results = [Result("naming", "grpo", seed, 0.9 + seed / 20, None, 2.0) for seed in range(3)]
-    results.append(Result("kuhn", "grpo", 0, 0.04, 0.03, 9.0))
+    results = [Result("naming", "grpo", seed, 0.9 + seed / 20, None, 2.0, [0.5]) for seed in range(3)]
+    results.append(Result("kuhn", "grpo", 0, 0.04, 0.03, 9.0, [0.0]))
     assert [shown.row_count for shown in tables(results)] == [1, 1]
     picture = plot([(r.game, r.algorithm, r.reached, r.game == "kuhn") for r in results])
     assert picture.count("<circle") == 4 and picture.count("#b3261e") == 1

@@ -13,9 +13,10 @@ import yaml
 from typer.testing import CliRunner
 
 from coterie.analysis.compare import ArmFailed, Result, Runner, compare, compare_seeds, load, markdown, rows_of
-from coterie.analysis.compare_report import page, sampled_and_accuracy
+from coterie.analysis.compare_report import page, sampled_and_accuracy, summary
 from coterie.cli.app import app
 from coterie.config import ConfigError
+from coterie.view.listing import Listing
 from tests.commands import coterie
 
 
@@ -111,6 +112,8 @@ def test_every_arm_is_trained_and_evaluated_once_on_the_same_tasks(comparison: P
     head, _, *table = (out / "table.md").read_text().splitlines()
     assert "T − arm" in head and [row.split(" | ")[0] for row in table] == ["| U1", "| S1", "| S3", "| T"]
     assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
+    shown = Listing([out])
+    assert shown.result("out")["runs"] == list(shown.refresh()) and shown.result("out")["table"]["rows"][0][0] in found
     report = (out / "report.html").read_text()
     assert all(f'["{name}", ' in report for name in found) and report.count("coterie train") == 2
 
@@ -122,7 +125,7 @@ def test_a_curve_counts_the_tokens_of_training_until_each_evaluation(tmp_path: P
 
 
 def test_a_report_shows_text_as_text() -> None:
-    made = page("<b>", [{"arm": "<script>alert(1)</script>"}], {}, [["eval", "a b", "x={y: 1}"]])
+    made = page(summary("<b>", [{"arm": "<script>alert(1)</script>"}], [["eval", "a b", "x={y: 1}"]]), {})
     assert "<script>alert" not in made and "<b>" not in made and "coterie eval 'a b'" in made
 
 

@@ -35,6 +35,7 @@ from coterie.training import checkpoint
 from coterie.training.build import build
 from coterie.training.loop import Run, train
 from coterie.types import Episode, Sample, Sampling, Task, Turn
+from tests.browser import reading
 from tests.episodes import episode, turn
 from tests.models import tiny_tokenizer
 
@@ -736,6 +737,8 @@ def test_two_agents_train_in_turn_and_a_resumed_run_is_the_same_run(model_folder
     rows = [json.loads(line) for line in (tmp_path / "straight" / "metrics.jsonl").read_text().splitlines()]
     trained = [{key.split("/")[0] for key in row if key.endswith("/fits")} for row in rows]
     assert trained[:4] == [{"reasoner"}, {"actor"}, {"reasoner"}, {"actor"}]
+    with reading() as reader:
+        assert reader is None or reader.read(straight.folder, groups=False) == []
 
 
 def test_a_graph_without_critics_trains_by_groups(model_folder: Folder, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Every workflow trains: two steps with a tiny model, in the environment it is made for."""
+"""Every workflow trains: two steps with a tiny model, in the environment it is made for. A browser shows the run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import runpy
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import pytest
 from coterie.check.probes import broken_answer_probes, reference_probes
 from coterie.config import load
 from coterie.config.registry import BUILTIN, find
+from tests.browser import Reader, reading
 from tests.runs import started, trained
 from tests.teams import parts, written
 
@@ -37,14 +38,22 @@ def data(tmp_path: Path) -> Path:
     return written(tmp_path)
 
 
+@pytest.fixture(scope="module")
+def reader() -> Iterator[Reader | None]:
+    with reading() as opened:
+        yield opened
+
+
 @pytest.mark.parametrize("name", [name for name in BUILTIN["workflow"] if name != "graph"])
-def test_a_workflow_takes_two_steps(name: str, data: Path, model: Path) -> None:
+def test_a_workflow_takes_two_steps_and_can_be_read(name: str, data: Path, model: Path, reader: Reader | None) -> None:
     chosen = parts(name, data)
     run = trained(config(name, chosen, model), data / "run")
     lines = (run.folder / "metrics.jsonl").read_text().splitlines()
     steps = [json.loads(line) for line in lines]
     assert run.step == 2 and [step["failed"] for step in steps[:2]] == [0, 0]
     assert f"tokens/{next(iter(run.config.roles))}" in steps[0]
+    if reader is not None:
+        assert reader.read(run.folder) == []
 
 
 def config(name: str, chosen: dict[str, Any], model: Path) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from coterie.view.report import write_report
 from coterie.view.run_folder import RunFolder
 from coterie.web.server import OwnPagesOnly
 from tests.hangs import HANG
-from tests.view_runs import KINDS, write_run
+from tests.view_runs import KINDS, write_comparison, write_games, write_run, write_verifier
 
 LOCAL = "http://127.0.0.1:8800"
 
@@ -108,6 +108,7 @@ def test_an_episode_shows_tokens_and_what_was_played_instead(client: TestClient)
     for turn in episode["turns"]:
         assert "".join(turn["tokens"]) == turn["text"] and "response_ids" not in turn
     (other,) = episode["counterfactuals"]
+    assert other["roles"] == ["reasoner"]
     assert get(client, f"/api/runs/chain/counterfactuals/1/{other['line']}")["origin"] == episode["id"]
 
 
@@ -118,9 +119,26 @@ def test_two_evaluations_are_compared_on_the_same_tasks(client: TestClient) -> N
     assert found["result"]["difference"] == pytest.approx(sum(changes) / 6)
 
 
+def test_comparisons_games_and_verifiers_are_listed_beside_runs(tmp_path: Path) -> None:
+    write_games(tmp_path / "bench")
+    write_comparison(tmp_path / "pair")
+    write_verifier(tmp_path / "judge")
+    (tmp_path / "link").mkdir()
+    (tmp_path / "link" / "games.json").symlink_to(tmp_path / "bench" / "games.json")
+    client = TestClient(App(Listing([tmp_path])).asgi(), base_url=LOCAL)
+    kinds = {one["name"]: one["kind"] for one in get(client, "/api/results")}
+    assert kinds == {"bench": "games", "pair": "comparison"}
+    assert len(get(client, "/api/results/bench")["results"]) == 5
+    assert get(client, "/api/results/pair")["runs"] == ["alone", "team"]
+    (judge,) = (run for run in get(client, "/api/runs") if run["name"] == "judge")
+    assert judge["verifier"] and judge["evaluations"] == pytest.approx([0.6, 0.9])
+    assert [row["step"] for row in get(client, "/api/runs/judge")["reliability"]] == [1, 2, 3, 4]
+
+
 @pytest.mark.parametrize(
     "path",
     [
+        "/api/results/nowhere", "/api/results/..",
         "/api/runs/nowhere", "/api/runs/..%2Fchain", "/api/runs/%2Fetc", "/api/runs/chain/checkpoints",
         "/api/runs/chain/episodes/9/0", "/api/runs/chain/episodes/1/99", "/api/runs/chain/episodes/1/group/99",
         "/static/..%2Fapp.py", "/static/uplot.LICENSE", "/static/%2e%2e%2fapp.py",

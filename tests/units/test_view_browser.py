@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-import shutil
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +13,22 @@ import pytest
 from coterie.view.app import App
 from coterie.view.listing import Listing
 from coterie.view.report import write_report
-from coterie.web.server import bind, server_of
-from tests.view_runs import KINDS, episodes, open_log, write_run, write_step
+from tests.browser import MISSING, opened_browser, serving, watched_page
+from tests.hangs import HANG
+from tests.runs import naming_config, trained
+from tests.view_runs import (
+    KINDS,
+    episodes,
+    open_log,
+    write_comparison,
+    write_games,
+    write_run,
+    write_step,
+    write_verifier,
+)
 
-CHROMIUM = shutil.which("chromium")
 api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed: apt-get install chromium")
-FLAGS = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
+pytestmark = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 EVIL = "</script><img src=x onerror=alert(1)><script>alert(1)</script>\u202etxt.exe\u0007"
 
 
@@ -31,6 +38,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for kind in KINDS:
         write_run(folder / kind, kind)
     write_hostile(folder / "hostile")
+    write_verifier(folder / "judge")
+    write_games(folder / "bench")
+    write_comparison(folder / "pair")
     return folder
 
 
@@ -54,37 +64,27 @@ def write_hostile(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def address(runs: Path) -> Iterator[str]:
-    bound = bind("127.0.0.1", 0, None, "")
-    app = App(Listing([runs]))
-    server = server_of(app.asgi(), None)
-    app.is_ending = lambda: server.should_exit
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{bound.getsockname()[1]}"
-    server.should_exit = True
-    thread.join(10)
+    with serving(App(Listing([runs]))) as address:
+        yield address
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with api.sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+def trained_run(model_folder: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real run, to replay."""
+    return trained(naming_config(model_folder("llama"), steps=2), tmp_path_factory.mktemp("trained") / "pair").folder
+
+
+@pytest.fixture(scope="module")
+def browser(trained_run: Path) -> Iterator[Any]:
+    """Started after the training: Playwright's event loop runs in this thread, and training needs its own."""
+    with opened_browser() as opened:
         yield opened
-        opened.close()
 
 
 @pytest.fixture
 def page(browser: Any, address: str) -> Iterator[Any]:
     """A page that fails its test if it logs an error, asks another host, or opens a dialog."""
-    opened, problems = browser.new_page(), []
-    opened.set_default_timeout(5000)
-    opened.on(
-        "console", lambda message: problems.append(message.text) if message.type in ("error", "warning") else None
-    )
-    opened.on("pageerror", lambda error: problems.append(str(error)))
-    opened.on("dialog", lambda dialog: (problems.append("a dialog was opened"), dialog.dismiss()))
-    local = (address, "file://", "data:")
-    opened.on("request", lambda request: None if request.url.startswith(local) else problems.append(request.url))
+    opened, problems = watched_page(browser, address)
     yield opened
     opened.close()
     assert problems == []
@@ -128,7 +128,10 @@ def test_a_filter_and_a_counterfactual_lead_where_they_say(page: Any, address: s
     page.get_by_role("button", name="Filter").click()
     api.expect(page.locator("tbody tr")).to_have_count(12)
     page.goto(f"{address}/#/run/chain/episodes/1/0")
-    page.get_by_role("link", name="without 'reasoner'").click()
+    page.locator("#turn-0 .without a").click()  # from the turn that was replaced
+    api.expect(page.locator(".note", has_text="A fork of chain-0/0: without 'reasoner'")).to_be_visible()
+    page.go_back()
+    page.locator("table").get_by_role("link", name="without 'reasoner'").click()
     api.expect(page.locator(".note", has_text="A fork of chain-0/0")).to_be_visible()
 
 
@@ -140,6 +143,40 @@ def test_several_runs_are_drawn_over_each_other_and_paired(page: Any, address: s
     api.expect(page.locator("figure", has_text="team reward").locator(".entry")).to_have_count(4)
     page.goto(f"{address}/#/paired/chain/0/chain/4")
     api.expect(page.locator("tbody tr")).to_have_count(6)
+
+
+def test_a_verifiers_page_has_its_reliability_auc_and_loss(page: Any, address: str) -> None:
+    page.goto(f"{address}/#/run/judge")
+    figures = page.locator("figure.chart")
+    api.expect(figures.filter(has_text="share of right answers by score").locator(".entry")).to_have_count(3)
+    for title in ("answers by score", "within a question", "calibration error", "loss"):
+        api.expect(figures.filter(has_text=title).locator("canvas").first).to_be_visible()
+    api.expect(page.locator(".fact").nth(1)).to_have_text("0.9 ± 0.075AUC within a question")
+
+
+def test_games_and_comparisons_have_pages_of_the_same_parts(page: Any, address: str) -> None:
+    page.goto(f"{address}/")
+    page.get_by_role("link", name="bench: games").click()
+    api.expect(page.locator("tbody tr").first).to_have_text("grpo0.925 ± 0.035 (0.9)0.04 (0.04, pool 0.03)")
+    api.expect(page.locator("figure.chart", has_text="naming").locator(".entry")).to_have_count(2)
+    page.goto(f"{address}/")
+    page.get_by_role("link", name="pair: comparison").click()
+    api.expect(page.locator("table").first).to_contain_text("team0.700")
+    api.expect(page.locator("figure", has_text="team reward").locator(".entry")).to_have_count(4)
+
+
+def test_a_run_is_replayed_under_another_algorithm_from_its_page(browser: Any, trained_run: Path) -> None:
+    with serving(App(Listing([trained_run]), replays=True)) as address:
+        opened = browser.new_page()
+        opened.goto(f"{address}/#/run/pair")
+        opened.get_by_label("changes").fill("algorithm=rloo")
+        opened.get_by_role("button", name="Replay").click()
+        told = opened.get_by_text("turns would have another advantage")
+        api.expect(told).to_be_visible(timeout=HANG * 1000)
+        assert told.inner_text().split(" turns")[0] == "32 of 32"
+        opened.locator("tbody").get_by_role("link").first.click()
+        api.expect(opened.locator(".tokens").first).to_be_visible()
+        opened.close()
 
 
 def test_a_live_run_grows_before_the_readers_eyes(page: Any, address: str, runs: Path) -> None:

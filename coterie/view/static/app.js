@@ -30,22 +30,16 @@ async function show() {
 function pageOf(page, parts, query, live) {
   const [place, run, kind, step, line, group] = parts;
   if (place === "paired") return pairedPage(page, ...parts.slice(1));
-  if (place !== "run") return answers ? startOfReport(page) : runsPage(page);
+  if (place === "results") return resultPage(page, run, live);
+  if (place !== "run") return answers ? comparisonPage(page, answers, () => {}) : runsPage(page);
   if (!kind) return runPage(page, run.split(","), live);
   if (!step) return episodesPage(page, run, kind, query);
   return line === "group" ? groupPage(page, run, kind, step, group, query) : episodePage(page, run, kind, step, line);
 }
 
-// What a comparison found comes first, then the curves of its runs.
-function startOfReport(page) {
-  if (answers.title) put(page, el("div.head", {}, el("h1", {}, answers.title)));
-  if (answers.table) put(page, table(answers.table.columns, answers.table.rows));
-  if (answers.commands) put(page, fold("Commands", el("pre", {}, answers.commands)));
-  return answers.runs.length ? runPage(page, answers.runs, () => {}) : null;
-}
-
 function crumbs(parts) {
   const [place, run, kind, step] = parts;
+  if (place === "results") return [el("span", {}, run)];
   if (place !== "run") return place === "paired" ? [el("a", { href: `#/run/${at(run)}` }, run)] : [];
   const found = [el("a", { href: `#/run/${at(run)}` }, run)];
   if (kind) found.push(el("a", { href: `#/run/${at(run)}/${kind}` }, NAMES[kind] || kind));

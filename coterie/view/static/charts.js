@@ -11,10 +11,20 @@ function errorName(name) {
   return `${held}stderr/${name.slice(held.length)}`;
 }
 
-// One chart: `lines` are {label, rows, name, colour, dash}; the x axis is the step.
+// Metrics that have an interval of their own instead of a standard error.
+const INTERVALS = { "eval/auc_within": ["eval/within_low", "eval/within_high"] };
+
+function interval(row, name) {
+  if (name in INTERVALS) return INTERVALS[name].map((bound) => row[bound]);
+  const error = row[errorName(name)];
+  return defined(error) ? [row[name] - HALF * error, row[name] + HALF * error] : [null, null];
+}
+
+// One chart: `lines` are {label, rows, name, colour, dash}; `axis` is the column of a row that is drawn from left to right.
 class Chart {
-  constructor(title, lines, note = "") {
+  constructor(title, lines, note = "", axis = "step") {
     this.lines = lines;
+    this.axis = axis;
     this.values = lines.map(() => el("b", {}, "–"));
     this.box = el("div.plot");
     const legend = lines.map((line, i) => {
@@ -27,17 +37,16 @@ class Chart {
   }
 
   data() {
-    const steps = [...new Set(this.lines.flatMap((line) => line.rows.filter((row) => defined(row[line.name])).map((row) => row.step)))].sort((a, b) => a - b);
+    const steps = [...new Set(this.lines.flatMap((line) => line.rows.filter((row) => defined(row[line.name])).map((row) => row[this.axis])))].sort((a, b) => a - b);
     const place = new Map(steps.map((step, i) => [step, i]));
     const columns = this.lines.flatMap((line) => {
       const [middle, low, high] = [0, 0, 0].map(() => new Array(steps.length).fill(null));
       for (const row of line.rows) {
         const value = row[line.name];
         if (!defined(value)) continue;
-        const i = place.get(row.step);
+        const i = place.get(row[this.axis]);
         middle[i] = value;
-        const error = row[errorName(line.name)];
-        if (defined(error)) [low[i], high[i]] = [value - HALF * error, value + HALF * error];
+        [low[i], high[i]] = interval(row, line.name).map((bound) => bound ?? null);
       }
       return [middle, low, high];
     });
@@ -56,9 +65,9 @@ class Chart {
     const bands = this.lines.map((line, i) => ({ series: [3 * i + 3, 3 * i + 2], fill: fade(line.colour) }));
     const options = {
       width: Math.max(240, this.box.clientWidth || 380), height: HEIGHT, legend: { show: false }, bands,
-      cursor: { sync: { key: "steps" }, drag: { x: true, y: false }, points: { size: 6 } },
+      cursor: { sync: { key: this.axis }, drag: { x: true, y: false }, points: { size: 6 } },
       scales: { x: { time: false } }, series: [{}, ...series],
-      axes: [{ ...axis, size: 28, values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? tick : "")) }, { ...axis, size: 52, values: (_, ticks) => ticks.map((tick) => number(tick)) }],
+      axes: [{ ...axis, size: 28, values: (_, ticks) => ticks.map((tick) => (this.axis !== "step" ? number(tick) : Number.isInteger(tick) ? tick : "")) }, { ...axis, size: 52, values: (_, ticks) => ticks.map((tick) => number(tick)) }],
       hooks: { setCursor: [(plot) => this.tell(plot.cursor.idx)] },
     };
     this.plot = new uPlot(options, this.data(), this.box);

@@ -22,6 +22,11 @@ function put(parent, ...children) {
   parent.append(...children.flat().filter((child) => child !== null && child !== undefined).map(asNode));
 }
 
+function clear(node) {
+  node.replaceChildren();
+  return node;
+}
+
 function asNode(child) {
   return child instanceof Node ? child : visible(String(child));
 }

@@ -92,7 +92,7 @@ async function episodePage(page, name, kind, step, line) {
     metricsLine(episode.metrics),
     episode.error ? el("pre.cause", {}, episode.error) : null,
   );
-  const cards = episode.turns.map((turn, i) => turnCard(turn, i, { name, kind, step, line }));
+  const cards = episode.turns.map((turn, i) => turnCard(turn, i, { name, kind, step, line, episode }));
   put(page, ...paintable(episode.turns, cards, lanes(episode.turns, cards)));
   if (episode.counterfactuals.length) put(page, counterfactuals(name, episode));
 }
@@ -150,7 +150,7 @@ function turnCard(turn, index, place) {
   const facts = [`${turn.policy} v${turn.version}`, `${turn.response_tokens} tokens`, seconds, turn.stop === "length" ? "truncated" : null].filter(Boolean).join(" · ");
   const node = el("article.turn", { id: `turn-${index}` },
     el("header", {}, el("b", {}, `${turn.role}${turn.round ? ` · turn ${turn.round + 1}` : ""}`), el("span.soft", {}, facts)),
-    askedFolds(turn), text.node, creditLine(turn), compareLine(turn, index, place),
+    askedFolds(turn), text.node, creditLine(turn), withoutLine(turn, index, place), compareLine(turn, index, place),
   );
   return { node, text };
 }
@@ -175,6 +175,16 @@ function creditLine(turn) {
   const parts = Object.entries(turn.credit_parts || {}).filter(([, value]) => value);
   const sum = parts.length > 1 ? ["= ", parts.map(([name, value], i) => el("span", {}, i ? ` ${value < 0 ? "−" : "+"} ${number(Math.abs(value))} ` : `${number(value)} `, el("span.soft", {}, name)))].flat(2) : parts.length ? [el("span.soft", {}, `from ${parts[0][0]}`)] : [];
   return el("div.line", {}, el("span.soft", {}, "credit"), el("b", {}, number(turn.credit)), el("span", {}, sum));
+}
+
+// What the team got where this role was replaced; at its last turn, which is credited with the difference.
+function withoutLine(turn, index, { name, episode }) {
+  if (!episode || index !== episode.turns.findLastIndex(({ role }) => role === turn.role)) return null;
+  const links = episode.counterfactuals.filter(({ roles }) => roles.includes(turn.role)).map((other) => {
+    const reward = other.error_kind ? "failed" : `${number(other.reward)} instead of ${number(episode.reward)}`;
+    return el("a", { href: `#/run/${at(name)}/${other.kind}/${at(other.step, other.line)}` }, `${other.fork}: ${reward}`);
+  });
+  return links.length ? el("div.line.without", {}, links) : null;
 }
 
 function compareLine(turn, index, place) {

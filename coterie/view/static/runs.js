@@ -6,7 +6,7 @@ const MOST_LIVE = 4; // runs whose events are followed at once
 const MOST_DIFFERENCES = 5; // of the config that a row of the list shows
 
 async function runsPage(page) {
-  const runs = await api("/api/runs");
+  const [runs, results] = await Promise.all([api("/api/runs"), api("/api/results")]);
   const chosen = new Set();
   const open = el("a.button.primary", { hidden: true }, "");
   const rows = runs.map((run) => runRow(run, (checked) => {
@@ -18,6 +18,7 @@ async function runsPage(page) {
   put(page, 
     el("div.head", {}, el("h1", {}, "Runs"), el("span.soft", {}, `${runs.length} found`), el("span.grow"), open),
     runs.length ? table(["", "run", "state", "step", "reward", "held-out reward", "team", "differs in", "updated"], rows) : el("p.soft", {}, "No run in these folders yet. The page looks again when it is reloaded."),
+    resultLinks(results),
   );
 }
 
@@ -31,7 +32,7 @@ function runRow(run, choose) {
     el("td", {}, stateChip(run)),
     el("td.num", {}, progress(run)),
     el("td.num", {}, sparkline(run.rewards || []), " ", el("b.num", {}, number((run.rewards || []).at(-1)))),
-    el("td.num", {}, run.evaluations ? evaluations(run.evaluations) : el("i.absent", {}, "none")),
+    el("td.num", {}, run.evaluations ? evaluations(run.evaluations) : el("i.absent", {}, "none"), run.verifier ? el("span.soft", {}, " AUC") : null),
     el("td", {}, el("div", {}, shown(run.workflow)), el("div.soft", {}, shown(run.algorithm))),
     el("td.chips", {}, chips.length ? chips : el("span.soft", {}, "–")),
     el("td.soft.num", {}, ago(run.time)),
@@ -63,7 +64,7 @@ async function runPage(page, names, live) {
   if (answers) put(page, el("p.note", {}, answers.about));
   const facts = el("div.facts");
   const charts = [];
-  put(page, facts, ...sections(runs, charts));
+  put(page, facts, ...(runs.length === 1 ? reliabilitySection(run, charts) : []), ...sections(runs, charts));
   put(page, runs.length === 1 ? configSection(run) : differencesSection(runs));
   if (runs.length > 1) put(page, pairedSection(runs));
   if (runs.length === 1 && run.replays) put(page, replaySection(run));
@@ -86,6 +87,7 @@ function tellFacts(node, run) {
   const training = run.rows.filter((row) => defined(row.reward));
   const last = training.at(-1) || {};
   const held = run.rows.filter((row) => defined(row["eval/reward"]));
+  if (run.verifier) return put(clear(node), verifierFacts(run));
   const seconds = Object.entries(last).filter(([name]) => name.startsWith("seconds/")).reduce((sum, [, value]) => sum + value, 0);
   const facts = [
     ["step", `${training.length ? last.step : 0} / ${run.steps ?? "?"}`],
@@ -95,12 +97,16 @@ function tellFacts(node, run) {
     ["a step takes", training.length ? `${number(seconds, 1)} s` : "–"],
     ["tokens per second", number(last.tokens_per_second, 0)],
   ];
-  node.replaceChildren(...facts.map(([name, value]) => el("div.fact", {}, el("b", {}, value), el("span.soft", {}, name))));
+  put(clear(node), facts.map(fact));
+}
+
+function fact([name, value]) {
+  return el("div.fact", {}, el("b", {}, value), el("span.soft", {}, name));
 }
 
 function withError(row, name) {
-  const error = row[errorName(name)];
-  return number(row[name]) + (defined(error) ? ` ± ${number(HALF * error)}` : "");
+  const [low, high] = interval(row, name);
+  return number(row[name]) + (defined(low) ? ` ± ${number((high - low) / 2)}` : "");
 }
 
 // New rows arrive as server-sent events; charts take them in at most once per frame.
@@ -138,12 +144,15 @@ function sections(runs, charts) {
   const held = (name) => (name.startsWith("eval/") ? "held out" : "training");
   const plan = [
     ["Reward", [["team reward", ["reward", "eval/reward"], held], ["accuracy", ["accuracy", "eval/accuracy"], held], ["reward by role", by("reward", roles), last], ["held-out reward by role", by("eval/reward", roles), last], ["credit by role", by("credit", roles), last]]],
+    ["Verifier, on held-out questions", [["AUC", ["eval/auc", "eval/auc_within"], (name) => (name === "eval/auc" ? "across questions" : "within a question")], ["pairs ranked rightly", ["eval/accuracy_within"], () => "within a question"], ["calibration error", ["eval/ece"], last]]],
+    ["Training of the verifier", [["loss", ["loss"], last], ["gradient norm", ["grad_norm"], last], ["learning rate", ["lr"], last], ["answers in a step", ["answers"], last]]],
     ["Policies", Object.entries(BY_POLICY).map(([metric, title]) => [title, policies.map((policy) => `${policy}/${metric}`), (name) => name.slice(0, -metric.length - 1)])],
     ["Groups", [["groups", ["groups", "groups/constant", "groups/singleton", "groups/mixed_prompts"], (name) => (name === "groups" ? "all" : last(name))], ["turns left out", ["dropped/constant", "dropped/truncated", "stale"], last]]],
     ["Replies", [["tokens by role", by("tokens", roles), last], ["truncated share by role", by("truncated", roles), last], ["failed episodes", ["failed", "eval/failed"], held]]],
     ["Time", [["seconds of each phase", known.filter((name) => name.startsWith("seconds/")), last], ["tokens per second", ["tokens_per_second"], last]]],
   ];
   const nodes = plan.map(([title, rows]) => sectionOf(title, rows, runs, charts, known, used));
+  Object.values(INTERVALS).flat().forEach((bound) => used.add(bound));
   const rest = known.filter((name) => !used.has(name) && !name.includes("stderr/")).sort();
   if (rest.length) nodes.push(restOf(rest, runs, charts));
   return nodes.filter(Boolean);
@@ -155,7 +164,7 @@ function sectionOf(title, rows, runs, charts, known, used) {
     const present = metrics.filter((metric) => known.includes(metric));
     present.forEach((metric) => used.add(metric));
     if (!present.length) continue;
-    const banded = present.some((metric) => known.includes(errorName(metric)));
+    const banded = present.some((metric) => metric in INTERVALS || known.includes(errorName(metric)));
     found.push(new Chart(name, linesOf(runs, present, label), banded ? "with 95 % bands" : ""));
   }
   charts.push(...found);
@@ -193,28 +202,6 @@ function pairedSection(runs) {
   const held = runs.filter((run) => run.stored.eval.length);
   const pairs = held.slice(1).map((run) => el("a.button", { href: `#/paired/${at(held[0].name, held[0].stored.eval.at(-1), run.name, run.stored.eval.at(-1))}` }, `${held[0].name} → ${run.name}`));
   return el("section", {}, el("h2", {}, "Paired by task"), pairs.length ? el("div.row", {}, pairs) : el("p.soft", {}, "Fewer than two of these runs have stored held-out episodes."));
-}
-
-// What another algorithm or credit would have said of the same turns.
-function replaySection(run) {
-  const input = el("input", { type: "text", name: "changes", value: "algorithm=rloo", ariaLabel: "changes" });
-  const result = el("div");
-  const form = el("form.filter", {}, input, el("button", { type: "submit" }, "Replay"));
-  form.addEventListener("submit", async (event) => {
-    event.preventDefault();
-    result.replaceChildren(el("p.soft", {}, "replaying …"));
-    const body = JSON.stringify({ changes: input.value.trim().split(/\s+(?=algorithm|credit)/) });
-    const reply = await fetch(`/api/runs/${at(run.name)}/replay`, { method: "POST", headers: { "Content-Type": "application/json" }, body });
-    const found = await reply.json();
-    result.replaceChildren(reply.ok ? replayed(run, found) : el("pre.cause", {}, found.error));
-  });
-  return el("section", {}, el("h2", {}, "What another algorithm would have said"), form, result);
-}
-
-function replayed(run, found) {
-  const rows = found.rows.map((row) => [row.step, el("a", { href: `#/run/${at(run.name)}/episodes/${at(row.step, row.line)}` }, row.episode), row.role, signed(row.advantage), signed(row["advantage now"])]);
-  const told = `${found.changed} of ${found.turns} turns would have another advantage; ${found.flipped} change sign.`;
-  return el("div", {}, el("p", {}, told), rows.length ? table(["step", "episode", "role", "advantage", "replayed"], rows) : null);
 }
 
 async function pairedPage(page, first, step, second, other) {
