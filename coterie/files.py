@@ -1,4 +1,4 @@
-"""Crash-safe files: atomic renames, file locks, checksums (SHA256SUMS), JSONL rows and the disk cache."""
+"""Crash-safe files: atomic renames, file locks, checksums (SHA256SUMS), JSONL rows, plans and the disk cache."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -261,3 +261,30 @@ def _remove(path: Path) -> None:
 def _refuse_existing(path: Path) -> None:
     if path.exists():
         raise FileExistsError(f"{path} already exists; it is never replaced")
+
+
+class OtherPlan(UserError):
+    """Work that was begun with other options."""
+
+
+def require_same_plan(file: Path, plan: Mapping[str, Any], what: str, remedy: str) -> None:
+    """Write the plan of new work; reject a plan that differs from that of the work that is there."""
+    expected = json.loads(json.dumps(plan, default=str))
+    if not file.is_file():
+        write_atomic(file, json.dumps(expected, indent=2))
+        return
+    found = json.loads(file.read_bytes())
+    for key in {**found, **expected}:
+        if found.get(key) != expected.get(key):
+            raise OtherPlan(
+                f"{what} was begun with {key}={found.get(key)!r}, not {expected.get(key)!r}: use the same options to "
+                f"continue, or {remedy} to begin again"
+            )
+
+
+def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested data by dotted keys."""
+    if not isinstance(tree, Mapping):
+        return {prefix: tree}
+    inner = (flat(value, f"{prefix}.{name}" if prefix else str(name)) for name, value in tree.items())
+    return {key: value for part in inner for key, value in part.items()}

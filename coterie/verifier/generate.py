@@ -6,9 +6,8 @@ at its first missing part, and gets the same answers as one that was not killed.
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import nan
 from pathlib import Path
@@ -17,8 +16,8 @@ from typing import Any
 from coterie.config import Config, ConfigError
 from coterie.config.load import to_tree
 from coterie.envs.base import TaskEnv, is_by_role
-from coterie.errors import UserError, did_you_mean
-from coterie.files import exclusive_lock, numbered_paths, remove_folder, write_atomic
+from coterie.errors import did_you_mean
+from coterie.files import OtherPlan, exclusive_lock, flat, numbered_paths, remove_folder, require_same_plan
 from coterie.rewards.verifier import NAME, verifier_part
 from coterie.rollout.agent import Player
 from coterie.rollout.collector import Collector
@@ -33,10 +32,6 @@ from coterie.workflows.debate import Debate
 
 PLAN = "plan.json"
 Report = Callable[[int, Sequence[Answer]], None]  # (tasks that are done, all answers so far)
-
-
-class OtherPlan(UserError):
-    """Parts that were sampled with other options."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +67,7 @@ class Plan:
             "hash of the tasks": stable_hash(*(t.id + t.prompt + repr(t.answer) for t in self.tasks)),
         }
         own = {"answers": self.episodes, "policies and temperatures": played, "checkpoint": self.checkpoint}
-        return tasks | own | {"round": self.round} | _flat(to_tree(self.config))
+        return tasks | own | {"round": self.round} | flat(to_tree(self.config))
 
 
 def labelling_config(config: Config) -> Config:
@@ -208,29 +203,7 @@ def check_policies(run: Run, policies: Sequence[str]) -> None:
 
 def _require_same_plan(folder: Path, plan: Plan) -> None:
     """Write the plan of new parts; reject a plan that differs from that of the parts that are there."""
-    expected = json.loads(json.dumps(plan.describe(), default=str))
     file = folder / PLAN
-    if not file.is_file():
-        if numbered_paths(folder, ".parquet"):
-            raise OtherPlan(f"{folder} has parts but no {PLAN}; delete the folder to begin again")
-        write_atomic(file, json.dumps(expected, indent=2))
-        return
-    found = json.loads(file.read_bytes())
-    changed = [key for key in {**found, **expected} if found.get(key) != expected.get(key)]
-    if changed:
-        key = changed[0]
-        raise OtherPlan(
-            f"{folder} was begun with {key}={found.get(key)!r}, not {expected.get(key)!r}: use the same options to "
-            "continue, or delete the folder to begin again"
-        )
-
-
-def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested data by dotted keys."""
-    if not isinstance(tree, Mapping):
-        return {prefix: tree}
-    return {key: value for name, inside in tree.items() for key, value in _pairs(inside, prefix, str(name))}
-
-
-def _pairs(inside: Any, prefix: str, name: str) -> Iterator[tuple[str, Any]]:
-    yield from _flat(inside, f"{prefix}.{name}" if prefix else name).items()
+    if not file.is_file() and numbered_paths(folder, ".parquet"):
+        raise OtherPlan(f"{folder} has parts but no {PLAN}; delete the folder to begin again")
+    require_same_plan(file, plan.describe(), str(folder), "delete the folder")

@@ -5,17 +5,23 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from typer.main import get_command
 from typer.testing import CliRunner
 
-from coterie.analysis.compare import ArmFailed, Result, Runner, compare, compare_seeds, load, markdown, rows_of
+from coterie.analysis.compare import ArmFailed, Runner, compare, compare_seeds
 from coterie.analysis.compare_report import page, sampled_and_accuracy, summary
+from coterie.analysis.compare_table import OtherTasks, Result, markdown, require_same_tasks, rows_of
+from coterie.analysis.comparison import VERIFIER_OPTIONS, load
 from coterie.cli.app import app
+from coterie.cli.verifier import app as verifier
 from coterie.config import ConfigError
+from coterie.files import OtherPlan
 from coterie.view.listing import Listing
 from tests.commands import coterie
 
@@ -200,17 +206,73 @@ def test_an_arm_may_add_a_verifier_that_learns_from_another_arms_rollouts(compar
 def test_an_arm_runs_in_a_process_of_its_own_and_its_failure_is_told(comparison: Path) -> None:
     out = comparison.parent / "out"
     out.mkdir()
-    with pytest.raises(ArmFailed, match=r"U1: coterie eval failed with exit code 2(.|\n)*stepps: unknown key"):
-        Runner(load(comparison), out, ("stepps=1",)).run("U1")
+    with pytest.raises(ArmFailed, match=r"U1: coterie eval failed with exit code 2(.|\n)*nothing.jsonl"):
+        Runner(load(comparison), out, ("env.test=nothing.jsonl",)).run("U1")
 
 
-def test_an_arm_that_fails_does_not_stop_the_others(comparison: Path, here: list[str]) -> None:
+def test_an_arm_that_fails_stops_none_but_those_of_it(
+    comparison: Path, here: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     tree = yaml.safe_load(comparison.read_text())
-    tree["arms"] = {"bad": {"recipe": "single.yaml", "set": ["stepps=1"], "train": False}} | tree["arms"]
-    comparison.write_text(yaml.safe_dump(tree, sort_keys=False))
-    with pytest.raises(ArmFailed, match="stepps: unknown key"):
+    bad = {"bad": {"recipe": "single.yaml"}, "worse": {"of": "bad"}}
+    comparison.write_text(yaml.safe_dump(tree | {"arms": bad | tree["arms"]}, sort_keys=False))
+    command = Runner._command
+
+    def failing(self: Runner, name: str, words: Sequence[object]) -> None:
+        if name == "bad":
+            raise ArmFailed("bad: no memory")
+        command(self, name, words)
+
+    monkeypatch.setattr(Runner, "_command", failing)
+    with pytest.raises(ArmFailed, match="bad: no memory"):
         compare(comparison, (), comparison.parent / "out", jobs=1)
-    assert here == ["bad eval", "U1 eval", "S1 train", "S1 eval", "T train", "T eval"]
+    assert here == ["U1 eval", "S1 train", "S1 eval", "T train", "T eval", "S3 eval"]
+    assert (comparison.parent / "out" / "table.md").read_text().count("\n") == 2 + 4
+
+
+@pytest.mark.parametrize(
+    ("arm", "message"),
+    [
+        ({"set": ["stepps=1"]}, "arms.bad: stepps: unknown key"),
+        ({"evaluate": ["workflow.voters=2"]}, "arms.bad: workflow.voters: unknown key"),
+        ({"set": ["episodes_per_task=1"]}, "arms.bad: episodes_per_task: "),
+    ],
+)
+def test_the_configs_of_all_arms_are_checked_first(
+    comparison: Path, here: list[str], arm: dict[str, Any], message: str
+) -> None:
+    tree = yaml.safe_load(comparison.read_text())
+    tree["arms"]["bad"] = {"recipe": "single.yaml"} | arm
+    comparison.write_text(yaml.safe_dump(tree, sort_keys=False))
+    with pytest.raises(ConfigError) as caught:
+        compare(comparison, (), comparison.parent / "out", jobs=1)
+    assert message in str(caught.value) and here == []
+
+
+def test_results_of_other_options_are_not_reused(comparison: Path, here: list[str]) -> None:
+    out = comparison.parent / "out"
+    runner = Runner(load(comparison), out, ())
+    out.mkdir()
+    runner.run("U1")
+    with pytest.raises(OtherPlan, match=r"arm U1 in .*out was begun with seed=0, not 1(.|\n)* another --out"):
+        Runner(load(comparison), out, ("seed=1",)).run("U1")
+    with pytest.raises(OtherPlan, match=r"evaluate eval.temperature=None, not 0.5"):
+        Runner(replace(load(comparison), evaluate=("eval.tasks=5", "eval.temperature=0.5")), out, ()).run("U1")
+    (out / "U1.json").write_text("{")
+    with pytest.raises(ArmFailed, match=r"U1.json: not an evaluation, or damaged; delete it"):
+        runner.run("U1")
+
+
+def test_arms_on_other_tasks_are_not_compared() -> None:
+    results = {"T": Result({"a": 1.0, "b": 0.0}, {}, 0), "S": Result({"a": 1.0}, {}, 0)}
+    for against in results:
+        with pytest.raises(OtherTasks, match="1 are the same; all arms need the same"):
+            require_same_tasks(results, against)
+
+
+def test_the_options_of_a_verifier_are_those_of_its_command() -> None:
+    options = {option for parameter in get_command(verifier).commands["train"].params for option in parameter.opts}  # type: ignore[attr-defined]
+    assert options - set(VERIFIER_OPTIONS) == {"answers", "--out", "--resume", "--seed"}
 
 
 def test_the_table_compares_task_by_task() -> None:
@@ -233,6 +295,11 @@ def test_the_table_compares_task_by_task() -> None:
         (
             {"arms": {"T": {"of": "U", "verifier": ""}, "U": {"recipe": "team.yaml", "train": False}}},
             "arms.T.verifier: U is not trained",
+        ),
+        ({"arms": {"T": {"recipe": "team.yaml"}, "V": {"of": "T", "verifier": "--modle x"}}}, "did you mean --model?"),
+        (
+            {"arms": {"T": {"recipe": "team.yaml"}, "V": {"of": "T", "verifier": "'x"}}},
+            "verifier: No closing quotation",
         ),
         ({"arms": {"T": {"recipe": "team.yaml", "trian": False}}}, "arms.T.trian: unknown key"),
     ],

@@ -23,7 +23,7 @@ import torch
 import yaml
 from typer.main import get_command
 
-from coterie.analysis.compare import load as load_comparison
+from coterie.analysis.comparison import load as load_comparison
 from coterie.api import AgentTrainer, Trained
 from coterie.bench.app import app as bench
 from coterie.cli.app import app

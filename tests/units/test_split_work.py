@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from coterie.analysis.compare import load as load_comparison
+from coterie.analysis.comparison import load as load_comparison
 from coterie.config import load
-from coterie.config.conflicts import check_conflicts
 from coterie.types import Episode, Task
 from tests.scripted import Scripted
 
@@ -60,10 +59,4 @@ def test_one_worker_with_two_calls_goes_on_in_its_conversation() -> None:
 
 @pytest.mark.parametrize("file", sorted(RESULTS.glob("*/compare.yaml")), ids=lambda file: file.parent.name)
 def test_every_arm_of_a_result_loads_with_its_changes(file: Path) -> None:
-    comparison = load_comparison(file)
-    for arm in comparison.arms.values():
-        own = arm if arm.of is None else comparison.arms[arm.of]
-        assert own.recipe is not None
-        for changes in (own.set, (*own.set, *comparison.evaluate, *arm.evaluate)):
-            config = load(own.recipe, changes)
-            check_conflicts(config)
+    load_comparison(file).check_configs(())
