@@ -160,7 +160,7 @@ def exclusive_lock(folder: Path) -> Iterator[None]:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
-        raise FolderInUse(f"{folder} is in use: another process is training in it") from None
+        raise FolderInUse(f"{folder} is in use by another process") from None
     except OSError:
         pass
     try:

@@ -16,14 +16,14 @@ from rich.text import Text
 
 from coterie.console import COLORS, visible
 from coterie.errors import UserError, did_you_mean
-from coterie.files import write_atomic
+from coterie.files import check_output_path, write_atomic
 from coterie.models.reply_stream import ReplyStream
 from coterie.rollout.playable import PlayableTeam, answer_text
 from coterie.seeds import stable_hash
 from coterie.types import Episode, Message, Task
 
 HELP = """  /role NAME    talk to one role alone, which remembers the conversation; /role: to the team again
-  /replay       what each role read and said about your last message
+  /replay       what each role read and said about your last message to the team
   /save FILE    write this chat as JSON lines
   /quit         end; so does Ctrl-D"""
 
@@ -160,6 +160,7 @@ class Chat:
     def save(self, file: str) -> None:
         if not file:
             raise UserError("name a file: /save chat.jsonl")
+        check_output_path("/save", Path(file))
         write_atomic(Path(file), "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in self.rows))
         print(f"{len(self.rows)} messages in {file}")
 

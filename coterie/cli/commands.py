@@ -26,7 +26,7 @@ from coterie.user_code import CODE_FOLDER
 
 REPLAYED = ("algorithm", "credit", "reward")
 # Other keys would make it a different run.
-ON_RESUME = ("steps", "epochs", "eval", "checkpoint", "log", "rollout", "cluster", "sandbox")
+ON_RESUME = ("steps", "epochs", "max_sampled_tokens", "eval", "checkpoint", "log", "rollout", "cluster", "sandbox")
 MAY_DIFFER = (*ON_RESUME, "folder", "resume")  # of a run and a config that resumes it
 
 
@@ -76,7 +76,8 @@ def resume(folder: Path, changes: Sequence[str], examples: int, which: str | Non
     for key, group in _changed(changes):
         if group not in ON_RESUME:
             allowed = ", ".join(
-                group if group in ("steps", "epochs", "sandbox") else f"{group}.*" for group in ON_RESUME
+                group if group in ("steps", "epochs", "max_sampled_tokens", "sandbox") else f"{group}.*"
+                for group in ON_RESUME
             )
             raise ConfigError(f"{key}: cannot change when a run is resumed; {allowed} can")
     return _resume(load(_config_of(folder), changes), folder, examples, which)

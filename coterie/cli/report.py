@@ -127,15 +127,18 @@ def _numbers(metrics: Metrics) -> dict[str, float]:
     return {f"{owner}reward": metrics["reward"], **passes, **auc, **sizes}
 
 
-def single_agents(config: Config, agents: Mapping[str, SingleAgent]) -> Iterator[Text]:
-    """The model and the prompt of each single agent: without the adapter, or the policy itself if trained whole."""
+def single_agents(config: Config, agents: Mapping[str, SingleAgent], reports: Mapping[str, Report]) -> Iterator[Text]:
+    """The model and the prompt of each single agent: without the adapter, or the policy itself if trained whole; and
+    whose answers vote."""
     for name, agent in agents.items():
         policy = config.policies[agent.policy]
         model = f"{policy.model} without an adapter" if policy.lora else f"the policy {agent.policy}"
         prompt = "the prompt of the first role" if agent.workflow.prompts else "the bare question"
         yield Text(f"  {name}: {model}, with {prompt}, at most {agent.player.sampling.max_tokens} tokens")
-    votes = "with as many votes as the team's tokens allow; if fewer than three, three with a third of the tokens each"
-    yield Text(f"  majority: of the better one's answers, {votes}\n")
+    if any(name.startswith("majority") for name in reports):
+        yield Text("  majority: of the better one's answers, as many as the team's tokens pay for\n")
+    elif agents:
+        yield Text("  no majority: the team's tokens pay for one answer of the better one\n")
 
 
 def unequal(reports: Mapping[str, Report], within: float = 0.1) -> Iterator[Text]:

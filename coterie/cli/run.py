@@ -115,7 +115,7 @@ def evaluate_run(config: Config, what: Path, which: str | None, compare: bool, j
     reports = {name: team} | (_baselines(run, team, single_agents) if compare else {})
     show([report.evaluation(_amount(run), reports)])
     if compare:
-        show([*report.single_agents(run.config, single_agents), *report.unequal(reports)])
+        show([*report.single_agents(run.config, single_agents, reports), *report.unequal(reports)])
     show([report.by_role(team.metrics), *report.first_failure(reports)])
     if json_file is not None:
         write_atomic(json_file, _as_json(what, run, reports))

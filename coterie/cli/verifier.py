@@ -122,16 +122,23 @@ def balance(
         typer.Option(metavar="CONFIG|RUN", help="What generated the answers: tops up questions short of a kind."),
     ] = None,
     rounds: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Rounds of more samples for short questions; needs --config.")
-    ] = 1,
-    episodes: Episodes = 8,
+        int | None,
+        typer.Option(min=0, metavar="N", help="Rounds of more samples for short questions.  [default: 1]"),
+    ] = None,
+    episodes: Annotated[
+        int | None,
+        typer.Option("--answers", min=1, metavar="N", help="Episodes of a round per question.  [default: 8]"),
+    ] = None,
     policy: Policies = None,
     temperature: Temperatures = None,
     checkpoint: Checkpoint = None,
     perturb: Annotated[
-        bool,
-        typer.Option(help="Make missing wrong answers from right ones, by changing the last numbers; needs --config."),
-    ] = True,
+        bool | None,
+        typer.Option(
+            "--perturb/--no-perturb",
+            help="Make missing wrong answers from right ones, by changing the last numbers.  [default: --perturb]",
+        ),
+    ] = None,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The plot, a PNG.  [default: FILE.png beside --out]")
     ] = None,
@@ -146,13 +153,24 @@ def balance(
       coterie verifier balance answers.parquet --out balanced.parquet
       coterie verifier balance answers.parquet --out balanced.parquet --per-label 4 --config recipes/sums.yaml
     """
-    if config is None and (changes or policy or temperature or checkpoint):
-        raise typer.BadParameter("changes, --policy, --temperature and --checkpoint have no effect without --config")
+    needing: dict[str, Any] = {
+        "changes": changes,
+        "--policy": policy,
+        "--temperature": temperature,
+        "--checkpoint": checkpoint,
+    }
+    needing |= {"--rounds": rounds, "--answers": episodes, "--perturb and --no-perturb": perturb}
+    for option, value in needing.items():
+        if config is None and value not in (None, []):
+            raise typer.BadParameter(f"{option}: no effect without --config, which tops up questions")
     with user_errors():
         refuse_existing(out)
         check_output_path("--plot", plot)
+        if plot is None:
+            refuse_existing(out.with_suffix(".png"))
         data = _data()
-        options = (changes or [], checkpoint, rounds, episodes, policy or [], temperature or [], perturb)
+        times = (1 if rounds is None else rounds, episodes or 8)
+        options = (changes or [], checkpoint, *times, policy or [], temperature or [], perturb is not False)
         data.balance(answers, out, per_label, plot, data.TopUp(config, *options) if config else None)
 
 
@@ -166,9 +184,14 @@ def train(
         Path | None, typer.Argument(metavar="ANSWERS", help="A Parquet file of labelled answers.")
     ] = None,
     model: Annotated[
-        str, typer.Option(metavar="NAME", help="The base model: demo, a folder, a .gguf file or a hub name.")
-    ] = "demo",
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="The folder of the new run.")] = Path("runs/verifier"),
+        str | None,
+        typer.Option(
+            metavar="NAME", help="The base model: demo, a folder, a .gguf file or a hub name.  [default: demo]"
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="The folder of the new run.  [default: runs/verifier]")
+    ] = None,
     resume: Annotated[
         Path | None, typer.Option(metavar="RUN", help="Resume the run in this folder from its latest checkpoint.")
     ] = None,
@@ -207,11 +230,12 @@ def train(
         raise typer.BadParameter("pass a file of answers, or --resume RUN, and not both")
     with user_errors():
         runs = import_module("coterie.cli.verifier_runs")
-        raise typer.Exit(
-            runs.resume_verifier(resume, given)
-            if answers is None
-            else runs.train_verifier(answers, model, out, rank, given)
-        )
+        if answers is None:
+            fixed = {"model": model, "out": out, "rank": rank}
+            given |= {name: value for name, value in fixed.items() if value is not None}
+            raise typer.Exit(runs.resume_verifier(resume, given))
+        folder = out or Path("runs/verifier")
+        raise typer.Exit(runs.train_verifier(answers, model or "demo", folder, rank, given))
 
 
 @app.command("eval")

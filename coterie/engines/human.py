@@ -10,10 +10,15 @@ from rich.text import Text
 
 from coterie.console import visible
 from coterie.engines.text_player import TextReply
+from coterie.errors import StopsRun
 from coterie.types import Message, Sampling
 from coterie.watchdog import run_in_daemon_thread
 
 _terminal = threading.Lock()  # one question at a time, whoever asks
+
+
+class SeatLeft(StopsRun, RuntimeError):
+    """The person has left: the input has ended."""
 
 
 class HumanPlayer:
@@ -29,4 +34,7 @@ class HumanPlayer:
         with _terminal:
             for message in messages:
                 rich.get_console().print(Text(f"{message['role']}: {visible(message['content'])}", style="dim"))
-            return TextReply(self.read(f"{self.name}> "), "end", 0, 0)
+            try:
+                return TextReply(self.read(f"{self.name}> "), "end", 0, 0)
+            except EOFError as error:
+                raise SeatLeft(f"policies.{self.name}: no more input at this seat, where a person plays") from error

@@ -37,7 +37,7 @@ class Evaluation:
         own = self.reports[NAME].accuracy_within
         others = {name: one.accuracy_within for name, one in self.reports.items() if name != NAME} | {"chance": 0.5}
         rival = max(others, key=lambda name: others[name])
-        known = f"within a question the verifier ranks {own:.3f} of the pairs rightly"
+        known = f"within {self.reports[NAME].questions} questions the verifier ranks {own:.3f} of the pairs rightly"
         if own > others[rival]:
             return f"{known}, more than every baseline ({rival}: {others[rival]:.3f}){self._choice()}"
         return f"{known}, no better than {rival} ({others[rival]:.3f}){self._choice()}"

@@ -25,7 +25,7 @@ from coterie.training.checkpoint import find, policy_folder
 from coterie.training.models import fresh_adapter
 from coterie.training.placement import pick_device
 from coterie.types import Batch, Episode, Message, Task, Turn
-from coterie.verifier.settings import VerifierConfig, read_settings
+from coterie.verifier.settings import BadVerifierConfig, VerifierConfig, read_settings
 
 NAME = "verifier"  # of the adapter, and of its folder in a checkpoint
 STATE = "state.pt"
@@ -116,7 +116,10 @@ def build_verifier(config: VerifierConfig, device: torch.device | str | None = N
     on = pick_device(str(device or config.device))
     bf16 = config.learning.precision == "bf16" or (config.learning.precision == "auto" and on.type == "cuda")
     base = Base(folder, on, torch.bfloat16 if bf16 else torch.float32, bf16=bf16)
-    adapter = fresh_adapter(NAME, config.lora, base, stable_hash(config.seed, NAME))
+    try:
+        adapter = fresh_adapter(NAME, config.lora, base, stable_hash(config.seed, NAME))
+    except ValueError as error:
+        raise BadVerifierConfig(f"--rank: {error}") from error
     learner = TorchLearner(
         NAME, base, adapter, config.lr, config.learning, steps, value_lr=config.head_lr, is_critic=True
     )

@@ -66,4 +66,4 @@ def _message(error: Any) -> str:
 
 def _place(error: Any) -> str:
     place: Sequence[str | int] = error["loc"]
-    return ".".join(map(str, place))
+    return ".".join(str(part) for part in place if "[" not in str(part))  # "function-after[…]" is of pydantic

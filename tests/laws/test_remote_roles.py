@@ -16,9 +16,10 @@ import pytest
 
 from coterie.config import ConfigError, load
 from coterie.config.conflicts import check_conflicts
-from coterie.engines.human import HumanPlayer
+from coterie.engines.human import HumanPlayer, SeatLeft
 from coterie.engines.remote import Endpoint, EndpointDown, EndpointRefused, EndpointUnusable, RemotePlayer
 from coterie.engines.text_player import TextReply
+from coterie.errors import StopsRun
 from coterie.rewards import GraderFailed, make_grader
 from coterie.serve.server import server
 from coterie.training.build import for_inference
@@ -199,6 +200,15 @@ def test_a_person_plays_a_role_in_an_evaluation(
     shown = stdout_of("eval", tmp_path / "c.yaml", "--no-baselines")
     assert len(prompts) == 2 and "right" in shown
     assert load(tmp_path / "c.yaml").policies["right"].frozen
+
+
+def test_a_person_who_leaves_ends_the_evaluation() -> None:
+    def left(prompt: str) -> str:
+        raise EOFError
+
+    with pytest.raises(SeatLeft, match=r"policies.me: no more input"):
+        asyncio.run(HumanPlayer("me", left).reply(ASK, 0, Sampling()))
+    assert issubclass(SeatLeft, StopsRun)
 
 
 def test_a_person_reads_the_messages_and_types_the_reply(capsys: pytest.CaptureFixture[str]) -> None:

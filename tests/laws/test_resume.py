@@ -129,7 +129,7 @@ def test_a_run_whose_pointer_was_lost_goes_on_from_its_newest_checkpoint(
 def test_a_folder_that_another_process_trains_in_is_refused(tmp_path: Path) -> None:
     with (
         exclusive_lock(tmp_path),
-        pytest.raises(FolderInUse, match="is in use: another process is training in it"),
+        pytest.raises(FolderInUse, match="is in use by another process"),
         exclusive_lock(tmp_path),
     ):
         pass

@@ -243,12 +243,17 @@ def test_the_commands_train_and_evaluate(model_folder: Folder, tmp_path: Path) -
     line = r"16 of 16 steps done; held out, best at step \d+: AUC 0\.\d+|1\.000 across, .* within a question, ECE"
     assert re.search(line, out.splitlines()[-1])
     assert "resuming after step 16" in stdout_of("verifier", "train", "--resume", run)
-    refused = coterie("verifier", "train", "--resume", run, "--lr", 0.1)
-    assert refused.exit_code == 2 and "--lr: cannot change when a run is resumed" in refused.output
+    for option, value in {"--lr": 0.1, "--model": "demo", "--rank": 4, "--out": run}.items():
+        refused = coterie("verifier", "train", "--resume", run, option, value)
+        assert refused.exit_code == 2 and f"{option}: cannot change when a run is resumed" in refused.output
+    high = coterie(
+        "verifier", "train", answers, "--model", model_folder("llama"), "--out", tmp_path / "h", "--rank", 999
+    )
+    assert high.exit_code == 2 and "--rank: lora.rank: 99 is above" in high.output
     assert coterie("verifier", "train").exit_code == 2
     files = tmp_path / "v.json", tmp_path / "v.png"
     shown = stdout_of("verifier", "eval", run, answers, "--json", files[0], "--plot", files[1])
-    assert "left out: 120 answers" in shown and "within a question the verifier ranks" in shown
+    assert "left out: 120 answers" in shown and " questions the verifier ranks" in shown
     reports = json.loads(files[0].read_text())["reports"]
     assert [name.split(" (")[0] for name in reports] == ["verifier", "length", "mean log-prob", "majority"]
     assert reports["verifier"]["answers"] == 40 and files[1].read_bytes().startswith(b"\x89PNG")

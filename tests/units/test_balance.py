@@ -198,6 +198,13 @@ def test_answers_of_another_config_are_refused(model_folder: Callable[[str], Pat
             balance(file, tmp_path / "b.parquet", 2, None, only_perturbing(config))
 
 
-def test_options_without_a_config_are_refused(tmp_path: Path) -> None:
-    result = coterie("verifier", "balance", tmp_path / "a", "--out", tmp_path / "b", "--policy", "a")
+@pytest.mark.parametrize("option", ["--policy a", "--answers 3", "--rounds 0", "--no-perturb", "steps=1"])
+def test_options_without_a_config_are_refused(tmp_path: Path, option: str) -> None:
+    result = coterie("verifier", "balance", tmp_path / "a", "--out", tmp_path / "b", *option.split())
     assert result.exit_code == 2 and "no effect without --config" in result.stderr
+
+
+def test_a_picture_that_is_there_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "b.png").touch()
+    result = coterie("verifier", "balance", tmp_path / "a", "--out", tmp_path / "b.parquet")
+    assert result.exit_code == 2 and "b.png" in result.stderr

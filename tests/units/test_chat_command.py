@@ -42,6 +42,7 @@ def test_a_chat_shows_each_role_and_can_be_replayed_and_saved(
     chat.run(
         lines("Say it.", "/replay", "/role left", "Hello", "And now?", "/rol", "/role lefd", f"/save {saved}", "/role")
     )
+    chat.run(lines(f"/save {tmp_path}/nowhere/chat.jsonl"))
     shown = capsys.readouterr().out
     first, second, third = map(json.loads, saved.read_text().splitlines())
     assert [turn["role"] for turn in first["turns"]] == ["left", "right"] and first["message"] == "Say it."
@@ -49,7 +50,7 @@ def test_a_chat_shows_each_role_and_can_be_replayed_and_saved(
     assert all("".join(visible(turn["text"]).split()) in squeezed for turn in first["turns"])
     assert "left read:\n" in shown
     assert second["to"] == third["to"] == "left" and "did you mean /role" in shown and "did you mean left" in shown
-    assert chat.prompt == "pair> "
+    assert "nowhere does not exist" in shown and chat.prompt == "pair> "
     again = Chat(for_inference(run), seed=1)
     again.run(lines("Say it."))
     assert again.rows[0] == first  # the seed repeats a chat

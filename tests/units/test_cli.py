@@ -229,6 +229,10 @@ MISTAKES = {
     "out of a resumed run": (["train", "--resume", "RUN", "--out", "OUT"], "--out has no effect with --resume"),
     "no run": (["train", "--resume", "OUT"], "is not a run: it has no config.yaml"),
     "another run": (["train", "--resume", "RUN", "policies.doer.lr=1"], "policies.doer.lr: cannot change when a run"),
+    "many": (
+        ["train", "--resume", "RUN", "max_sampled_tokens=0"],
+        "max_sampled_tokens: got 0, expected a whole number",
+    ),
     "no override": (["train", "--resume", "RUN", "steps"], "an override looks like key=value"),
     "going back": (["train", "--resume", "RUN", "steps=1"], "has done 2 steps already"),
     "no checkpoint": (["eval", "RUN", "--checkpoint", "7"], "no checkpoint '7'; there is 000001, 000002"),
