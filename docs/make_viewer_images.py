@@ -1,8 +1,9 @@
-"""Makes the pictures of docs/viewer.md: writes two small runs, opens them in chromium, and saves what it shows.
+"""Makes the pictures of docs/viewer.md: writes small runs, opens them in chromium, and saves what it shows.
 
     python docs/make_viewer_images.py      needs playwright and /usr/bin/chromium
 
-The runs are made up, by the log and the credit assignment of real ones: a solver answers sums, a checker comments.
+The runs are made up, by the log and the credit assignment of real ones: a solver answers sums, a checker comments. So
+are the figures of the comparison, the games and the verifier.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from playwright.sync_api import Page, sync_playwright
 
 from coterie.algorithms.grpo import Grpo
 from coterie.credit.difference import Difference
+from coterie.files import append_line
 from coterie.rollout.metrics import rollout_metrics
 from coterie.training.log import RunLog
 from coterie.types import Episode, Message, Task, Turn
@@ -138,11 +140,75 @@ def write_step(log: RunLog, step: int, skill: float, words: Words, draw: random.
         one.episodes(played, list(others.values()))
 
 
+def write_verifier(folder: Path) -> None:
+    draw, tree = random.Random(3), {"answers_sha256": "0", "model": "demo", "epochs": 2}
+    log = RunLog(folder, yaml.safe_dump(tree), 40, None, console=False)
+    for step in range(1, 41):
+        learned = 1 - 0.93**step
+        with log.step(step) as one:
+            one.add({"loss": 0.69 - 0.35 * learned + draw.gauss(0, 0.02), "grad_norm": 0.5 + draw.random() / 5})
+            one.add({"lr": 1e-3, "answers": 64.0, "tokens_per_second": 9000.0, "seconds/update": 1.1})
+            if step % 8 == 0:
+                within = 0.5 + 0.38 * learned
+                measured = {"auc": within + 0.05, "auc_within": within, "accuracy_within": within - 0.02}
+                measured |= {"within_low": within - 0.04, "within_high": within + 0.04, "ece": 0.14 - 0.11 * learned}
+                one.add({f"eval/{key}": value for key, value in measured.items()})
+        if step % 8 == 0:
+            scores = [0.05 + 0.1 * i for i in range(10)]
+            bins = [{"score": s, "right": 0.5 + (s - 0.5) * learned, "answers": draw.randint(20, 90)} for s in scores]
+            append_line(folder / "reliability.jsonl", json.dumps({"step": step, "bins": bins}))
+    log.finished()
+
+
+def write_games(folder: Path) -> None:
+    folder.mkdir()
+    draw = random.Random(4)
+    results = [
+        {"game": game, "algorithm": algorithm, "seed": seed, "reached": best - draw.random() / 30, "average": None}
+        | {"seconds": 3.0, "rewards": [best * (1 - 0.9**step) + draw.gauss(0, 0.02) for step in range(60)]}
+        for game in ("naming", "additive", "climbing")
+        for algorithm, best in (("grpo", 1.0), ("happo", 0.99), ("mappo", 0.97), ("qmix", 0.94))
+        for seed in range(3)
+    ]
+    (folder / "games.json").write_text(json.dumps(results))
+
+
+def write_comparison(folder: Path) -> None:
+    columns = ["arm", "accuracy", "sampled / task", "sampled in training", "team − arm", "differ", "p"]
+    rows = [["team", "0.775 (0.642–0.892)", "94", "220,000", "", "", ""]]
+    rows += [["single", "0.600 (0.450–0.742)", "96", "221,000", "+0.175 (+0.050 to +0.300)", "23%", "0.02"]]
+    found = {"title": "Comparison with team", "table": {"columns": columns, "rows": rows}, "runs": ["team", "single"]}
+    write_run(folder / "team", 5, 0.55)
+    write_run(folder / "single", 6, 0.35)
+    commands = "coterie train team.yaml name=team\ncoterie train single.yaml name=single"
+    (folder / "comparison.json").write_text(json.dumps(found | {"commands": commands}))
+
+
 def picture(page: Page, address: str, place: str, name: str, colour: str | None = None) -> None:
     page.goto(f"{address}/{place}")
-    page.locator("h1").wait_for()
+    page.locator("h1").first.wait_for()
     if colour:
         page.get_by_role("button", name=colour).click()
+    save(page, name)
+
+
+def replay(page: Page, address: str) -> None:
+    """The result of a replay, on the page of a run. It is made here: the made-up run has no models."""
+    rows = [
+        {"step": 30, "episode": f"sum-180/{n}", "line": n, "role": "solver", "advantage": 0.9 - 0.2 * n}
+        | {"advantage now": 0.7 - 0.3 * n}
+        for n in range(4)
+    ]
+    found = {"turns": 2160, "changed": 1512, "flipped": 0, "rows": rows}
+    page.route("**/replay", lambda route: route.fulfill(json=found))
+    page.goto(f"{address}/#/run/sums")
+    page.get_by_role("button", name="Replay").click()
+    page.get_by_text("would have another advantage").scroll_into_view_if_needed()
+    page.mouse.wheel(0, 2000)
+    save(page, "replay")
+
+
+def save(page: Page, name: str) -> None:
     page.wait_for_timeout(600)
     path = IMAGES / f"viewer-{name}.png"
     page.screenshot(path=path)
@@ -155,7 +221,7 @@ def main() -> None:
     for name, seed, gain in (("sums", 0, 0.5), ("sums-slow", 1, 0.3)):
         write_run(folder / name, seed, gain)
     bound = bind("127.0.0.1", 0, None, "")
-    server = server_of(App(Listing([folder])).asgi(), None)
+    server = server_of(App(Listing([folder]), replays=True).asgi(), None)
     threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True).start()
     address = f"http://127.0.0.1:{bound.getsockname()[1]}"
     with sync_playwright() as playwright:
@@ -168,6 +234,13 @@ def main() -> None:
         picture(page, address, "#/run/sums/episodes/12/1", "episode", colour="movement")
         picture(page, address, "#/run/sums/episodes/12/group/0?from=1.0", "group", colour="advantage")
         picture(page, address, "#/paired/sums/0/sums/30", "paired")
+        write_verifier(folder / "verifier")
+        write_games(folder / "bench")
+        write_comparison(folder / "arms")
+        picture(page, address, "#/results/arms", "comparison")
+        picture(page, address, "#/results/bench", "games")
+        picture(page, address, "#/run/verifier", "verifier")
+        replay(page, address)
         browser.close()
     shutil.rmtree(folder)
 

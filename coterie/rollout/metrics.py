@@ -13,6 +13,8 @@ from coterie.rewards import TIMEOUTS
 from coterie.statistics import auc, mean, standard_error
 from coterie.types import Episode, Learner, Metrics, Turn
 
+BANDED = {"accuracy", SCORE}  # metrics of an episode whose standard error is written
+
 
 class TooManyFailures(UserError, RuntimeError):
     """More episodes of a step failed than rollout.max_failed allows."""
@@ -54,19 +56,25 @@ def rollout_metrics(episodes: Sequence[Episode]) -> Metrics:
         metrics |= api_costs(role, [turn for _, turn in pairs])
         metrics[f"tokens/{role}"] = mean([turn.tokens[1] for _, turn in pairs])
         metrics[f"truncated/{role}"] = mean([turn.stop == "length" for _, turn in pairs])
-    return metrics | reward_errors(played)
+    return metrics | standard_errors(played)
 
 
-def reward_errors(episodes: Sequence[Episode]) -> Metrics:
-    """The standard errors of the mean rewards, in total and per role, with tasks as the unit: `stderr/reward…`."""
+def standard_errors(episodes: Sequence[Episode]) -> Metrics:
+    """The standard errors of the means over episodes and over the turns of each role, with tasks as the unit."""
     numbers: dict[str, dict[str, list[float]]] = {}
+
+    def add(name: str, episode: Episode, value: float) -> None:
+        numbers.setdefault(f"stderr/{name}", {}).setdefault(episode.task.id, []).append(value)
+
     for episode in episodes:
-        numbers.setdefault("stderr/reward", {}).setdefault(episode.task.id, []).append(episode.reward)
+        add("reward", episode, episode.reward)
+        for name in episode.metrics.keys() & BANDED:
+            add(name, episode, episode.metrics[name])
         for turn in episode.turns:
-            own = episode.reward if turn.reward is None else turn.reward
-            numbers.setdefault(f"stderr/reward/{turn.role}", {}).setdefault(episode.task.id, []).append(own)
+            add(f"reward/{turn.role}", episode, episode.reward if turn.reward is None else turn.reward)
+            add(f"tokens/{turn.role}", episode, turn.tokens[1])
     errors = {name: standard_error(list(by_task.values())) for name, by_task in numbers.items()}
-    return {name: error for name, error in errors.items() if error is not None}
+    return {name: error for name, error in sorted(errors.items()) if error is not None}
 
 
 def api_costs(role: str, turns: Sequence[Turn]) -> Metrics:

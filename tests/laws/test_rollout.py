@@ -25,7 +25,7 @@ from coterie.rollout.collector import Collector
 from coterie.rollout.metrics import TooManyFailures, drop_failed, rollout_metrics
 from coterie.types import Episode, Sampling, Split, Task, Team
 from coterie.workflows.vote import Vote
-from tests.episodes import episode
+from tests.episodes import episode, turn
 from tests.hangs import HANG
 
 TASKS = [Task(f"task {i}", f"What is {i} + {i}?", None) for i in range(4)]
@@ -406,3 +406,17 @@ def test_grading_never_keeps_sampling_waiting(collector: Collector, tmp_path: Pa
 def test_a_role_that_is_not_there_is_named_beside_those_that_are() -> None:
     with pytest.raises(KeyError, match="no role is called 'solver'; this team has"):
         AgentTeam([])["solver"]
+
+
+def test_means_have_standard_errors_with_tasks_as_the_unit() -> None:
+    """Two tasks whose means are 0 and 1: the standard error is 0.5, however often each is played."""
+    played = [
+        episode([turn("solver", response=(1,) * (2 + 2 * task))], float(task), task=f"t{task}") for task in (0, 1)
+    ]
+    for one in played:
+        one.metrics["accuracy"] = one.reward
+    for repeats in (1, 3):
+        found = rollout_metrics(played * repeats)
+        names = ("reward", "reward/solver", "accuracy", "tokens/solver")
+        assert [found[f"stderr/{name}"] for name in names] == pytest.approx([0.5, 0.5, 0.5, 1.0])
+    assert not any(name.startswith("stderr") for name in rollout_metrics(played[:1]))

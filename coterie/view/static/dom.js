@@ -64,6 +64,7 @@ function signed(value) {
 }
 
 function shown(value) {
+  if (typeof value === "number") return String(Number(value.toPrecision(7)));
   return value === null || value === undefined ? "–" : typeof value === "object" ? JSON.stringify(value) : String(value);
 }
 
