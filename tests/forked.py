@@ -97,6 +97,8 @@ def _become(
         os.dup2(stream.fileno(), number)
         stream.close()
     sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+    if 0 in streams:  # multiprocessing gives a process no input
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115
     if before is not None:
         before()
     try:

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import re
+import select
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,6 +17,8 @@ from rich.text import Text
 from coterie.cli.chat import Chat, RoleColumns
 from coterie.console import visible
 from coterie.training.build import for_inference
+from tests.forked import Python
+from tests.hangs import HANG
 from tests.runs import naming_config, trained
 
 
@@ -54,6 +61,48 @@ def test_a_chat_shows_each_role_and_can_be_replayed_and_saved(
     again = Chat(for_inference(run), seed=1)
     again.run(lines("Say it."))
     assert again.rows[0] == first  # the seed repeats a chat
+
+
+def test_a_chat_in_a_terminal_has_colours_and_obeys_its_commands(run: Path, tmp_path: Path) -> None:
+    """A real terminal: what is typed goes through its line discipline, Ctrl-D ends the chat."""
+    keyboard, terminal = pty.openpty()
+    settings = os.environ | {"TERM": "xterm-256color", "COLUMNS": "100"}
+    words = ["-m", "coterie", "chat", str(run), "--seed", "1"]
+    process = Python(words, tmp_path, settings, dict.fromkeys((0, 1, 2), terminal))
+    os.close(terminal)
+    seen = until(keyboard, "pair> ")
+    said = {}
+    for typed, prompt in (
+        ("Say it.", "pair> "),
+        ("/replay", "pair> "),
+        ("/role left", "left> "),
+        ("Hello", "left> "),
+        ("/save chat.jsonl", "left> "),
+        ("/role", "pair> "),
+    ):
+        os.write(keyboard, f"{typed}\n".encode())
+        said[typed] = until(keyboard, f"{prompt}")
+    os.write(keyboard, b"\x04")
+    assert process.wait(HANG) == 0 and "step 1: left, right" in seen
+    colours = set(re.findall(r"\x1b\[1;(\d+)m(left|right): ", said["Say it."]))
+    assert {role for _, role in colours} == {"left", "right"} and len({colour for colour, _ in colours}) == 2
+    assert (
+        "left read:" in said["/replay"]
+        and "right said" in said["/replay"]
+        and "2 messages in" in said["/save chat.jsonl"]
+    )
+    rows = [json.loads(line) for line in (tmp_path / "chat.jsonl").read_text().splitlines()]
+    assert [row["to"] for row in rows] == ["pair", "left"]
+
+
+def until(terminal: int, prompt: str) -> str:
+    """What the terminal shows until a prompt stands at the beginning of its last line."""
+    seen, end = "", time.monotonic() + HANG
+    while not seen.rpartition("\n")[2].endswith(prompt):
+        assert time.monotonic() < end, seen
+        if select.select([terminal], [], [], 1)[0]:
+            seen += os.read(terminal, 4096).decode()
+    return seen
 
 
 def test_roles_that_speak_at_once_do_not_mix_their_words() -> None:
