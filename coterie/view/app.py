@@ -162,8 +162,7 @@ class App:
     async def _events(self, run: RunFolder, after: int, request: Request) -> AsyncIterator[str]:
         """Rows as they are written, and the state when it changes. A run that went back sends `reset`."""
         state: Any = None
-        path = run.path / "metrics.jsonl"
-        size = -1
+        path, size = run.metrics_path, -1
         while not self.is_ending() and not await request.is_disconnected():
             now = path.stat().st_size if path.is_file() else 0
             if now < size:

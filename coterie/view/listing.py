@@ -55,8 +55,10 @@ class Listing:
         """What one of them found; `runs` of a comparison are names in this listing. KeyError if it is not listed."""
         kind, file = self.results()[name]
         found: Any = json.loads(file.read_text(errors="replace"))
-        if kind == "games":
+        if kind == "games" and isinstance(found, list):
             return {"kind": kind, "results": found}
+        if kind == "games" or not isinstance(found, dict) or not isinstance(found.get("runs"), list):
+            raise UserError(f"{file.name}: not what `coterie compare` or `coterie bench games` writes, or damaged")
         runs = [one for one, run in self.refresh().items() if run.path.parent == file.parent]
         return found | {"kind": kind, "runs": [run for run in runs if self._runs[run].path.name in found["runs"]]}
 

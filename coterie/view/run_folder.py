@@ -30,9 +30,18 @@ class RunFolder:
         self._latest: tuple[int, Row] = (-2, {})  # size of metrics.jsonl, and how far the run is
         self._strings: tuple[int, dict[str, dict[int, Any]]] = (-1, {})  # size of tokens.jsonl, and what it says
 
+    def _own(self, name: str) -> Path:
+        """A file of the run. A link out of its folder is none: a run that was copied from elsewhere could have one."""
+        path = self.path / name
+        return path if path.resolve().is_relative_to(self.path.resolve()) else Path(os.devnull)
+
+    @property
+    def metrics_path(self) -> Path:
+        return self._own("metrics.jsonl")
+
     def state(self) -> Row:
         """status.json; a run without one, or whose process is gone, says so."""
-        status = _json(self.path / "status.json")
+        status = _json(self._own("status.json"))
         if not isinstance(status, dict):
             return {"state": "unknown"}
         if status.get("state") == "running" and _is_gone(status):
@@ -44,13 +53,13 @@ class RunFolder:
         config = self.config()
         verifier = "answers_sha256" in config
         names = {key: config.get(f"{key}.name", config.get(key)) for key in ("workflow", "algorithm")}
-        kinds = [kind for kind in KINDS if episode_paths(self.path / kind)]
+        kinds = [kind for kind in KINDS if self.paths(kind)]
         known = {"steps": config.get("steps"), "kinds": kinds, "verifier": verifier}
         return self.state() | self._progress() | known | ({"workflow": "verifier"} if verifier else names)
 
     def _progress(self) -> Row:
         """How far the run is; metrics.jsonl is read again only if it has grown."""
-        path = self.path / "metrics.jsonl"
+        path = self.metrics_path
         size = path.stat().st_size if path.is_file() else -1
         if size != self._latest[0]:
             rows = self.metrics()
@@ -66,7 +75,8 @@ class RunFolder:
 
     def config(self) -> dict[str, Any]:
         """The config by dotted keys; empty if it cannot be read."""
-        return dict(_flat(self._tree(), ""))
+        tree = self._tree()
+        return dict(_flat(tree, "")) if tree else {}
 
     def names(self, section: str) -> list[str]:
         """The roles or policies of the config."""
@@ -75,19 +85,19 @@ class RunFolder:
 
     def _tree(self) -> dict[str, Any]:
         try:
-            tree = yaml.safe_load((self.path / "config.yaml").read_text(errors="replace"))
+            tree = yaml.safe_load(self._own("config.yaml").read_text(errors="replace"))
         except (OSError, yaml.YAMLError, ValueError, RecursionError):
             return {}
         return tree if isinstance(tree, dict) else {}
 
     def metrics(self) -> list[Row]:
         """The rows of metrics.jsonl; NaN and infinity, which JSON does not have, are null."""
-        rows = (_parsed(line) for line in complete_lines(self.path / "metrics.jsonl"))
+        rows = (_parsed(line) for line in complete_lines(self.metrics_path))
         return [row for row in rows if isinstance(row, dict) and isinstance(row.get("step"), int)]
 
     def reliability(self) -> list[Row]:
         """A verifier's calibration at each evaluation: the share of right answers by score."""
-        rows = (_parsed(line) for line in complete_lines(self.path / "reliability.jsonl"))
+        rows = (_parsed(line) for line in complete_lines(self._own("reliability.jsonl")))
         return [row for row in rows if isinstance(row, dict)]
 
     def steps(self, kind: str) -> list[int]:
@@ -95,7 +105,8 @@ class RunFolder:
 
     def paths(self, kind: str) -> dict[int, Path]:
         """The episode files by step."""
-        return {step_of(path): path for path in episode_paths(self.path / kind)} if kind in KINDS else {}
+        found = episode_paths(self.path / kind) if kind in KINDS else []
+        return {step_of(path): path for path in found if self._own(f"{kind}/{path.name}") == path}
 
     def file(self, kind: str, step: int) -> EpisodeFile:
         """The episodes of a step; KeyError if there are none."""
@@ -114,7 +125,7 @@ class RunFolder:
         return None if table is None else _joined([table.get(id, "\ufffd") for id in ids])
 
     def _tables(self) -> dict[str, dict[int, Any]]:
-        path = self.path / "tokens.jsonl"
+        path = self._own("tokens.jsonl")
         size = path.stat().st_size if path.is_file() else -1
         if size != self._strings[0]:
             tables: dict[str, dict[int, Any]] = {}

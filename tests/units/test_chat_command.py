@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 from rich.text import Text
+from typer.testing import CliRunner
 
+from coterie.cli.app import app
 from coterie.cli.chat import Chat, RoleColumns
 from coterie.console import visible
 from coterie.training.build import for_inference
@@ -93,6 +95,15 @@ def test_a_chat_in_a_terminal_has_colours_and_obeys_its_commands(run: Path, tmp_
     )
     rows = [json.loads(line) for line in (tmp_path / "chat.jsonl").read_text().splitlines()]
     assert [row["to"] for row in rows] == ["pair", "left"]
+
+
+def test_a_person_may_play_a_role(model_folder: Callable[[str], Path], tmp_path: Path) -> None:
+    tree = naming_config(model_folder("llama"), name="pair")
+    tree["policies"]["right"] = {"human": True}
+    (tmp_path / "c.yaml").write_text(json.dumps(tree))
+    done = CliRunner().invoke(app, ["chat", str(tmp_path / "c.yaml")], input="Say it.\nmy own words\n")
+    assert done.exit_code == 0 and "right> " in done.output
+    assert "right: my own words" in done.output and "user: Say it." in done.output
 
 
 def until(terminal: int, prompt: str) -> str:

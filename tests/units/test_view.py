@@ -130,6 +130,8 @@ def test_comparisons_games_and_verifiers_are_listed_beside_runs(tmp_path: Path) 
     assert kinds == {"bench": "games", "pair": "comparison"}
     assert len(get(client, "/api/results/bench")["results"]) == 5
     assert get(client, "/api/results/pair")["runs"] == ["alone", "team"]
+    (tmp_path / "bench" / "games.json").write_text('{"a": 1}')
+    assert client.get("/api/results/bench").status_code == 422
     (judge,) = (run for run in get(client, "/api/runs") if run["name"] == "judge")
     assert judge["verifier"] and judge["evaluations"] == pytest.approx([0.6, 0.9])
     assert [row["step"] for row in get(client, "/api/runs/judge")["reliability"]] == [1, 2, 3, 4]
@@ -154,6 +156,13 @@ def test_a_link_out_of_the_folder_is_not_followed(runs: Path, tmp_path: Path) ->
     assert Listing([tmp_path / "shown"]).refresh() == {}
     with pytest.raises(NoRuns, match="nowhere: no such folder"):
         Listing([tmp_path / "nowhere"])
+    copied = tmp_path / "copied"  # a run whose files are links to another's
+    (copied / "episodes").mkdir(parents=True)
+    for name in ("config.yaml", "metrics.jsonl", "status.json", "tokens.jsonl", "episodes/000001.jsonl.gz"):
+        (copied / name).symlink_to(runs / "chain" / name)
+    (shown,) = Listing([copied]).refresh().values()
+    assert shown.config() == {} and shown.metrics() == [] and shown.steps("episodes") == []
+    assert shown.state()["state"] == "unknown" and shown.token_texts("actor", [1]) is None
 
 
 @pytest.mark.parametrize("headers", [{"Host": "evil.example"}, {"Origin": "https://evil.example"}])

@@ -60,6 +60,17 @@ def write_hostile(folder: Path) -> None:
         one.episodes(played)
     log.finished()
     log.close()
+    (folder.parent / "odd").mkdir()
+    result = {
+        "game": EVIL,
+        "algorithm": EVIL,
+        "seed": 0,
+        "reached": 1,
+        "average": None,
+        "seconds": 1,
+        "rewards": [0, 1],
+    }
+    (folder.parent / "odd" / "games.json").write_text(json.dumps([result]))
 
 
 @pytest.fixture(scope="module")
@@ -193,9 +204,12 @@ def test_a_live_run_grows_before_the_readers_eyes(page: Any, address: str, runs:
     api.expect(page.locator("h1 + span .chip")).to_have_text("finished")
 
 
-@pytest.mark.parametrize("place", ["", "/episodes", "/episodes/1/0", "/episodes/1/1", "/episodes/1/group/0"])
+PLACES = ["", "/episodes", "/episodes/1/0", "/episodes/1/1", "/episodes/1/group/0"]
+
+
+@pytest.mark.parametrize("place", ["results/odd", *(f"run/hostile{place}" for place in PLACES)])
 def test_a_hostile_run_is_shown_as_text(place: str, page: Any, address: str) -> None:
-    page.goto(f"{address}/#/run/hostile{place}")
+    page.goto(f"{address}/#/{place}")
     api.expect(page.locator("h1")).to_be_visible()
     page.wait_for_timeout(300)
     assert page.locator("main img").count() == page.locator("main script").count() == 0
