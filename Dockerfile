@@ -4,11 +4,12 @@
 #   docker build -t coterie --build-arg INDEX=URL .            URL: an index with CPU builds of torch, for a small image
 #   docker run --rm -it --security-opt seccomp=unconfined coterie make demo
 #
-# Programs that a model writes run under bubblewrap, which needs user namespaces: hence the security option.
+# Programs that a model writes run under bubblewrap, which needs user namespaces: hence the security option. gcc builds
+# pycosat, which comes without wheels, and Triton compiles its launchers with it on a GPU. Tests in a browser are skipped.
 FROM python:3.11-slim
 
 RUN apt-get update \
-    && apt-get install -y --no-install-recommends bubblewrap git make \
+    && apt-get install -y --no-install-recommends bubblewrap gcc git libc6-dev make \
     && rm -rf /var/lib/apt/lists/*
 
 WORKDIR /coterie

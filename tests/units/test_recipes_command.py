@@ -43,7 +43,8 @@ def test_the_demo_trains_the_demos_recipe(monkeypatch: pytest.MonkeyPatch) -> No
 def test_what_is_installed_is_within_the_tested_versions() -> None:
     """So the bounds of a plain install have been tested at least here."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    for text in [*project["dependencies"], *project["optional-dependencies"]["serve"]]:
+    extras = project["optional-dependencies"]
+    for text in [*project["dependencies"], *extras["serve"], *extras["view"], *extras["ray"]]:
         needed = Requirement(text)
         assert needed.specifier.contains(version(needed.name), prereleases=True), f"{text}: {version(needed.name)}"
         assert any(bound.operator == "<" for bound in needed.specifier), f"{text} has no upper bound"
