@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,8 @@ def test_a_reader_gets_from_the_list_to_tokens_and_groups(kind: str, page: Any, 
     page.get_by_role("button", name="entropy").click()
     shaded = "span => span.style.backgroundColor"
     assert page.locator(".t").first.evaluate(shaded) != page.locator(".t").last.evaluate(shaded)
+    page.locator(".t").first.hover()
+    api.expect(page.locator(".t").first).to_have_attribute("title", re.compile(r"log-prob −[\d.]+ · .*entropy 0.1"))
     page.locator("a.group").first.click()
     api.expect(page.get_by_role("heading", name="Compared with each other")).to_be_visible()
     api.expect(page.locator(".turn.own")).to_have_count(1)

@@ -22,19 +22,29 @@ function reach(scale, turns) {
   return most || 1;
 }
 
+function tokenSpan(text) {
+  const span = document.createElement("span");
+  span.className = "t";
+  span.append(visible(text));
+  return span;
+}
+
 class TokenText {
   constructor(turn) {
     this.turn = turn;
     const texts = turn.tokens || [turn.text];
-    this.spans = texts.map((text, i) => el("span.t", { title: turn.tokens ? this.title(i) : "" }, text));
+    this.spans = texts.map((text) => tokenSpan(text));
     this.node = el("div.tokens", {}, this.spans);
+    if (turn.tokens) this.node.addEventListener("mouseover", ({ target }) => this.explain(target.closest(".t")));
     if (!turn.response_tokens && !turn.text) this.node.append(el("i.absent", {}, "empty"));
   }
 
-  title(i) {
-    const turn = this.turn;
+  // The numbers of a token, made when it is pointed at: a conversation may have 100,000.
+  explain(span) {
+    if (!span || span.title) return;
+    const [turn, i] = [this.turn, this.spans.indexOf(span)];
     const columns = [["log-prob", "logprobs"], ["advantage", "advantages"], ["entropy", "entropy"], ["moved", "movement"], ["value", "values"], ["return", "returns"]];
-    return columns.filter(([, column]) => turn[column] && defined(turn[column][i])).map(([name, column]) => `${name} ${number(turn[column][i], 4)}`).join(" · ");
+    span.title = columns.filter(([, column]) => turn[column] && defined(turn[column][i])).map(([name, column]) => `${name} ${number(turn[column][i], 4)}`).join(" · ");
   }
 
   paint(scale, most) {
