@@ -64,18 +64,19 @@ class Driver:
         """Train to the last step. If learners are lost, go on from the last checkpoint, with the same numbers."""
         run.log.open()
         failures, last = 0, -1
-        while True:
-            try:
-                if failures:
-                    self._restart_learners(run)
-                self._save_first(run)
-                loop.train(run)
-                return
-            except LearnersLost as lost:
-                folder = checkpoint.latest(run.folder)
-                saved = int(folder.name) if folder else 0
-                failures, last = failures + 1 if saved == last else 1, saved
-                self._report(lost, failures, saved)
+        with run.log.recording_failure():
+            while True:
+                try:
+                    if failures:
+                        self._restart_learners(run)
+                    self._save_first(run)
+                    loop.train(run)
+                    return
+                except LearnersLost as lost:
+                    folder = checkpoint.latest(run.folder)
+                    saved = int(folder.name) if folder else 0
+                    failures, last = failures + 1 if saved == last else 1, saved
+                    self._report(lost, failures, saved)
 
     def push_and_wait(self, policy: str) -> None:
         """Push the weights of a policy, and wait until every worker has loaded them."""
@@ -85,6 +86,7 @@ class Driver:
 
     def _restart_learners(self, run: Run) -> None:
         assert self.group is not None and self.ahead is not None
+        run.log.status.write("running")  # the loop has written that the run failed
         self.ahead.forget()
         self.group.start()
         checkpoint.resume(run)
@@ -119,8 +121,10 @@ class Driver:
             num_cpus=rollout.cpus, num_gpus=rollout.gpus, scheduling_strategy="SPREAD", max_concurrency=slots + 8
         )
         arguments: tuple[Any, ...] = (ray.put(shipment), saved)
+        adapters = all(policy.frozen or policy.lora for policy in local(config).policies.values())
+        sets = self.settings.ahead + 1 if adapters else 1  # copies of whole models would not fit
         least = rollout.least or rollout.workers
-        return RolloutPool(actor.remote, arguments, rollout.workers, least, slots, self.settings.restarts)
+        return RolloutPool(actor.remote, arguments, sets, rollout.workers, least, slots, self.settings.restarts)
 
     def _group(self, shipment: Shipment, saved: Path | None) -> LearnerGroup:
         learner = self.settings.learner

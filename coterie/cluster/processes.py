@@ -62,8 +62,9 @@ def obituary(name: str, place: Place | None, error: RayError | None) -> str:
 def _reason(error: RayError) -> str:
     """The sentence of Ray's account that says why."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    words = ("memory", "exit", "node", "died")
-    return next((line for word in words for line in lines if word in line.lower()), type(error).__name__)
+    words = ("memory", "exit", "node", "died", "")
+    why = next((line for word in words for line in lines if word in line.lower()), type(error).__name__)
+    return why.partition(" Some common causes include")[0]
 
 
 def raised_by_code(error: RayError) -> BaseException | None:

@@ -38,6 +38,11 @@ class Rollout:
     def finished(self) -> bool:
         return len(self.done) == len(self.chunks)
 
+    @property
+    def next_alone(self) -> bool:
+        """True if the next chunk is tried for the last time: its loss must not be that of another chunk beside it."""
+        return self.losses[self.waiting[0]] == LOSSES - 1
+
     def play_again(self, number: int, why: str) -> None:
         """A chunk whose worker was lost waits again, first in line; after LOSSES workers its episodes fail."""
         self.losses[number] += 1
@@ -55,23 +60,33 @@ class Call:
     until: float  # on the monotonic clock; then the worker is killed
     rollout: Rollout | None = None
     chunk: int = 0
+    weight_set: int = 0
+    alone: bool = False  # no other chunk is played there meanwhile
     starts: bool = False
 
 
 @dataclass(eq=False)
 class Worker:
-    """One worker, its open calls, and the weights that it has, or will have before it is ready."""
+    """One worker, its open calls, and the sets of weights that it has, or will have before it is ready."""
 
     number: int
     actor: Any
+    loaded: list[Pushed]  # by set
     calls: dict[Any, Call] = field(default_factory=dict)  # by object reference
-    loaded: dict[str, tuple[int, Any]] = field(default_factory=dict)
     place: Place | None = None  # None until it has started
 
     @property
     def ready(self) -> bool:
-        """True if it may play: its models and weights are loaded."""
-        return self.place is not None and all(call.rollout is not None for call in self.calls.values())
+        """True if it may play a chunk: its models and weights are loaded, and none is played alone."""
+        return self.place is not None and all(call.rollout and not call.alone for call in self.calls.values())
+
+    def set_for(self, weights: Pushed) -> int | None:
+        """The set that has these weights, else the oldest one with which no chunk is being played, if there is one."""
+        used = {call.weight_set for call in self.calls.values()}
+        free = [number for number in range(len(self.loaded)) if number not in used]
+        if weights in self.loaded:
+            return self.loaded.index(weights)
+        return min(free, key=lambda n: sum(version for version, _ in self.loaded[n].values()), default=None)
 
     @property
     def name(self) -> str:
@@ -82,10 +97,19 @@ class RolloutPool:
     """Starts workers, pushes weights to them, and plays rollouts on them."""
 
     def __init__(
-        self, make: Callable[[], Any], arguments: tuple[Any, ...], size: int, least: int, slots: int, restarts: int
+        self,
+        make: Callable[[], Any],
+        arguments: tuple[Any, ...],
+        sets: int,
+        size: int,
+        least: int,
+        slots: int,
+        restarts: int,
     ) -> None:
-        """`make` creates an actor; `arguments` of its `start`; `slots`: chunks that a worker plays at once."""
-        self.make, self.arguments, self.least, self.slots, self.restarts = make, arguments, least, slots, restarts
+        """`make` creates an actor; `arguments` of its `start`, before the number of `sets` of weights that it can play
+        with at the same time; `slots`: chunks that a worker plays at once."""
+        self.make, self.arguments, self.sets, self.least = make, arguments, sets, least
+        self.slots, self.restarts = slots, restarts
         self.weights: Pushed = {}
         self.hashes: dict[str, str] = {}  # of the verifiers that the workers have loaded
         self.started, self.failures = 0, 0  # failures: workers lost since one has last played a chunk
@@ -99,7 +123,7 @@ class RolloutPool:
         self.weights = {**self.weights, policy: (version, weights)}
         for worker in self.workers:
             if worker.ready and not worker.calls:
-                self._load(worker, self.weights)
+                self._load(worker, worker.set_for(self.weights) or 0, self.weights)
 
     def wait_until_ready(self) -> None:
         """Wait until as many workers have started as a step needs."""
@@ -137,34 +161,37 @@ class RolloutPool:
         self.workers.clear()
 
     def _assign(self) -> None:
-        """Give chunks to workers, those of the oldest rollout first. A worker changes its weights when it is idle."""
+        """Give chunks to workers, those of the oldest rollout first."""
         for rollout in self.rollouts:
             while rollout.waiting and (worker := self._idlest(rollout)) is not None:
-                if worker.loaded != rollout.weights:
-                    self._load(worker, rollout.weights)
+                weight_set = worker.set_for(rollout.weights) or 0
+                if worker.loaded[weight_set] != rollout.weights:
+                    self._load(worker, weight_set, rollout.weights)
                     continue
-                number = rollout.waiting.popleft()
-                ref = worker.actor.play.remote(rollout.chunks[number], rollout.players)
-                worker.calls[ref] = Call(time.monotonic() + rollout.limits[number], rollout, number)
+                alone, number = rollout.next_alone, rollout.waiting.popleft()
+                ref = worker.actor.play.remote(weight_set, rollout.chunks[number], rollout.players)
+                worker.calls[ref] = Call(time.monotonic() + rollout.limits[number], rollout, number, weight_set, alone)
 
     def _idlest(self, rollout: Rollout) -> Worker | None:
-        """The worker with the fewest chunks that can play one of this rollout, or load its weights."""
-        ready = [w for w in self.workers if w.ready and len(w.calls) < self.slots]
-        able = [worker for worker in ready if not worker.calls or worker.loaded == rollout.weights]
+        """The worker with the fewest chunks that can play the next one of this rollout, or load its weights."""
+        most = 1 if rollout.next_alone else self.slots
+        ready = [w for w in self.workers if w.ready and len(w.calls) < most]
+        able = [worker for worker in ready if worker.set_for(rollout.weights) is not None]
         return min(able, key=lambda worker: len(worker.calls), default=None)
 
     def _start_worker(self) -> None:
-        worker = Worker(self.started, self.make())
-        worker.calls[worker.actor.start.remote(*self.arguments)] = Call(time.monotonic() + START_LIMIT, starts=True)
+        worker = Worker(self.started, self.make(), [{}] * self.sets)
+        starts = worker.actor.start.remote(*self.arguments, self.sets)
+        worker.calls[starts] = Call(time.monotonic() + START_LIMIT, starts=True)
         self.workers.append(worker)
         self.started += 1
 
-    def _load(self, worker: Worker, weights: Pushed) -> None:
+    def _load(self, worker: Worker, weight_set: int, weights: Pushed) -> None:
         for policy, (version, pushed) in weights.items():
-            if worker.loaded.get(policy) != (version, pushed):
-                ref = worker.actor.load.remote(policy, version, pushed)
-                worker.calls[ref] = Call(time.monotonic() + LOAD_LIMIT)
-        worker.loaded = dict(weights)
+            if worker.loaded[weight_set].get(policy) != (version, pushed):
+                ref = worker.actor.load.remote(weight_set, policy, version, pushed)
+                worker.calls[ref] = Call(time.monotonic() + LOAD_LIMIT, weight_set=weight_set)
+        worker.loaded[weight_set] = weights
 
     def _wait(self, seconds: float | None = None) -> None:
         """Wait until a call returns or is overdue, at most so many seconds, and handle all that have."""
@@ -186,7 +213,8 @@ class RolloutPool:
         except RayError as error:
             if (cause := raised_by_code(error)) is not None:
                 raise cause from error
-            if isinstance(error, RayTaskError):  # what it was sent is gone, and it lives
+            if isinstance(error, RayTaskError):  # it lives, but weights that it was to load are gone with their node
+                worker.loaded[worker.calls.pop(ref).weight_set] = {}
                 raise LearnersLost(f"the weights for {worker.name} are lost: {error.cause}") from error
             self._lost(worker, error)
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,47 @@ import torch
 
 from coterie.cluster.processes import Place, here
 from coterie.cluster.shipment import Shipment
+from coterie.config import Config
 from coterie.config.requirements import require_sandbox
 from coterie.learners.distributed import SINGLE_PROCESS
 from coterie.rollout.agent import FixedTurns, Players
 from coterie.rollout.collector import without_task
-from coterie.training.build import build_collector, build_engine, build_env, load_models, open_models
-from coterie.training.models import build_adapter, text_players
-from coterie.types import Episode
+from coterie.training.build import Models, build_collector, build_engine, build_env, load_models, open_models
+from coterie.training.models import build_adapter, local, text_players
+from coterie.types import Engine, Episode, Sample, Weights
 
 Chunk = Sequence[tuple[Episode, FixedTurns]]
+
+
+@dataclass(frozen=True)
+class Renamed:
+    """An engine in which policies have other names: those of one set of weights."""
+
+    engine: Engine
+    names: Mapping[str, str]
+
+    async def sample(self, policy: str, *arguments: Any, **options: Any) -> Sample:
+        return await self.engine.sample(self.names.get(policy, policy), *arguments, **options)
+
+    def weights_changed(self, policy: str, version: int, weights: Weights | None = None) -> None:
+        self.engine.weights_changed(self.names.get(policy, policy), version, weights)
+
+    def clear(self) -> None:
+        self.engine.clear()
+
+
+def set_names(config: Config, number: int) -> dict[str, str]:
+    """By trained policy: its name in a set of weights; in the first one it has its own."""
+    trained = [name for name, policy in local(config).policies.items() if not policy.frozen]
+    return {name: f"{name} (set {number})" if number else name for name in trained}
+
+
+def with_copies(models: Models, sets: Sequence[Mapping[str, str]]) -> Models:
+    """The models with another adapter on the same base for every policy of these sets."""
+    copies = {name: policy for names in sets for policy, name in names.items()}
+    policies = models.config.policies | {name: models.config.policies[policy] for name, policy in copies.items()}
+    bases = {**models.bases, **{name: models.bases[policy] for name, policy in copies.items()}}
+    return Models(replace(models.config, policies=policies), models.pool, bases)
 
 
 class RolloutWorker:
@@ -29,32 +62,35 @@ class RolloutWorker:
     worker, until the driver kills it `cluster.patience` seconds after their deadline.
     """
 
-    async def start(self, shipment: Shipment, saved: Path | None) -> tuple[Place, dict[str, str]]:
-        """Load the models; returns where this process is, and the hashes of verifiers."""
+    async def start(self, shipment: Shipment, saved: Path | None, sets: int) -> tuple[Place, dict[str, str]]:
+        """Load the models, with so many sets of trained weights; returns where this process is, and the hashes of
+        verifiers."""
         config = shipment.unpack()
         env = build_env(config)
         require_sandbox(config, env)
         hashes = open_models(config, env)
-        models = load_models(config, saved)
-        self.engine = build_engine(models)
+        names = [set_names(config, number) for number in range(sets)]
+        models = with_copies(load_models(config, saved), names[1:])
+        engine = build_engine(models)
         for name, policy in models.config.policies.items():
             build_adapter(models.config, name, policy, models.bases[name])
-        self.collector = build_collector(config, env, self.engine, models.bases, SINGLE_PROCESS, text_players(config))
+        collector = build_collector(config, env, engine, models.bases, SINGLE_PROCESS, text_players(config))
+        self.collectors = [replace(collector, engine=Renamed(engine, own)) for own in names]
         self.playing = 0
         return here(), hashes
 
-    async def load(self, policy: str, version: int, weights: Mapping[str, np.ndarray]) -> None:
-        """Load the new weights of a policy. The KV cache is emptied if nothing is being played."""
+    async def load(self, number: int, policy: str, version: int, weights: Mapping[str, np.ndarray]) -> None:
+        """Load the new weights of a policy into a set. The KV cache is emptied if nothing is being played."""
+        engine = self.collectors[number].engine
         if not self.playing:
-            self.engine.clear()
-        tensors = {name: torch.tensor(array) for name, array in weights.items()}
-        self.engine.weights_changed(policy, version, tensors)
+            engine.clear()
+        engine.weights_changed(policy, version, {name: torch.tensor(array) for name, array in weights.items()})
 
-    async def play(self, chunk: Chunk, players: Players) -> list[dict[str, Any]]:
-        """Play episodes; returns their fields without the tasks."""
+    async def play(self, number: int, chunk: Chunk, players: Players) -> list[dict[str, Any]]:
+        """Play episodes with a set of weights; returns their fields without the tasks."""
         self.playing += 1
         try:
-            await self.collector.play_all(chunk, players)
+            await self.collectors[number].play_all(chunk, players)
         finally:
             self.playing -= 1
         return [without_task(episode) for episode, _ in chunk]
