@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +18,24 @@ from coterie.training.loop import Run
 from tests.killed import on_call
 from tests.runs import written
 
-STORE = 78 << 20  # bytes of shared memory per raylet, about the least that Ray accepts
-# A dead node is noticed in 2 s instead of 15.
-HEALTH = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 1000, "health_check_timeout_ms": 2000}
+NODE = {"num_cpus": 4, "object_store_memory": 78 << 20}  # bytes: about the least shared memory that Ray accepts
+# A silent node is noticed sooner than with Ray's defaults.
+HEALTH = {
+    "health_check_initial_delay_ms": 0,
+    "health_check_period_ms": 1000,
+    "health_check_timeout_ms": 2000,
+    "health_check_failure_threshold": 3,
+}
 
 
 @contextmanager
-def raylets(count: int) -> Iterator[Cluster]:
+def raylets(count: int, head_cores: int = 4, health: Mapping[str, int] = HEALTH) -> Iterator[Cluster]:
     """A cluster of so many nodes with four cores each, and this process connected to it."""
-    node = {"num_cpus": 4, "object_store_memory": STORE}
-    head = node | {"include_dashboard": False, "_system_config": HEALTH | {"health_check_failure_threshold": 3}}
+    head = NODE | {"num_cpus": head_cores, "include_dashboard": False, "_system_config": dict(health)}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     try:
         for _ in range(count - 1):
-            cluster.add_node(**node)
+            cluster.add_node(**NODE)
         ray.init(cluster.address, log_to_driver=False, logging_level="error")
         yield cluster
     finally:
@@ -59,29 +63,69 @@ def trained_on_cluster(
         return {policy: learner.weights() for policy, learner in run.learners.items()}
 
 
-def end_player(driver: Driver, play: int, how: signal.Signals = signal.SIGKILL) -> None:
-    """The first rollout worker gets a signal in a rollout, while it plays a chunk."""
-    assert driver.pool is not None
+def on_wait(driver: Driver, number: int, act: Callable[[], Any]) -> None:
+    """Do something when the driver waits for rollout workers for the n-th time, while they play."""
     pool = driver.pool
+    assert pool is not None
+    plain = pool._wait
 
-    def wait(*arguments: Any) -> None:
-        os.kill(next(worker.place.pid for worker in pool.workers if worker.place), how)
-        type(pool)._wait(pool, *arguments)
+    def first_act(*arguments: Any) -> None:
+        act()
+        plain(*arguments)
 
-    pool._wait = on_call(play, lambda *arguments: type(pool)._wait(pool, *arguments), wait)  # type: ignore[method-assign]
+    pool._wait = on_call(number, plain, first_act)  # type: ignore[method-assign]
 
 
-def end_learner(driver: Driver, fit: int, rank: int = 0, how: signal.Signals = signal.SIGKILL) -> None:
-    """A learner gets a signal in an update."""
-    assert driver.group is not None
+def on_fit(driver: Driver, number: int, act: Callable[[], Any]) -> None:
+    """Do something just before the n-th fit, which the learner then does not finish if this has ended it."""
     group, calls = driver.group, 0
-    call_each = group.call_each
+    assert group is not None
+    plain = group.call_each
 
     def counted(method: str, *arguments: Any) -> Any:
         nonlocal calls
         calls += method == "fit_together"
-        if method == "fit_together" and calls == fit:
-            os.kill(group.places[rank].pid, how)  # type: ignore[union-attr]
-        return call_each(method, *arguments)
+        if method == "fit_together" and calls == number:
+            act()
+        return plain(method, *arguments)
 
     group.call_each = counted  # type: ignore[method-assign]
+
+
+def player(driver: Driver) -> int:
+    """The process of the first rollout worker."""
+    assert driver.pool is not None
+    return next(worker.place.pid for worker in driver.pool.workers if worker.place)
+
+
+def learner(driver: Driver, rank: int = 0) -> int:
+    """The process of a learner."""
+    assert driver.group is not None and driver.group.places[rank] is not None
+    return driver.group.places[rank].pid  # type: ignore[union-attr]
+
+
+def end_player(driver: Driver, play: int, how: signal.Signals = signal.SIGKILL) -> None:
+    """The first rollout worker gets a signal in a rollout, while it plays a chunk."""
+    on_wait(driver, play, lambda: os.kill(player(driver), how))
+
+
+def end_learner(driver: Driver, fit: int, rank: int = 0, how: signal.Signals = signal.SIGKILL) -> None:
+    """A learner gets a signal in an update."""
+    on_fit(driver, fit, lambda: os.kill(learner(driver, rank), how))
+
+
+def node_of(process: int) -> int:
+    """The raylet of a worker's process: its parent."""
+    parent = int(Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[1])
+    assert "raylet" in Path(f"/proc/{parent}/comm").read_text()
+    return parent
+
+
+def end_node(raylet: int, how: signal.Signals = signal.SIGKILL) -> None:
+    """All processes of a node get a signal; one that was stopped is killed later, when the cluster shuts down."""
+    children = [
+        int(pid) for path in Path(f"/proc/{raylet}/task").glob("*/children") for pid in path.read_text().split()
+    ]
+    for pid in (raylet, *children):
+        with suppress(ProcessLookupError):
+            os.kill(pid, how)

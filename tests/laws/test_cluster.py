@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import pickle
 import re
 from collections.abc import Callable, Iterator
@@ -27,7 +28,7 @@ from coterie.learners.batch import make_batches
 from coterie.learners.distributed import Processes
 from coterie.training.loop import Run
 from coterie.types import Episode, Task
-from tests.clusters import end_learner, end_player, raylets, started_on_cluster, trained_on_cluster
+from tests.clusters import end_learner, end_player, on_fit, raylets, started_on_cluster, trained_on_cluster
 from tests.episodes import random_episodes
 from tests.laws.test_parallel import measured, tokens
 from tests.runs import naming_config, trained, written
@@ -71,10 +72,12 @@ def test_workers_that_die_change_no_bit(
     def prepare(driver: Any) -> None:
         end_player(driver, play=2)
         end_learner(driver, fit=6)
+        on_fit(driver, 8, lambda: states.append(json.loads((tmp_path / "status.json").read_text())["state"]))
 
-    tree = config(model_folder("llama"))
+    tree, states = config(model_folder("llama")), list[str]()
     weights = trained_on_cluster(tree, tmp_path, prepare, rollout={"workers": 2}, chunk=4)
     assert_same(weights, tmp_path, alone)
+    assert states == ["running"]  # after the learner was lost
     told = capsys.readouterr().err
     assert re.search(r"rollout worker \d \(process \d+ on .* GB after its start\) was lost: ", told)
     assert re.search(r"learner 0 \(process \d+ on (.|\n)*restarted from the checkpoint of step 1", told)

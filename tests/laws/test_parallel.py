@@ -79,7 +79,7 @@ def measured(folder: Path) -> list[dict[str, float]]:
 def test_two_processes_learn_what_one_does(together: Path, alone: Run, model_folder: Folder, tmp_path: Path) -> None:
     """To rounding: sums of float32 in another order differ in their last bits. Adam divides a gradient by its own size,
     so a weight whose gradient is nothing but rounding may move anywhere within LR; all together they differ by less
-    than 3e-4 of the way that they have gone."""
+    than 1e-4 of the way that they have gone (2e-5 was seen)."""
     two, fresh = together / "straight", started(config(model_folder("llama")), tmp_path)
     for policy, theirs in weights(two, 0).items():
         assert_close(theirs, *(run.learners[policy].parameters() for run in (alone, fresh)))
@@ -90,7 +90,7 @@ def test_two_processes_learn_what_one_does(together: Path, alone: Run, model_fol
 
 def assert_close(theirs: Weights, ours: Weights, before: Weights) -> None:
     off, way = (torch.cat([(theirs[n] - p[n]).flatten() for n in theirs]).detach() for p in (ours, before))
-    assert off.norm() < 3e-4 * way.norm() and off.abs().max() < LR
+    assert off.norm() < 1e-4 * way.norm() and off.abs().max() < LR
 
 
 def test_one_process_goes_on_where_two_were(together: Path, alone: Run, model_folder: Folder, tmp_path: Path) -> None:
