@@ -1,4 +1,4 @@
-"""Rollout on a cluster: its time with 1, 2, … workers when episodes wait, and the time of a push of weights."""
+"""A cluster: rollout with 1, 2, … workers when episodes wait, pushes of weights, and training ahead against in turn."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from coterie.config.load import from_tree
 from coterie.config.problems import Problems, Sources
 from coterie.config.requirements import require_packages
 from coterie.console import table
+from coterie.files import read_rows
+from coterie.statistics import mean
 from coterie.types import Episode, Split, Task, Team
 
 AT_ONCE = 4  # episodes that a worker plays at the same time
@@ -57,31 +59,43 @@ def cluster(
     seconds: Annotated[float, typer.Option(min=0.0, help="Seconds that each episode waits.")] = 1.0,
     address: Annotated[str, typer.Option(help="Of the cluster, as in a config.")] = "local",
     model: Annotated[str, typer.Option(help="A model as in a config; all its weights are pushed.")] = "demo",
+    ahead: Annotated[str, typer.Option(help="Values of cluster.ahead to train with, in order.")] = "0,1",
+    steps: Annotated[int, typer.Option(min=2, help="Training steps of each.")] = 6,
 ) -> None:
     """Play episodes that wait on more and more workers: coterie bench cluster --workers 1,2,4,6
 
-    Each worker plays four at once, so the ideal time is episodes × seconds / (4 × workers).
+    Each worker plays four at once, so the ideal time is episodes × seconds / (4 × workers). Then train with as many
+    workers as were named last.
     """
-    counts = [int(count) for count in workers.split(",")]
-    config = config_of(episodes, seconds, address, model, max(counts))
-    require_packages(config)
+    counts, lags = ([int(number) for number in numbers.split(",")] for numbers in (workers, ahead))
+
+    def config(count: int, lag: int = 0) -> Config:
+        return config_of(episodes, seconds, address, model, count, lag, steps)
+
+    require_packages(config(1))
     with TemporaryDirectory() as folder:
-        rows = [measured(config_of(episodes, seconds, address, model, n), Path(folder) / str(n)) for n in counts]
-    rich.print(table(f"{episodes} episodes of {seconds:g} s, {AT_ONCE} at once per worker", rows))
+        rows = [measured(config(count), Path(folder) / str(count)) for count in counts]
+        rich.print(table(f"{episodes} episodes of {seconds:g} s, {AT_ONCE} at once per worker", rows))
+        trained = [measured_training(config(counts[-1], lag), Path(folder) / f"ahead {lag}") for lag in lags]
+    rich.print(table(f"{steps} training steps with {counts[-1]} workers, seconds per step after the first", trained))
 
 
-def config_of(episodes: int, seconds: float, address: str, model: str, workers: int) -> Config:
+def config_of(
+    episodes: int, seconds: float, address: str, model: str, workers: int, ahead: int = 0, steps: int = 1
+) -> Config:
     tree = {
+        "steps": steps,
         "policies": {"solver": {"model": model, "lora": None}},
         "roles": {"solver": "solver"},
         "workflow": {"name": f"{__file__}:Waiting", "seconds": seconds},
         "env": {"name": f"{__file__}:Nothing", "size": episodes},
         "reward": "native",
-        "algorithm": "ppo",
+        "algorithm": {"name": "ppo", "truncate": 2.0},
         "tasks_per_step": episodes,
         "episodes_per_task": 1,
         "rollout": {"concurrency": AT_ONCE},
-        "cluster": {"address": address, "rollout": {"workers": workers}, "chunk": 1},
+        "eval": {"tasks": 0},
+        "cluster": {"address": address, "rollout": {"workers": workers}, "chunk": 1, "ahead": ahead},
     }
     return from_tree(tree, Problems(Sources("coterie bench cluster")), Path())
 
@@ -102,6 +116,19 @@ def measured(config: Config, folder: Path) -> dict[str, Any]:
     ideal = len(plan.tasks) * seconds / (AT_ONCE * workers)
     numbers = {"seconds": rollout, "ideal": ideal, "push, seconds": push, "weights, MB": megabytes}
     return {"workers": workers} | {name: f"{number:.2f}" for name, number in numbers.items()}
+
+
+def measured_training(config: Config, folder: Path) -> dict[str, Any]:
+    """The mean seconds of a step, and of its phases, after the first."""
+    from coterie.cluster.driver import driving
+
+    assert config.cluster is not None
+    with driving(config) as driver:
+        driver.train(driver.build(config, folder, console=False))
+    rows = read_rows(folder / "metrics.jsonl")
+    phases = {name: mean([row[f"seconds/{name}"] for row in rows[1:]]) for name in ("rollout", "update")}
+    numbers = {"step": (rows[-1]["time"] - rows[0]["time"]) / (len(rows) - 1)} | phases
+    return {"ahead": config.cluster.ahead} | {name: f"{number:.2f}" for name, number in numbers.items()}
 
 
 def timed(work: Callable[[], Any]) -> float:
