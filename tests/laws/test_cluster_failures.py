@@ -17,12 +17,14 @@ import torch
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install -e '.[ray]'")
 
+import ray
+
 from coterie.cluster.driver import Driver
-from coterie.cluster.processes import ClusterFailed
+from coterie.cluster.processes import ClusterFailed, LearnersLost
 from coterie.rollout.metrics import TooManyFailures
 from coterie.training.log import read_episodes
 from coterie.training.loop import Run
-from tests.clusters import end_learner, end_player, raylets, trained_on_cluster
+from tests.clusters import end_learner, end_player, raylets, started_on_cluster, trained_on_cluster
 from tests.laws.test_cluster import assert_same
 from tests.laws.test_cluster import config as ppo
 from tests.laws.test_parallel import assert_close, tokens
@@ -182,6 +184,17 @@ def test_learners_that_die_again_and_again_stop_the_run(ray_cluster: Any, model_
 
     with pytest.raises(ClusterFailed, match=r"(?s)learner 0 \(process \d+ on .*lost 3 times after step 0"):
         trained_on_cluster(grpo(model_folder("llama")), tmp_path, prepare, restarts=2)
+
+
+def test_weights_that_are_lost_are_not_taken_for_loaded(ray_cluster: Any, model_folder: Folder, tmp_path: Path) -> None:
+    with started_on_cluster(grpo(model_folder("llama")), tmp_path) as (driver, _):
+        assert driver.pool is not None
+        pool = driver.pool
+        pool.push("left", 1, ray.remote(max_retries=0)(lambda: os._exit(1)).remote())
+        with pytest.raises(LearnersLost, match="the weights for rollout worker 0 are lost"):
+            pool.wait_until_loaded()
+        driver.push_and_wait("left")
+        assert pool.workers[0].loaded == [pool.weights]
 
 
 def test_twenty_kills_at_random_instants_change_no_bit(ray_cluster: Any, model_folder: Folder, tmp_path: Path) -> None:
