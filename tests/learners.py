@@ -10,6 +10,7 @@ from torch import Tensor
 
 from coterie.config import Learning
 from coterie.learners.batch import make_batches
+from coterie.learners.distributed import SINGLE_PROCESS, Processes
 from coterie.learners.learner import TorchLearner
 from coterie.models.base import Base
 from coterie.models.lora import Adapter
@@ -27,15 +28,23 @@ class KeepsGradients(torch.optim.SGD):
 
 
 def learner(
-    folder: Path, lora: bool = True, head: bool = False, reference: bool = False, **learning: Any
+    folder: Path,
+    lora: bool = True,
+    head: bool = False,
+    reference: bool = False,
+    sharded: bool = False,
+    processes: Processes = SINGLE_PROCESS,
+    **learning: Any,
 ) -> TorchLearner:
     """One policy on a model of its own; its adapter and its value head are no longer at zero."""
-    base = Base(folder)
+    base = Base(folder, sharded=sharded)
     adapter = Adapter("policy", 4, 8.0, TARGETS).attach(base.layers, seed=3) if lora else None
-    frozen_copy = Base(folder) if reference and not lora else None
+    frozen_copy = Base(folder, sharded=sharded) if reference and not lora else None
+    value_lr = 1e-2 if head else None
     made = TorchLearner(
-        "policy", base, adapter, 1e-2, Learning(**learning), 10, value_lr=1e-2 if head else None, reference=frozen_copy
-    )
+        "policy", base, adapter, 1e-2, Learning(**learning), 10, value_lr=value_lr, reference=frozen_copy,
+        processes=processes,
+    )  # fmt: skip
     _disturb(made)
     return made
 

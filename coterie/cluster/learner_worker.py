@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_map
 
 from coterie.cluster.processes import Place, here
 from coterie.cluster.shipment import Shipment
+from coterie.learners.critics import Critics
 from coterie.learners.distributed import join_processes
 from coterie.training.build import build_learning, load_models, print_template_notes
 from coterie.types import Batch, Episode, Loss, Measure, Metrics, Task
@@ -40,8 +41,9 @@ class LearnerWorker:
     ) -> tuple[bool, Versions]:
         """Join the ranks and load the models; returns whether there is a critic."""
         config = shipment.unpack()
-        processes = join_processes(rank, size, address)
-        models = load_models(config, saved)
+        assert config.cluster is not None
+        self.is_main, processes = rank == 0, join_processes(rank, size, address)
+        models = load_models(config, saved, config.cluster.learner.shard)
         if processes.is_main:
             print_template_notes(models.bases)
         self.learners, self.critic = build_learning(models, processes, presharded=True)
@@ -63,8 +65,9 @@ class LearnerWorker:
         return None, self.versions
 
     def state(self, policy: str) -> tuple[dict[str, Any], Versions]:
-        """A learner's state, on the CPU: the driver may have no GPU."""
-        on_cpu = tree_map(lambda leaf: leaf.cpu() if isinstance(leaf, Tensor) else leaf, self.learners[policy].state())
+        """A learner's state, on the CPU: the driver may have no GPU. The first rank has all of it."""
+        state = self.learners[policy].state()
+        on_cpu = tree_map(lambda leaf: leaf.cpu() if isinstance(leaf, Tensor) else leaf, state if self.is_main else {})
         return on_cpu, self.versions
 
     def fit_together(self, jobs: Sequence[Job]) -> tuple[list[Metrics], Versions]:
@@ -77,8 +80,9 @@ class LearnerWorker:
         return None, self.versions
 
     def weights(self, policy: str) -> dict[str, np.ndarray]:
-        """A policy's weights; as arrays, which all processes of a node read in shared memory."""
-        return {name: tensor.float().cpu().numpy() for name, tensor in self.learners[policy].weights().items()}
+        """A policy's weights, in the first rank; as arrays, which all processes of a node read in shared memory."""
+        weights = self.learners[policy].weights()
+        return {name: tensor.float().cpu().numpy() for name, tensor in weights.items() if self.is_main}
 
     def read_values(self, episodes: Sequence[Episode]) -> tuple[list[Values], Versions]:
         """What the critic writes on the turns."""
@@ -91,8 +95,9 @@ class LearnerWorker:
         return self.critic.fit(episodes, step), self.versions
 
     def critic_files(self, method: str, folder: Path) -> tuple[None, Versions]:
-        """`save` or `load` of the critic."""
-        getattr(self.critic, method)(folder)
+        """`save` or `load` of the critic. Ranks gather critics' models together; a mixer is whole in each."""
+        if method == "load" or self.is_main or isinstance(self.critic, Critics):
+            getattr(self.critic, method)(folder)
         return None, self.versions
 
 

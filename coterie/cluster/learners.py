@@ -64,15 +64,11 @@ class LearnerGroup:
         self.versions = results[0][1]
         return [result for result, _ in results]
 
-    def call_first(self, method: str, *arguments: Any) -> Any:
-        """Call a method on the first rank, where all have the same to say."""
-        return self._wait([_call(self.ranks[0], method, *arguments)])[0][0]
-
     def weights(self, policy: str) -> Any:
         """A reference to a policy's weights, which go from the learner's node to the workers without the driver."""
-        weights = _call(self.ranks[0], "weights", policy)
-        self._wait([weights], fetch=False)
-        return weights
+        weights = [_call(rank, "weights", policy) for rank in self.ranks]
+        self._wait(weights, fetch=False)
+        return weights[0]
 
     def _wait(self, calls: Sequence[Any], fetch: bool = True) -> list[Any]:
         """The results of calls. If they take long, every rank has to give signs of life."""
@@ -169,7 +165,7 @@ class RemoteLearner:
         self.group.call_all("copy", self.policy, other.policy)
 
     def save(self, folder: Path) -> None:
-        self.group.call_first("call", self.policy, "save", folder.resolve())
+        self._call("save", folder.resolve())
 
     def load(self, folder: Path) -> None:
         self.group.changed.add(self.policy)
@@ -179,7 +175,7 @@ class RemoteLearner:
         """With the weights of earlier steps that rollouts of later ones are played with."""
         pushed = {step: weights[self.policy] for step, weights in self.group.earlier.items() if self.policy in weights}
         earlier = {step: (version, _tensors(ray.get(ref))) for step, (version, ref) in pushed.items()}
-        return {**self.group.call_first("state", self.policy), EARLIER: earlier}
+        return {**self.group.call_all("state", self.policy), EARLIER: earlier}
 
     def restore(self, state: dict[str, Any]) -> None:
         state = dict(state)
@@ -231,7 +227,7 @@ class RemoteCritic:
         return self.group.call_all("fit_critic", [for_critic(episode) for episode in episodes], step)
 
     def save(self, folder: Path) -> None:
-        self.group.call_first("critic_files", "save", folder.resolve())
+        self.group.call_all("critic_files", "save", folder.resolve())
 
     def load(self, folder: Path) -> None:
         self.group.call_all("critic_files", "load", folder.resolve())

@@ -187,6 +187,7 @@ class LearnerWorkers:
 
 @dataclass(frozen=True)
 class Cluster:
+    shard: bool = False  # shard the models over the ranks with FSDP2: for models that do not fit on one GPU
     """Train on a Ray cluster: this process drives, others play and learn."""
 
     address: str = "auto"  # of the cluster's head; `auto`: the one on this machine; `local`: start Ray here

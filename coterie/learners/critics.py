@@ -110,7 +110,9 @@ class Critics:
     def save(self, folder: Path) -> None:
         for name, critic in self.critics.items():
             critic.learner.save(folder / quote(name, safe=" "))
-        write_tensors({name: critic.learner.state() for name, critic in self.critics.items()}, folder / "critics.pt")
+        states = {name: critic.learner.state() for name, critic in self.critics.items()}
+        if all(critic.learner.processes.is_main for critic in self.critics.values()):
+            write_tensors(states, folder / "critics.pt")
 
     def load(self, folder: Path) -> None:
         states = read_tensors(folder / "critics.pt")

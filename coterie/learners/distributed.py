@@ -87,6 +87,10 @@ class Processes:
         """Wait until every process has reached this point."""
         self.all_gather([None])
 
+    def pad(self, own: Sequence[T], item: T) -> list[T]:
+        """The process's own items, and then `item`, so that there are as many as in the process with the most."""
+        return [*own, *[item] * (max(self.all_gather([len(own)])) - len(own))]
+
     def all_reduce(self, tensors: Sequence[Tensor]) -> None:
         """Sum each tensor over the processes, in place and to the same bits everywhere."""
         if self.size == 1:

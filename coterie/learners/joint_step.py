@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from coterie.learners.distributed import Processes
-from coterie.learners.packing import Microbatch, concatenate
+from coterie.learners.packing import Microbatch, concatenate, filler
 from coterie.models.attention import to_device_async
 from coterie.types import Batch, Loss, Measure, Metrics, Scores, TokenMetrics
 
@@ -73,6 +73,8 @@ class FitJob:
 
     def microbatch_loss(self, micro: Microbatch, hidden: Tensor) -> Tensor:
         """The weighted loss of one microbatch from its hidden states: []."""
+        if not len(micro.index):  # a filler: gradients of zero
+            return hidden.sum() * 0
         part = self.on_device.each(lambda column: column[micro.index])
         scores = self.learner.scores_of(hidden[micro.source], part)
         loss = (self.loss(scores, part) * self.weights[micro.index]).sum()
@@ -111,11 +113,23 @@ def fit_together(jobs: Sequence[FitJob]) -> list[Metrics]:
         with learner.base.routing.on(segments), learner.autocast():
             hidden = learner.base.hidden(joint.tokens, joint.positions, joint.layout, segments).split(sizes)
             losses = [job.microbatch_loss(micro, part) for (job, micro), part in zip(members, hidden, strict=True)]
-            torch.stack(losses).sum().backward()
+            total = torch.stack(losses).sum()
+            if total.requires_grad:  # not for a filler if the trunk is frozen
+                total.backward()
     return [job.finish() for job in jobs]
 
 
 def _passes(jobs: Sequence[FitJob]) -> Iterator[list[tuple[FitJob, Microbatch]]]:
+    """The passes of this process; model by model and as many as in every other process where models are sharded."""
+    if not any(job.learner.base.sharded for job in jobs):
+        yield from _own_passes(jobs)
+        return
+    for base in dict.fromkeys(job.learner.base for job in jobs):
+        own = [job for job in jobs if job.learner.base is base]
+        yield from own[0].learner.processes.pad(list(_own_passes(own)), [(own[0], filler(base.device))])
+
+
+def _own_passes(jobs: Sequence[FitJob]) -> Iterator[list[tuple[FitJob, Microbatch]]]:
     """Microbatches of policies on one base model, grouped into forward and backward passes within the token budget."""
     open_passes: list[list[tuple[FitJob, Microbatch]]] = []
     for job in jobs:

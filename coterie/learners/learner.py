@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,15 @@ from coterie.config import Learning
 from coterie.learners.distributed import SINGLE_PROCESS, Processes
 from coterie.learners.joint_step import FitJob, fit_together
 from coterie.learners.logprobs import ChosenLogprobs
-from coterie.learners.packing import Microbatch, pack_microbatches, token_budget
+from coterie.learners.packing import Microbatch, filler, pack_microbatches, token_budget
+from coterie.learners.sharded_step import clip_gradients, gathered_state, optimized, own_state, take_gradients
 from coterie.learners.value_head import HEADS, Kind, MlpValueHead, ValueHead, save_head
 from coterie.models.attention import to_device_async
 from coterie.models.base import Base
 from coterie.models.lora import Adapter
 from coterie.models.peft import load_tensors, read_adapter_tensors, save_adapter
 from coterie.models.progress_bars import no_progress_bars
+from coterie.models.sharding import gather, load_shards
 from coterie.models.store import load_model
 from coterie.rl.validate import NotFinite
 from coterie.types import Batch, Learner, Loss, Measure, Metrics, Scores, Weights
@@ -60,14 +62,16 @@ class TorchLearner:
         self.chosen_logprobs, self.token_budget = ChosenLogprobs(base), token_budget(base, learning)
         self.value_head: ValueHead | MlpValueHead | None = None
         groups: list[dict[str, Any]] = []
+        self.trained = list(self.parameters().values()) if self.trains_trunk else []
         if self.trains_trunk:
-            groups.append({"params": list(self.parameters().values()), "lr": lr, "peak": lr})
+            groups.append({"lr": lr, "peak": lr, "params": optimized(self.trained)})
         if value_lr is not None and not frozen:
             self.value_head = HEADS[head](base.hidden_size).to(base.device)
-            groups.append({"params": list(self.value_head.parameters()), "lr": value_lr, "peak": value_lr})
-        for group in groups:
-            for parameter in group["params"]:
-                parameter.requires_grad_(True)
+            own = list(self.value_head.parameters())
+            groups.append({"lr": value_lr, "peak": value_lr, "params": own})
+            self.trained += own
+        for parameter in self.trained:
+            parameter.requires_grad_(True)
         decay = learning.weight_decay
         self.optimizer = torch.optim.AdamW(groups, lr=lr, weight_decay=decay, fused=True) if groups else None
         if learning.checkpointing and not frozen:
@@ -78,10 +82,14 @@ class TorchLearner:
         return self.adapter.parameters() if self.adapter else dict(self.base.model.named_parameters())
 
     def weights(self) -> Weights:
+        """Of a sharded model, gathered by all processes: whole in the first, none in the others."""
+        if self.adapter is None and self.base.sharded:
+            return gather(self.parameters(), self.processes.is_main)
         return {name: parameter.detach() for name, parameter in self.parameters().items()}
 
     def copy_from(self, other: Learner) -> None:
-        self.base.load_weights(self.adapter_name, other.weights())
+        assert isinstance(other, TorchLearner)
+        self.base.load_weights(self.adapter_name, other.parameters())
         self.version = other.version
 
     @property
@@ -100,9 +108,11 @@ class TorchLearner:
         name = None if reference else self.adapter_name
         here = self.on_device(batch)
         out = torch.zeros(len(batch), device=self.base.device)
-        for micro in self.microbatches(batch):
+        for micro in self._reading_passes(base, batch):
             with self.autocast():
                 hidden = self._hidden(base, micro, name)[micro.source]
+                if not len(hidden):
+                    continue
                 tokens, temperature = here.tokens[micro.index], here.temperature[micro.index]
                 out[micro.index] = ChosenLogprobs(base)(hidden, tokens, temperature)[0]
         self.processes.all_reduce_tokens([out])
@@ -112,9 +122,11 @@ class TorchLearner:
     def scores(self, batch: Batch) -> Scores:
         here = self.on_device(batch)
         out = Scores(*(torch.zeros(len(batch), device=self.base.device) for _ in range(3)))
-        for micro in self.microbatches(batch):
+        for micro in self._reading_passes(self.base, batch):
             with self.autocast():
                 hidden = self._hidden(self.base, micro, self.adapter_name)[micro.source]
+                if not len(hidden):
+                    continue
                 part = self.scores_of(hidden, here.each(lambda column, at=micro.index: column[at]))  # type: ignore[misc]
             for name, column in vars(out).items():
                 if (numbers := getattr(part, name)) is not None and len(numbers):  # a critic has only values
@@ -132,8 +144,9 @@ class TorchLearner:
         """Reduce and clip the gradients and take one step; returns the gradient norm before clipping."""
         assert self.optimizer is not None
         trained = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-        self.processes.all_reduce_gradients(trained)
-        norm = nn.utils.clip_grad_norm_(trained, self.learning.clip_norm)
+        parts = take_gradients(self.trained, trained)
+        self.processes.all_reduce_gradients([one for one in trained if one not in parts])
+        norm = clip_gradients(trained, parts, self.learning.clip_norm, self.processes)
         if not norm.isfinite():
             self.optimizer.zero_grad(set_to_none=True)
             owner, key = f"policy {self.policy}", f"policies.{self.policy}.lr"
@@ -150,10 +163,10 @@ class TorchLearner:
         return norm
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds beside the weights."""
+        """What a checkpoint holds beside the weights; all processes gather it if the model is sharded."""
         return {
             "version": self.version,
-            "optimizer": self.optimizer.state_dict() if self.optimizer else None,
+            "optimizer": gathered_state(self.optimizer, self.trained) if self.optimizer else None,
             "value_head": self.value_head.state_dict() if self.value_head else None,
         }
 
@@ -161,21 +174,28 @@ class TorchLearner:
         self.version = state["version"]
         if self.optimizer is not None and state["optimizer"] is not None:
             configured = [(group["peak"], group["weight_decay"]) for group in self.optimizer.param_groups]
-            self.optimizer.load_state_dict(state["optimizer"])
+            self.optimizer.load_state_dict(own_state(state["optimizer"], self.trained))
             for group, (peak, decay) in zip(self.optimizer.param_groups, configured, strict=True):
                 group["peak"], group["weight_decay"] = peak, decay  # the config may have changed since
         if self.value_head is not None and state["value_head"] is not None:
             self.value_head.load_state_dict(state["value_head"])
 
     def save(self, folder: Path) -> None:
-        """Write the weights: an adapter in PEFT layout, or a whole model in Hugging Face layout; a critic's head."""
+        """Write the weights: an adapter in PEFT layout, or a whole model in Hugging Face layout; a critic's head.
+
+        All processes call it if the model is sharded; the first one writes.
+        """
+        whole = self.adapter is None and self.trains_trunk
+        weights = gather(self.base.model.state_dict(), self.processes.is_main) if whole and self.base.sharded else None
+        if not self.processes.is_main:
+            return
         if self.is_critic and self.value_head is not None:
             save_head(self.value_head, folder)
         if self.adapter is not None:
             save_adapter(self.adapter, folder, str(self.base.folder))
         elif self.trains_trunk:
             with no_progress_bars():
-                self.base.model.save_pretrained(folder)
+                self.base.model.save_pretrained(folder, state_dict=weights)
             self.base.tokenizer.save_pretrained(folder)
 
     @torch.no_grad()
@@ -183,6 +203,8 @@ class TorchLearner:
         """Copy saved weights into the existing tensors, which the engine shares."""
         if self.adapter is not None:
             load_tensors(self.adapter, read_adapter_tensors(folder), folder)
+        elif self.trains_trunk and self.base.sharded:
+            load_shards(self.base.model, folder)
         elif self.trains_trunk:
             saved = load_model(folder, torch.float32, self.base.own_attention).state_dict()
             for name, parameter in self.base.model.named_parameters():
@@ -204,6 +226,11 @@ class TorchLearner:
         start, part = self.processes.shard_rows(batch).start, self.processes.own_rows(batch)
         for micro in pack_microbatches(part, self.token_budget, self.base.device, share=self.base.native):
             yield replace(micro, index=micro.index + start)
+
+    def _reading_passes(self, base: Base, batch: Batch) -> Iterable[Microbatch]:
+        """The microbatches of a batch, as many as in every other process if the model is sharded."""
+        own = self.microbatches(batch)
+        return self.processes.pad(list(own), filler(base.device)) if base.sharded else own
 
     def _hidden(self, base: Base, micro: Microbatch, adapter: str | None) -> Tensor:
         return base.hidden(micro.tokens, micro.positions, micro.layout, [(0, len(micro.tokens), adapter)])

@@ -48,6 +48,12 @@ def concatenate(microbatches: Sequence[Microbatch]) -> Microbatch:
     return Microbatch(tokens, positions, Packed(spans, tokens.device), source, index)
 
 
+def filler(device: torch.device) -> Microbatch:
+    """One token that nothing is learned from: for a process that has fewer microbatches of a sharded model."""
+    zero, none = torch.zeros(1, dtype=torch.long, device=device), torch.zeros(0, dtype=torch.long, device=device)
+    return Microbatch(zero, zero, Packed([Span(0, 1)], device), none, none)
+
+
 @dataclass
 class _Group:
     """Rows with a common prefix of `shared` tokens."""

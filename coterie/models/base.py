@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from coterie.models.chat import Chat
 from coterie.models.forward import Forward, build_forward
 from coterie.models.lora import named_parameters, replace_linear_layers
 from coterie.models.lora_routing import Routing, Segment
+from coterie.models.sharding import empty_model, load_shards, shard_model
 from coterie.models.store import load_end_ids, load_model, load_tokenizer, max_context_length
 from coterie.models.trainable_forward import TrainableForward
 from coterie.types import Weights
@@ -51,17 +52,26 @@ class Base:
         dtype: torch.dtype = torch.float32,
         model: PreTrainedModel | None = None,
         bf16: bool | None = None,
+        sharded: bool = False,
+        weightless: bool = False,
     ) -> None:
         """`model`: an already loaded one, in eval mode; then the folder needs no weights. `bf16`: whether training
-        computes matmuls in bfloat16, whatever the dtype of the weights; None: on a GPU."""
+        computes matmuls in bfloat16, whatever the dtype of the weights; None: on a GPU. `sharded`: over all processes,
+        which load it together and always run it together. `weightless`: tokenizer, chat, shapes and adapters alone, for
+        an engine that has the weights elsewhere."""
         self.folder, self.device = folder, torch.device(device)
         if self.device.type == "cuda":
             configure_allocator()
         self.bf16 = self.device.type == "cuda" if bf16 is None else bf16
         self.tokenizer = load_tokenizer(folder)
         self.chat = Chat(self.tokenizer, load_end_ids(folder))
-        self.model, self.own_attention = _load(folder, dtype) if model is None else (model, "sdpa")
-        nn.Module.to(self.model.requires_grad_(False), self.device)
+        self.sharded, self.weightless, self.routing = sharded, weightless, Routing()
+        empty = sharded or weightless
+        load = empty_model if empty else load_model
+        self.model, self.own_attention = _load(load, folder, dtype) if model is None else (model, "sdpa")
+        self.model.requires_grad_(False)
+        if not empty:
+            nn.Module.to(self.model, self.device)
         config = self.model.config.get_text_config()
         self.softcap: float | None = getattr(config, "final_logit_softcapping", None)
         self.logit_scale = _logit_scale(config)
@@ -69,19 +79,35 @@ class Base:
         self.context: int = max_context_length(config) or self.tokenizer.model_max_length
         self.hidden_size: int = config.hidden_size
         self.vocab_size: int = config.vocab_size
-        rows = _probe_rows(self.vocab_size, self.device)
-        expected = _own_logits(self.model, rows)
-        self.routing = Routing()
-        self.layers = replace_linear_layers(self.model, self.routing)
         self.trunk: nn.Module = self.model.base_model
         self.lm_head: nn.Linear = self.model.get_output_embeddings()
+        self.kv_shape: KVShape | None = None
+        self.forward: Forward | None = None
+        self.trainable_forward: TrainableForward | None = None
+        self.use_hf_modules = False  # set for full fine-tuning, and for its reference: no `trainable_forward` then
+        if weightless:
+            self.layers = replace_linear_layers(self.model, self.routing)
+        else:
+            self._probe()
+
+    def _probe(self) -> None:
+        """Replace the linear layers, shard the model if it is to be, and find the fastest way to run it that gives the
+        logits of its own forward."""
+        rows = _probe_rows(self.vocab_size, self.device)
+        expected = None if self.sharded else _own_logits(self.model, rows)
+        self.layers = replace_linear_layers(self.model, self.routing)
+        if expected is None:  # layers are sharded as they will be run
+            shard_model(self.model, self.device)
+            load_shards(self.model, self.folder)
+            expected = _own_logits(self.model, rows)
         self.kv_shape, params = self._probe_attention(rows, expected)
         if self.kv_shape is None:
             self._check_row_by_row(rows, expected)
-        self.forward = self._probe_forward(rows, expected, params) if self.kv_shape is not None else None
-        silu = getattr(config, "hidden_act", None) == "silu"
+        # Our own forward passes read weights without the modules' hooks, which gather sharded ones.
+        if self.kv_shape is not None and not self.sharded:
+            self.forward = self._probe_forward(rows, expected, params)
+        silu = getattr(self.model.config.get_text_config(), "hidden_act", None) == "silu"
         self.trainable_forward = TrainableForward(self.forward) if self.forward is not None and silu else None
-        self.use_hf_modules = False  # set for full fine-tuning, and for its reference: no `trainable_forward` then
 
     @property
     def native(self) -> bool:
@@ -205,6 +231,8 @@ class Base:
     @torch.no_grad()
     def _check_row_by_row(self, rows: list[Tensor], expected: Tensor) -> None:
         """Training computes logits from hidden states itself; make sure that these are the model's."""
+        if self.sharded:  # processes would run it as often as they have rows, and wait for each other for ever
+            raise ModelError(f"{self.folder}: cannot be sharded, as its rows are computed one by one")
         if not _agrees(self.logits(self._row_by_row(torch.cat(rows), RecordingLayout(rows).packed, ())), expected):
             kind = self.model.config.model_type
             raise ModelError(f"{self.folder}: cannot reproduce the logits of a {kind} from its hidden states")
@@ -234,12 +262,14 @@ def _positions(rows: list[Tensor]) -> Tensor:
     return torch.cat([torch.arange(len(row), device=row.device) for row in rows])
 
 
-def _load(folder: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, str]:
+def _load(
+    load: Callable[[Path, torch.dtype, str], PreTrainedModel], folder: Path, dtype: torch.dtype
+) -> tuple[PreTrainedModel, str]:
     """The model, and the name of the best attention that transformers has for it."""
     try:
-        return load_model(folder, dtype, "sdpa"), "sdpa"
+        return load(folder, dtype, "sdpa"), "sdpa"
     except ValueError:  # no SDPA for this architecture
-        return load_model(folder, dtype, "eager"), "eager"
+        return load(folder, dtype, "eager"), "eager"
 
 
 def _logit_scale(config: Any) -> float:

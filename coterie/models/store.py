@@ -32,6 +32,7 @@ from coterie.models.gguf import convert
 from coterie.models.progress_bars import no_progress_bars
 
 FILES = ["*.safetensors", "*.json", "*.jinja", "tokenizer*", "*.model", "*.txt"]
+GENERATION = "generation_config.json"
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 WORKS = (
     "What works: `demo`, a folder in Hugging Face layout, a .gguf file, a hub name such as Qwen/Qwen2.5-0.5B-Instruct"
@@ -115,7 +116,7 @@ def max_context_length(config: PreTrainedConfig) -> int | None:
 
 def load_model(folder: Path, dtype: torch.dtype, attention: str) -> PreTrainedModel:
     """The model in eval mode and without dropout, so that sampling and training compute the same function."""
-    config = _without_dropout(read_config(folder))
+    config = without_dropout(read_config(folder))
     try:
         with no_progress_bars():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -130,7 +131,8 @@ def load_model(folder: Path, dtype: torch.dtype, attention: str) -> PreTrainedMo
     return model.eval()
 
 
-def _without_dropout(config: PreTrainedConfig) -> PreTrainedConfig:
+def without_dropout(config: PreTrainedConfig) -> PreTrainedConfig:
+    """The config with all dropout probabilities at zero."""
     text = config.get_text_config()
     for key, value in text.to_dict().items():
         if "drop" in key and isinstance(value, float):
@@ -151,12 +153,12 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 
 def load_end_ids(folder: Path) -> frozenset[int]:
     """The end tokens of the model's generation config; empty if it has none."""
-    if not (folder / "generation_config.json").is_file():
+    if not (folder / GENERATION).is_file():
         return frozenset()
     try:
         ends = GenerationConfig.from_pretrained(folder).eos_token_id
     except OSError as error:
-        raise ModelError(f"{folder}: its generation_config.json cannot be read ({error})") from error
+        raise ModelError(f"{folder}: its {GENERATION} cannot be read ({error})") from error
     return frozenset([ends] if isinstance(ends, int) else ends or ())
 
 

@@ -148,11 +148,12 @@ class Models:
     bases: Mapping[str, Base]  # by policy
 
 
-def load_models(config: Config, saved: Path | None) -> Models:
-    """Load the base models of the policies that play in this process; remote ones have none."""
+def load_models(config: Config, saved: Path | None, sharded: bool = False, weightless: bool = False) -> Models:
+    """Load the base models of the policies that play in this process; remote ones have none. `sharded`: over the
+    processes that learn, which then cannot play. `weightless`: only vLLM has the weights."""
     config = with_saved_adapters(opponents.with_slots(local(config)), saved)
     check_max_tokens(config)
-    pool = ModelPool(config)
+    pool = ModelPool(config, sharded, weightless)
     return Models(config, pool, load_bases(config, pool))
 
 
@@ -273,7 +274,7 @@ def build_learner(config: Config, name: str, base: Base, algorithm: Algorithm, p
         config.steps,
         frozen=policy.frozen,
         value_lr=None if has_critics(config, algorithm) else algorithm.value_head_lr,
-        reference=Base(base.folder, base.device, bf16=base.bf16) if needs_reference else None,
+        reference=Base(base.folder, base.device, bf16=base.bf16, sharded=base.sharded) if needs_reference else None,
         processes=processes,
     )
 

@@ -74,6 +74,8 @@ class ModelPool:
     """The loaded models. Adapters on one model share it; a model that is trained whole belongs to its owner."""
 
     config: Config
+    sharded: bool = False  # over the processes that learn
+    weightless: bool = False  # an engine has the weights elsewhere
     bases: dict[tuple[Path, str | None, torch.device], Base] = field(default_factory=dict)
 
     def load(self, keys: Keys, model: str, whole: bool, owner: str, device: torch.device) -> Base:
@@ -85,7 +87,9 @@ class ModelPool:
                 bf16 = precision == "bf16" or (precision == "auto" and device.type == "cuda")
                 # Trained weights stay in fp32; autocast makes their products fast.
                 dtype = torch.bfloat16 if bf16 and not whole else torch.float32
-                self.bases[key] = Base(key[0], device, dtype, bf16=bf16)
+                self.bases[key] = Base(
+                    key[0], device, dtype, bf16=bf16, sharded=self.sharded, weightless=self.weightless
+                )
             return self.bases[key]
 
 

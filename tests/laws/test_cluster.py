@@ -30,8 +30,8 @@ from coterie.training.loop import Run
 from coterie.types import Episode, Task
 from tests.clusters import end_learner, end_player, on_fit, raylets, started_on_cluster, trained_on_cluster
 from tests.episodes import random_episodes
-from tests.laws.test_parallel import measured, tokens
-from tests.runs import naming_config, trained, written
+from tests.laws.test_parallel import LR, assert_close, measured, tokens
+from tests.runs import naming_config, started, trained, written
 
 Folder = Callable[[str], Path]
 PPO = {"name": "ppo", "kl": 0.05, "epochs": 2, "minibatches": 2}
@@ -90,6 +90,26 @@ def test_an_error_of_a_worker_is_raised_in_the_driver(ray_cluster: Any, model_fo
         pytest.raises(ModelError, match=r"no adapter_model\.safetensors"),
     ):
         run.learners["left"].load(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["ppo", "mappo"])
+def test_sharded_learners_learn_what_one_does(
+    kind: str, ray_cluster: Any, model_folder: Folder, tmp_path: Path
+) -> None:
+    """Also when one of them dies; MAPPO has a critic that is a whole model."""
+    tree = config(model_folder("llama"))
+    if kind == "mappo":
+        critics = {"team": {"model": str(model_folder("llama")), "sees": "joint", "lora": None, "lr": LR}}
+        tree |= {"algorithm": {"name": "mappo"}, "critics": critics}
+    for policy in tree["policies"].values():
+        policy["lr"] = LR  # see `test_parallel.config`
+    one, fresh = trained(tree, tmp_path / "one"), started(tree, tmp_path / "fresh")
+    learner = {"workers": 2, "shard": True}
+    two = trained_on_cluster(tree, tmp_path / "two", lambda driver: end_learner(driver, fit=6, rank=1), learner=learner)
+    for policy, weights in two.items():
+        assert_close(weights, one.learners[policy].weights(), fresh.learners[policy].weights())
+    assert tokens(tmp_path / "two") == tokens(tmp_path / "one")
 
 
 # Chunks

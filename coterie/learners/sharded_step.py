@@ -1,0 +1,66 @@
+"""The optimizer of a sharded model: it updates this process's part of each parameter, and its state is as sharded.
+
+In a checkpoint the state is whole, as one process writes it, so a run may change between one process and several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from coterie.learners.distributed import Processes
+from coterie.models.sharding import gather_like, local, own_slice
+
+
+def optimized(parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
+    """What the optimizer updates: the local part of a sharded parameter, else the parameter itself. AdamW is fused
+    over plain tensors, and could not take both kinds in one group."""
+    return [nn.Parameter(local(one)) if isinstance(one, DTensor) else one for one in parameters]
+
+
+def take_gradients(parameters: Sequence[nn.Parameter], updated: Sequence[nn.Parameter]) -> set[nn.Parameter]:
+    """Hand the gradients of sharded parameters to their parts that the optimizer updates; returns these parts. The
+    backward pass has summed them over the processes."""
+    parts = set()
+    for parameter, part in zip(parameters, updated, strict=True):
+        if isinstance(parameter, DTensor):
+            part.grad, parameter.grad = None if parameter.grad is None else local(parameter.grad), None
+            parts.add(part)
+    return parts
+
+
+def clip_gradients(
+    updated: Sequence[nn.Parameter], parts: set[nn.Parameter], most: float, processes: Processes
+) -> Tensor:
+    """Clip by the norm of the whole gradient, and return it; of `parts` every process has its own."""
+    if not parts:
+        return nn.utils.clip_grad_norm_(updated, most)
+    squares = torch.zeros(2, dtype=torch.float64, device=updated[0].device)  # of what is whole here, and of parts
+    for one in updated:
+        if one.grad is not None:
+            squares[int(one in parts)] += one.grad.double().square().sum()
+    processes.all_reduce([squares[1:]])
+    norm = squares.sum().sqrt().float()
+    nn.utils.clip_grads_with_norm_(updated, most, norm)
+    return norm
+
+
+def gathered_state(optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]) -> dict[str, Any]:
+    """The optimizer's state, as one process would have it."""
+    state = optimizer.state_dict()
+    moments = {i: {k: gather_like(v, parameters[i]) for k, v in one.items()} for i, one in state["state"].items()}
+    return {**state, "state": moments}
+
+
+def own_state(state: dict[str, Any], parameters: Sequence[nn.Parameter]) -> dict[str, Any]:
+    """This process's part of such a state."""
+
+    def part(value: Any, parameter: nn.Parameter) -> Any:
+        return value[own_slice(parameter)] if isinstance(parameter, DTensor) and value.ndim else value
+
+    moments = {i: {k: part(v, parameters[i]) for k, v in one.items()} for i, one in state["state"].items()}
+    return {**state, "state": moments}
