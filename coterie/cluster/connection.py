@@ -52,7 +52,7 @@ def check_resources(settings: Cluster, nodes: Sequence[Mapping[str, float]]) -> 
     learner, rollout = settings.learner, settings.rollout
     needs = {
         "cluster.learner": ({"GPU": learner.gpus, "CPU": learner.cpus}, learner.workers),
-        "cluster.rollout": ({"GPU": rollout.gpus, "CPU": rollout.cpus}, rollout.least or rollout.workers),
+        "cluster.rollout": ({"GPU": rollout.all_gpus, "CPU": rollout.cpus}, rollout.least or rollout.workers),
     }
     free = [{name: node.get(name, 0.0) for name in ("GPU", "CPU")} for node in nodes]
     for key, (each, count) in sorted(needs.items(), key=lambda one: (-one[1][0]["GPU"], -one[1][0]["CPU"])):

@@ -118,7 +118,7 @@ class Driver:
         rollout = self.settings.rollout
         slots = max(1, config.rollout.concurrency // max(self.settings.chunk, config.episodes_per_task))
         actor = ray.remote(RolloutWorker).options(
-            num_cpus=rollout.cpus, num_gpus=rollout.gpus, scheduling_strategy="SPREAD", max_concurrency=slots + 8
+            num_cpus=rollout.cpus, num_gpus=rollout.all_gpus, scheduling_strategy="SPREAD", max_concurrency=slots + 8
         )
         arguments: tuple[Any, ...] = (ray.put(shipment), saved)
         adapters = all(policy.frozen or policy.lora for policy in local(config).policies.values())

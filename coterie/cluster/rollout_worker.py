@@ -70,7 +70,8 @@ class RolloutWorker:
         require_sandbox(config, env)
         hashes = open_models(config, env)
         names = [set_names(config, number) for number in range(sets)]
-        models = with_copies(load_models(config, saved), names[1:])
+        loaded = load_models(config, saved, weightless=config.engine.name == "vllm")
+        models = with_copies(loaded, names[1:])
         engine = build_engine(models)
         for name, policy in models.config.policies.items():
             build_adapter(models.config, name, policy, models.bases[name])

@@ -218,7 +218,17 @@ def _cluster(config: Config) -> Found:
     for name, policy in config.policies.items():
         if policy.device is not None:
             yield ("policies", name, "device"), "not supported on a cluster: each worker has the GPUs that Ray gives it"
-    rollout = config.cluster.rollout
+    rollout, learner = config.cluster.rollout, config.cluster.learner
+    if learner.shard and learner.workers < 2:
+        yield (
+            ("cluster", "learner", "shard"),
+            "needs cluster.learner.workers of 2 or more: the ranks that hold a part each",
+        )
+    if rollout.tensor_parallel > 1 and config.engine.name != "vllm":
+        why = f"needs engine.name: vllm; {config.engine.name} has a model on one GPU"
+        yield ("cluster", "rollout", "tensor_parallel"), f"{rollout.tensor_parallel} {why}"
+    elif rollout.tensor_parallel > 1 and rollout.gpus != 1:
+        yield ("cluster", "rollout", "gpus"), "must be 1 with tensor_parallel: each part of the model has a GPU"
     if rollout.least is not None and rollout.least > rollout.workers:
         yield ("cluster", "rollout", "least"), f"{rollout.least} is more than the {rollout.workers} workers"
     if config.cluster.ahead and config.algorithm.instance.truncate is None:

@@ -172,8 +172,14 @@ class RolloutWorkers:
 
     workers: Count = 1  # workers, at most
     least: Count | None = None  # workers without which no step starts; null: all
-    gpus: NotNegative = 0.0  # GPUs of each
+    gpus: NotNegative = 0.0  # GPUs of each; with tensor_parallel, of each of its parts
     cpus: NotNegative = 1.0  # CPU cores of each
+    tensor_parallel: Count = 1  # GPUs that a model is split over, on one node; more than 1 needs engine.name: vllm
+
+    @property
+    def all_gpus(self) -> float:
+        """GPUs of a worker."""
+        return self.gpus * self.tensor_parallel
 
 
 @dataclass(frozen=True)
@@ -181,13 +187,13 @@ class LearnerWorkers:
     """Learner workers: processes on the cluster that hold the weights and their optimizers, and share each batch."""
 
     workers: Count = 1  # data-parallel ranks
+    shard: bool = False  # shard the models over the ranks with FSDP2: for models that do not fit on one GPU
     gpus: NotNegative = 0.0  # GPUs of each
     cpus: NotNegative = 1.0  # CPU cores of each
 
 
 @dataclass(frozen=True)
 class Cluster:
-    shard: bool = False  # shard the models over the ranks with FSDP2: for models that do not fit on one GPU
     """Train on a Ray cluster: this process drives, others play and learn."""
 
     address: str = "auto"  # of the cluster's head; `auto`: the one on this machine; `local`: start Ray here

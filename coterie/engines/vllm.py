@@ -1,7 +1,8 @@
 """vLLM as the engine, in this process: for models that it serves faster. `pip install -e '.[vllm]'`.
 
 vLLM has its own copy of the weights, so updated weights are pushed to it before the next request. Its noise is its own,
-too: a seed reproduces its tokens, but not those of the other engines.
+too: a seed reproduces its tokens, but not those of the other engines. With tensor parallelism it has a process on each
+of several GPUs, which read new weights from files in shared memory.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from torch import nn
+from safetensors.torch import save_file
+from torch import Tensor, nn
 
 from coterie.models.base import Base
 from coterie.models.chat import StopText
@@ -27,6 +29,8 @@ from coterie.types import OnTokens, Sample, Sampling, Stop, Weights
 from coterie.watchdog import watchdog_paused
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # values that vLLM accepts for max_lora_rank
+SHARED_MEMORY = "/dev/shm"
+BUCKET = 4 << 30  # bytes of a file with weights
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # in this process, where weights can be pushed
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the threads are shared with the learner
@@ -49,15 +53,25 @@ class PendingRequest:
 class VllmEngine:
     """Continuous batching by vLLM for all policies on one base."""
 
-    def __init__(self, base: Base, policies: dict[str, str | None], rows: int = 64, context: int | None = None) -> None:
-        """`policies`: the adapter of each policy; None is the base model itself."""
+    def __init__(
+        self,
+        base: Base,
+        policies: dict[str, str | None],
+        rows: int = 64,
+        context: int | None = None,
+        tensor_parallel: int = 1,
+        memory: float = 0.9,
+    ) -> None:
+        """`policies`: the adapter of each policy; None is the base model itself. `memory`: the share of a GPU's memory
+        that is for vLLM if the base has no weights here."""
         if find_spec("vllm") is None:
             raise ValueError("engine.name: vllm is not installed; `pip install -e '.[vllm]'` brings it")
         if base.device.index:
             raise ValueError(f"engine.name: vllm runs on the first GPU only, and {base.folder} is on {base.device}")
         self.base, self.policies = base, dict(policies)
         self.context = min(context or base.context, base.context)
-        self.server = VllmServer(base, sorted({name for name in policies.values() if name}), rows, self.context)
+        adapters = sorted({name for name in policies.values() if name})
+        self.server = VllmServer(base, adapters, rows, self.context, tensor_parallel, memory)
         self.versions = dict.fromkeys(policies, 0)
         self.pending: dict[str, PendingRequest] = {}
         self.numbers = count()
@@ -65,9 +79,13 @@ class VllmEngine:
 
     def weights_changed(self, policy: str, version: int, weights: Weights | None = None) -> None:
         """The weights have changed; they are pushed to vLLM before its next request."""
-        self.base.load_weights(self.policies[policy], weights)
+        adapter = self.policies[policy]
+        if adapter is None and self.base.weightless:
+            self.server.pushed = weights
+        else:
+            self.base.load_weights(adapter, weights)
         self.versions[policy] = version
-        self.server.mark_stale(self.policies[policy])
+        self.server.mark_stale(adapter)
 
     def clear(self) -> None:
         """Empty the prefix cache; vLLM keeps its memory."""
@@ -152,9 +170,19 @@ class VllmEngine:
 class VllmServer:
     """One vLLM engine with a copy of one base; started at the first request, when all adapters are attached."""
 
-    def __init__(self, base: Base, adapters: Sequence[str], rows: int, context: int) -> None:
+    def __init__(
+        self,
+        base: Base,
+        adapters: Sequence[str],
+        rows: int,
+        context: int,
+        tensor_parallel: int = 1,
+        memory: float = 0.9,
+    ) -> None:
         self.base, self.rows, self.context = base, rows, context
+        self.tensor_parallel, self.memory = tensor_parallel, memory
         self.adapters = {name: number for number, name in enumerate(adapters, start=1)}
+        self.pushed: Weights | None = None  # the whole model's new weights, where the base has none; None: unchanged
         self.stale: set[str | None] = {*adapters} or {None}
         self.engine: Any = None
 
@@ -204,15 +232,26 @@ class VllmServer:
             self.engine = self._start()
         for adapter in self.stale:
             if adapter is None:
-                weights = ((name, tensor.detach()) for name, tensor in self.base.model.named_parameters())
-                self.engine.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
-                self.engine.apply_model(_repack_lm_head)
+                self._push_model()
                 continue
-            with TemporaryDirectory() as folder:
+            with TemporaryDirectory(dir=shared_memory()) as folder:
                 save_adapter(self._adapter(adapter), Path(folder), str(self.base.folder))
                 self.engine.add_lora(self._lora_request(adapter, folder, load_inplace=True))
         self.stale.clear()
         self.reset_prefix_cache()
+
+    def _push_model(self) -> None:
+        """Push a whole model: through this process's memory, or through files that vLLM's processes read."""
+        if not self.base.weightless:
+            weights = ((name, tensor.detach()) for name, tensor in self.base.model.named_parameters())
+            self.engine.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
+        elif self.pushed is not None:
+            with TemporaryDirectory(dir=shared_memory()) as folder:
+                write_buckets(self.pushed, Path(folder))
+                self.engine.collective_rpc("reload_weights", kwargs={"weights_path": folder})
+            self.pushed = None
+        if self.base.device.type == "cpu":
+            self.engine.apply_model(_repack_lm_head)
 
     def _lora_request(self, adapter: str, folder: str, load_inplace: bool = False) -> Any:
         from vllm.lora.request import LoRARequest
@@ -244,12 +283,20 @@ class VllmServer:
             max_model_len=self.context,
             max_num_seqs=self.rows,
             logprobs_mode="processed_logprobs",
-            kv_cache_memory_bytes=self._cache_bytes(),
             enforce_eager=not cuda,
             disable_log_stats=True,
+            **self._memory_options(),
             **self._lora_options(),
         ).create_engine_config()
         return LLMEngine(config, Executor.get_class(config), log_stats=False)
+
+    def _memory_options(self) -> dict[str, Any]:
+        """Where the model goes, and how much of the memory."""
+        if not self.base.weightless:
+            return {"kv_cache_memory_bytes": self._cache_bytes()}
+        # Processes of its own: inside of a Ray worker vLLM would else start Ray workers, which get no GPUs.
+        placed = {"tensor_parallel_size": self.tensor_parallel, "distributed_executor_backend": "mp"}
+        return {"gpu_memory_utilization": self.memory} | (placed if self.tensor_parallel > 1 else {})
 
     def _lora_options(self) -> dict[str, Any]:
         if not self.adapters:
@@ -267,6 +314,26 @@ class VllmServer:
         token = 2 * (2 if self.base.bf16 else 4) * layers * heads * dim
         host = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         return min(token * self.rows * self.context, (torch.cuda.mem_get_info()[0] if cuda else host) // 2)
+
+
+def shared_memory() -> str | None:
+    """A folder in memory, where there is one."""
+    return SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else None
+
+
+def write_buckets(weights: Weights, folder: Path) -> None:
+    """Write a model's weights in few large files."""
+    buckets: list[dict[str, Tensor]] = [{}]
+    used = 0
+    for name, tensor in weights.items():
+        if used and used + tensor.nbytes > BUCKET:
+            buckets.append({})
+            used = 0
+        buckets[-1][name] = tensor.contiguous()
+        used += tensor.nbytes
+    for number, bucket in enumerate(buckets, start=1):
+        name = f"model-{number:05d}-of-{len(buckets):05d}.safetensors"
+        save_file(bucket, folder / name, metadata={"format": "pt"})
 
 
 def _repack_lm_head(model: nn.Module) -> None:

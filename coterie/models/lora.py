@@ -208,7 +208,7 @@ class Adapter:
             bound = 1 / math.sqrt(layer.in_features)
             down = torch.empty(self.rank, layer.in_features).uniform_(-bound, bound, generator=generator)
             up = torch.zeros(layer.out_features, self.rank)
-            device = layer.weight.device
+            device = torch.device("cpu") if layer.weight.is_meta else layer.weight.device  # a base without weights
             pair = LoraPair(nn.Parameter(down.to(device)), nn.Parameter(up.to(device)), self.scale)
             self.pairs[name] = layer.pairs[self.name] = pair
             self.transposed |= layer.transposed

@@ -245,9 +245,16 @@ def build_engine(models: Models) -> Router:
             policies = {n: n if config.policies[n].lora else None for n in names}
             policies |= {base_policy(n): None for n in names}
             make = ENGINES[engine_name(config, base)]
-            engines[base] = make(base, policies, config.engine.rows, config.engine.context)
+            options = _parallel_options(config, len(set(bases.values()))) if base.weightless else {}
+            engines[base] = make(base, policies, config.engine.rows, config.engine.context, **options)
         by_policy[name] = by_policy[base_policy(name)] = engines[base]
     return Router(by_policy)
+
+
+def _parallel_options(config: Config, models: int) -> dict[str, Any]:
+    """Options of a vLLM that has a rollout worker's GPUs to itself, or shares them with those of other models."""
+    assert config.cluster is not None
+    return {"tensor_parallel": config.cluster.rollout.tensor_parallel, "memory": 0.9 / models}
 
 
 def engine_name(config: Config, base: Base) -> str:

@@ -152,6 +152,13 @@ def settings(learners: tuple[int, float, float], players: tuple[int, float, floa
 NODES = [{"CPU": 8.0, "GPU": 4.0}, {"CPU": 8.0}]
 
 
+def test_a_worker_of_several_gpus_needs_them_on_one_node() -> None:
+    parts = Cluster(rollout=RolloutWorkers(workers=1, gpus=1, tensor_parallel=4), learner=LearnerWorkers(gpus=0))
+    check_resources(parts, NODES)
+    with pytest.raises(CannotPlace, match="1 workers with 4 GPUs"):
+        check_resources(parts, [{"CPU": 8.0, "GPU": 3.0}, {"CPU": 8.0, "GPU": 3.0}])
+
+
 def test_what_fits_is_accepted() -> None:
     check_resources(settings((2, 2, 2), (3, 0, 4)), NODES)
 
@@ -175,6 +182,15 @@ def test_what_does_not_fit_is_named(learners: Any, players: Any, key: str) -> No
         ({"cluster": {"ahead": 1}}, "cluster.ahead: needs algorithm.truncate"),
         ({"cluster": {"rollout": {"workers": 2, "least": 3}}}, "cluster.rollout.least: 3 is more than the 2 workers"),
         ({"cluster": {}, "device": "cpu"}, "policies.left.device: not supported on a cluster"),
+        ({"cluster": {"learner": {"shard": True}}}, "cluster.learner.shard: needs cluster.learner.workers of 2"),
+        (
+            {"cluster": {"rollout": {"tensor_parallel": 2, "gpus": 1}}},
+            "cluster.rollout.tensor_parallel: 2 needs engine.name: vllm; native has a model on one GPU",
+        ),
+        (
+            {"cluster": {"rollout": {"tensor_parallel": 2}}, "engine": {"name": "vllm"}},
+            "cluster.rollout.gpus: must be 1 with tensor_parallel",
+        ),
     ],
 )
 def test_a_config_that_contradicts_its_cluster_is_told(
