@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from coterie.episode_files import TURN_COLUMNS, BadEpisodes, EpisodeFile, packed, write_episode_rows
+from coterie.episode_files import TURN_COLUMNS, BadEpisodes, EpisodeFile, packed, summary, write_episode_rows
 from coterie.rl.groups import describe_key
 from coterie.training.log import episode_row, read_episodes
 from coterie.training.loop import Run
@@ -87,6 +87,18 @@ def test_episodes_of_earlier_versions_still_open(tmp_path: Path) -> None:
     (tmp_path / "000003.jsonl").write_text(json.dumps(row) + "\n")
     (back,) = read_episodes(tmp_path / "000003.jsonl")
     assert back.turns == [turn(), turn(round=1)] and EpisodeFile(tmp_path / "000003.jsonl").index[0]["reward"] == 1.0
+
+
+def test_numbers_that_an_earlier_version_stored_as_lists_are_read(tmp_path: Path) -> None:
+    played = episode([turn(response=(3, 4)), turn(round=1)], reward=1.0)
+    played.turns[0].advantages = torch.tensor([0.5, -0.25])
+    row = json.loads(json.dumps(episode_row(played), default=list))
+    line = gzip.compress(json.dumps(row).encode() + b"\n")
+    header = {"format": 2, "index": [{"at": 0, "size": len(line)} | summary(row, {})], "groups": []}
+    (tmp_path / "000001.jsonl.gz").write_bytes(gzip.compress(json.dumps(header).encode() + b"\n") + line)
+    (back,) = read_episodes(tmp_path / "000001.jsonl.gz")
+    assert back.turns[0].advantages is not None and back.turns[0].advantages.tolist() == [0.5, -0.25]
+    assert [(t.response_ids, t.logprobs) for t in back.turns] == [(t.response_ids, t.logprobs) for t in played.turns]
 
 
 def test_every_turn_says_what_it_was_compared_with_or_why_it_was_left_out(run: Run) -> None:
