@@ -116,6 +116,8 @@ def test_a_stop_string_ends_the_reply_and_max_tokens_cuts_it(client: OpenAI) -> 
     assert stopped.choices[0].finish_reason == "stop"
     parts = [chunk.choices[0].delta.content or "" for chunk in ask(client, stop=stop, stream=True)]
     assert "".join(parts) == text[: text.find(stop)]
+    endless = ask(client, max_tokens=10**9, temperature=1.0, seed=4)  # ends with the context, at the latest
+    assert endless.usage.total_tokens <= CONTEXT
     short = ask(client, max_completion_tokens=2)
     assert short.choices[0].finish_reason == "length" and short.usage.completion_tokens == 2
 
@@ -167,6 +169,7 @@ def test_malformed_bodies_are_refused_in_openais_form(url: str) -> None:
         (b"\xff", json_type, 400),
         (b"[" * 50_000, json_type, 400),
         (b" " * 200_000, json_type, 413),
+        (json.dumps({"model": "pair/left", "messages": ASK * 1025}).encode(), json_type, 400),
         (json.dumps({"model": "pair", "messages": ASK}).encode(), {"Content-Type": "text/plain"}, 415),
         (b"{}", json_type | {"Host": "evil.example"}, 403),
         (b"{}", json_type | {"Origin": "https://evil.example"}, 403),

@@ -175,6 +175,9 @@ def test_every_answer_forbids_inline_and_foreign_scripts(path: str, client: Test
     policy = client.get(path).headers["content-security-policy"]
     assert "default-src 'none'" in policy and "script-src 'self'" in policy and "unsafe" not in policy
     assert client.get(path).headers["x-content-type-options"] == "nosniff"
+    asked = {"Origin": "http://localhost:1", "Access-Control-Request-Method": "POST"}
+    for allowed in (client.get(path, headers=asked), client.options(path, headers=asked)):
+        assert not any(name.startswith("access-control") for name in allowed.headers)
 
 
 def test_a_viewer_with_a_key_asks_for_it(runs: Path) -> None:

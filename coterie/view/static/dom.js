@@ -99,7 +99,7 @@ async function api(path) {
   }
   const reply = await fetch(path);
   const body = await reply.json();
-  if (!reply.ok) throw new Error(body.error);
+  if (!reply.ok) throw new Error(body.error.message || body.error);
   return body;
 }
 

@@ -12,7 +12,7 @@ function replaySection(run) {
     const body = JSON.stringify({ changes: input.value.trim().split(/\s+(?=algorithm|credit)/) });
     const reply = await fetch(`/api/runs/${at(run.name)}/replay`, { method: "POST", headers: { "Content-Type": "application/json" }, body });
     const found = await reply.json();
-    result.replaceChildren(reply.ok ? replayed(run, found) : el("pre.cause", {}, found.error));
+    result.replaceChildren(reply.ok ? replayed(run, found) : el("pre.cause", {}, found.error.message || found.error));
   });
   return el("section", {}, el("h2", {}, "What another algorithm would have said"), form, result);
 }
