@@ -59,22 +59,31 @@ def rollout_metrics(episodes: Sequence[Episode]) -> Metrics:
     return metrics | standard_errors(played)
 
 
+class ByTask:
+    """Numbers by name and task, for the standard errors of their means: tasks are the unit."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[str, dict[str, list[float]]] = {}
+
+    def add(self, name: str, episode: Episode, value: float) -> None:
+        self.numbers.setdefault(f"stderr/{name}", {}).setdefault(episode.task.id, []).append(value)
+
+    def errors(self) -> Metrics:
+        found = {name: standard_error(list(by_task.values())) for name, by_task in self.numbers.items()}
+        return {name: error for name, error in sorted(found.items()) if error is not None}
+
+
 def standard_errors(episodes: Sequence[Episode]) -> Metrics:
-    """The standard errors of the means over episodes and over the turns of each role, with tasks as the unit."""
-    numbers: dict[str, dict[str, list[float]]] = {}
-
-    def add(name: str, episode: Episode, value: float) -> None:
-        numbers.setdefault(f"stderr/{name}", {}).setdefault(episode.task.id, []).append(value)
-
+    """The standard errors of the means over episodes, and over the turns of each role."""
+    by_task = ByTask()
     for episode in episodes:
-        add("reward", episode, episode.reward)
+        by_task.add("reward", episode, episode.reward)
         for name in episode.metrics.keys() & BANDED:
-            add(name, episode, episode.metrics[name])
+            by_task.add(name, episode, episode.metrics[name])
         for turn in episode.turns:
-            add(f"reward/{turn.role}", episode, episode.reward if turn.reward is None else turn.reward)
-            add(f"tokens/{turn.role}", episode, turn.tokens[1])
-    errors = {name: standard_error(list(by_task.values())) for name, by_task in numbers.items()}
-    return {name: error for name, error in sorted(errors.items()) if error is not None}
+            by_task.add(f"reward/{turn.role}", episode, episode.reward if turn.reward is None else turn.reward)
+            by_task.add(f"tokens/{turn.role}", episode, turn.tokens[1])
+    return by_task.errors()
 
 
 def api_costs(role: str, turns: Sequence[Turn]) -> Metrics:
@@ -116,11 +125,14 @@ def _auc(pairs: Sequence[tuple[float, bool]]) -> float | None:
 def turn_metrics(episodes: Sequence[Episode], learners: Mapping[str, Learner]) -> Metrics:
     """Length, truncated share and advantages of every policy that trains and has turns, after credit assignment."""
     by_policy: dict[str, list[Turn]] = {policy: [] for policy, learner in learners.items() if not learner.frozen}
-    for turn in (turn for episode in episodes for turn in episode.turns if turn.trainable):
-        if turn.policy in by_policy:
+    by_task = ByTask()
+    for episode in episodes:
+        for turn in (turn for turn in episode.turns if turn.trainable and turn.policy in by_policy):
             by_policy[turn.policy].append(turn)
+            by_task.add(f"{turn.policy}/response_length", episode, len(turn.response_ids))
     found = {policy: _lengths(turns) | _advantages(turns) for policy, turns in by_policy.items()}
-    return {f"{policy}/{name}": value for policy, metrics in found.items() for name, value in metrics.items()}
+    named = {f"{policy}/{name}": value for policy, metrics in found.items() for name, value in metrics.items()}
+    return named | by_task.errors()
 
 
 def _lengths(turns: Sequence[Turn]) -> Metrics:

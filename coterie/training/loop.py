@@ -33,7 +33,7 @@ from coterie.training import checkpoint, collapse, opponents
 from coterie.training.log import RunLog, StepLog
 from coterie.training.signals import signal_name, stop_after_step
 from coterie.training.tasks import TaskStream
-from coterie.training.token_record import measure_movement, recording_tokens
+from coterie.training.token_record import entropy_errors, measure_movement, recording_tokens
 from coterie.types import Engine, Episode, Learner, Metrics, Task, ValueEstimator
 
 SAMPLED = "sampled_tokens"  # in a run's memory: the tokens sampled in training so far
@@ -184,6 +184,7 @@ def training_step(run: Run, log: StepLog) -> None:
         log.add(opponents.snapshot_if_due(run.config, run.step, run.memory, run.learners, run.engine))
     with log.phase("record"):
         measure_movement(run.learners, played, before, run.step)
+        log.add(entropy_errors(played, before))
     collapse_metrics, warnings = collapse.watch(run.config, run.memory, played, log.metrics)
     log.add(collapse_metrics)
     for line in warnings if run.processes.is_main else ():

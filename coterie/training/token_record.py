@@ -13,7 +13,8 @@ from math import ceil
 from torch import Tensor
 
 from coterie.learners.batch import make_batches, scatter_to_turns, trained_turns
-from coterie.types import Episode, Learner
+from coterie.rollout.metrics import ByTask
+from coterie.types import Episode, Learner, Metrics
 
 ONE_IN = 16  # tasks whose movement is measured
 
@@ -48,6 +49,16 @@ def measure_movement(learners: Mapping[str, Learner], played: Sequence[Episode],
     for turn in (turn for episode in episodes for turn in episode.turns):
         known = turn.movement is not None and id(turn) in before
         turn.movement = turn.movement - before[id(turn)] if known else None  # type: ignore[operator]
+
+
+def entropy_errors(played: Sequence[Episode], before: Before) -> Metrics:
+    """The standard errors of the policies' entropies, over the turns that were trained on."""
+    by_task = ByTask()
+    for episode in played:
+        for turn in episode.turns:
+            if turn.entropy is not None and len(turn.entropy) and id(turn) in before:
+                by_task.add(f"{turn.policy}/entropy", episode, float(turn.entropy.mean()))
+    return by_task.errors()
 
 
 def _sample(played: Sequence[Episode], step: int) -> list[Episode]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from coterie.learners.batch import make_batches
 from coterie.models.base import Base
 from coterie.rollout.agent import AgentTeam, Player
 from coterie.rollout.collector import Collector
-from coterie.rollout.metrics import TooManyFailures, drop_failed, rollout_metrics
+from coterie.rollout.metrics import TooManyFailures, drop_failed, rollout_metrics, turn_metrics
 from coterie.types import Episode, Sampling, Split, Task, Team
 from coterie.workflows.vote import Vote
 from tests.episodes import episode, turn
@@ -420,3 +421,5 @@ def test_means_have_standard_errors_with_tasks_as_the_unit() -> None:
         names = ("reward", "reward/solver", "accuracy", "tokens/solver")
         assert [found[f"stderr/{name}"] for name in names] == pytest.approx([0.5, 0.5, 0.5, 1.0])
     assert not any(name.startswith("stderr") for name in rollout_metrics(played[:1]))
+    own = turn_metrics(played, {"policy": SimpleNamespace(frozen=False)})  # type: ignore[dict-item]
+    assert own["stderr/policy/response_length"] == pytest.approx(1.0)

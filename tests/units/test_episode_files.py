@@ -13,6 +13,7 @@ import torch
 
 from coterie.episode_files import TURN_COLUMNS, BadEpisodes, EpisodeFile, packed, summary, write_episode_rows
 from coterie.rl.groups import describe_key
+from coterie.statistics import standard_error
 from coterie.training.log import episode_row, read_episodes
 from coterie.training.loop import Run
 from coterie.types import Turn
@@ -122,6 +123,17 @@ def test_entropy_and_movement_are_those_of_the_update(run: Run) -> None:
     assert any(t.movement.abs().max() > 1e-4 for t in measured if t.movement is not None)
     trained_turns = [t for t in turns(run) if t.advantages is not None and t.policy == "left"]
     assert all(t.entropy is not None and len(t.entropy) == len(t.response_ids) for t in trained_turns)
+
+
+def test_entropies_have_a_standard_error_over_tasks(run: Run) -> None:
+    by_task: dict[str, list[float]] = {}
+    for e in read_episodes(run.folder / "episodes/000001.jsonl.gz"):
+        for t in (t for t in e.turns if t.policy == "left" and t.advantages is not None and t.entropy is not None):
+            by_task.setdefault(e.task.id, []).append(float(t.entropy.mean()))
+    row = json.loads((run.folder / "metrics.jsonl").read_text().splitlines()[1])
+    assert row.get("stderr/left/entropy") == (
+        pytest.approx(error) if (error := standard_error([*by_task.values()])) else None
+    )
 
 
 def test_movement_of_a_step_that_changes_nothing_is_zero(model_folder: Callable[[str], Path], tmp_path: Path) -> None:

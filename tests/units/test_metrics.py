@@ -79,8 +79,8 @@ def described(key: str, tree: Mapping[str, Any]) -> str:
     bare = key.removeprefix("eval/")
     for kind in ("policies", "roles"):
         for name in tree[kind]:
-            holder = {"policies": f"^{name}/", "roles": f"(?<=/){name}$"}[kind]
-            bare = re.sub(holder, {"policies": "<policy>/", "roles": "<role>"}[kind], bare)
+            holder = {"policies": f"^(stderr/)?{name}/", "roles": f"(?<=/){name}$"}[kind]
+            bare = re.sub(holder, {"policies": r"\1<policy>/", "roles": "<role>"}[kind], bare)
     bare = re.sub(r"^critic/team/", "critic/<critic>/", bare)
     bare = re.sub(r"^(debate/\w+)/\d+$", r"\1/<round>", bare)
     bare = re.sub(r"^seconds/\w+$", "seconds/<phase>", bare)
