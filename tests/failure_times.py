@@ -80,7 +80,7 @@ def measure(
 
     def prepare(driver: Driver) -> None:
         clock.watch(driver)
-        when(driver, 4, lambda: clock.end(driver, who, node, how))
+        when(driver, 2 if when is on_fit else 4, lambda: clock.end(driver, who, node, how))
 
     with TemporaryDirectory() as folder, raylets(3, head_cores=0, health=health):
         trained_on_cluster(tree, Path(folder), prepare, rollout={"workers": 2}, chunk=4, patience=2.0)
@@ -89,9 +89,16 @@ def measure(
     return clock.seconds
 
 
+def far_player(driver: Driver) -> int:
+    """The process of a rollout worker that is not on the learner's node."""
+    assert driver.pool is not None
+    processes = [worker.place.pid for worker in driver.pool.workers if worker.place]
+    return next(process for process in processes if node_of(process) != node_of(learner(driver)))
+
+
 def main() -> None:
     ends = {"rollout worker": (on_wait, player, False), "learner": (on_fit, learner, False)}
-    nodes = {"node of a rollout worker": (on_wait, player, True), "node of the learner": (on_fit, learner, True)}
+    nodes = {"node of a rollout worker": (on_wait, far_player, True), "node of the learner": (on_fit, learner, True)}
     with TemporaryDirectory() as folder:
         model = tiny("llama", Path(folder) / "model")
         for health in (HEALTH, {}):

@@ -23,6 +23,7 @@ from coterie.statistics import mean
 from coterie.types import Episode, Split, Task, Team
 
 AT_ONCE = 4  # episodes that a worker plays at the same time
+CORES = 0.1  # that a worker asks for: many fit on a small machine, as they wait most of the time
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,13 @@ def config_of(
         "episodes_per_task": 1,
         "rollout": {"concurrency": AT_ONCE},
         "eval": {"tasks": 0},
-        "cluster": {"address": address, "rollout": {"workers": workers}, "chunk": 1, "ahead": ahead},
+        "cluster": {
+            "address": address,
+            "rollout": {"workers": workers, "cpus": CORES},
+            "learner": {"cpus": CORES},
+            "chunk": 1,
+            "ahead": ahead,
+        },
     }
     return from_tree(tree, Problems(Sources("coterie bench cluster")), Path())
 

@@ -112,7 +112,7 @@ def test_whatever_ends_the_weights_are_the_same(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    tree = ppo(model_folder("llama")) | {"rollout": {"deadline": 3.0, "score_deadline": 0.5}}
+    tree = ppo(model_folder("llama")) | {"rollout": {"deadline": 10.0, "score_deadline": 1.0}}
     weights = trained_on_cluster(tree, tmp_path, ENDINGS[ending], rollout={"workers": 2}, chunk=4, patience=2.0)
     assert_same(weights, tmp_path, alone("ppo"))
     what = "rollout worker" if "rollout" in ending else "learner"
