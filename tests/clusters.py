@@ -15,7 +15,6 @@ from ray.cluster_utils import Cluster
 from coterie.cluster.driver import Driver, driving
 from coterie.training import checkpoint
 from coterie.training.loop import Run
-from tests.killed import on_call
 from tests.runs import written
 
 NODE = {"num_cpus": 4, "object_store_memory": 78 << 20}  # bytes: about the least shared memory that Ray accepts
@@ -64,16 +63,20 @@ def trained_on_cluster(
 
 
 def on_wait(driver: Driver, number: int, act: Callable[[], Any]) -> None:
-    """Do something when the driver waits for rollout workers for the n-th time, while they play."""
-    pool = driver.pool
+    """Do something when the driver waits for the n-th time for rollout workers that play."""
+    pool, waits = driver.pool, 0
     assert pool is not None
     plain = pool._wait
 
-    def first_act(*arguments: Any) -> None:
-        act()
+    def counted(*arguments: Any) -> None:
+        nonlocal waits
+        if _players(driver):
+            waits += 1
+            if waits == number:
+                act()
         plain(*arguments)
 
-    pool._wait = on_call(number, plain, first_act)  # type: ignore[method-assign]
+    pool._wait = counted  # type: ignore[method-assign]
 
 
 def on_fit(driver: Driver, number: int, act: Callable[[], Any]) -> None:
@@ -93,9 +96,14 @@ def on_fit(driver: Driver, number: int, act: Callable[[], Any]) -> None:
 
 
 def player(driver: Driver) -> int:
-    """The process of the first rollout worker."""
+    """The process of the first rollout worker that plays a chunk."""
+    return _players(driver)[0]
+
+
+def _players(driver: Driver) -> list[int]:
     assert driver.pool is not None
-    return next(worker.place.pid for worker in driver.pool.workers if worker.place)
+    playing = [w for w in driver.pool.workers if any(call.rollout is not None for call in w.calls.values())]
+    return [worker.place.pid for worker in playing if worker.place is not None]
 
 
 def learner(driver: Driver, rank: int = 0) -> int:

@@ -76,7 +76,7 @@ def measure(
 ) -> dict[str, float]:
     """The seconds of one loss, with a deadline of 3 s, `score_deadline` 0.5 s and a patience of 2 s."""
     clock = Clock()
-    tree = naming_config(model, steps=3) | {"rollout": {"deadline": 3.0, "score_deadline": 0.5}}
+    tree = naming_config(model, steps=8) | {"rollout": {"deadline": 3.0, "score_deadline": 0.5}}
 
     def prepare(driver: Driver) -> None:
         clock.watch(driver)
