@@ -34,12 +34,14 @@ def learner(
     reference: bool = False,
     sharded: bool = False,
     processes: Processes = SINGLE_PROCESS,
+    bf16: bool = False,
     **learning: Any,
 ) -> TorchLearner:
-    """One policy on a model of its own; its adapter and its value head are no longer at zero."""
-    base = Base(folder, sharded=sharded)
+    """One policy on a model of its own; its adapter and its value head are no longer at zero. `bf16` as in training:
+    the weights of a whole model stay in fp32."""
+    base = Base(folder, dtype=torch.bfloat16 if bf16 and lora else torch.float32, sharded=sharded, bf16=bf16)
     adapter = Adapter("policy", 4, 8.0, TARGETS).attach(base.layers, seed=3) if lora else None
-    frozen_copy = Base(folder, sharded=sharded) if reference and not lora else None
+    frozen_copy = Base(folder, sharded=sharded, bf16=bf16) if reference and not lora else None
     value_lr = 1e-2 if head else None
     made = TorchLearner(
         "policy", base, adapter, 1e-2, Learning(**learning), 10, value_lr=value_lr, reference=frozen_copy,

@@ -87,7 +87,9 @@ class Base:
         self.use_hf_modules = False  # set for full fine-tuning, and for its reference: no `trainable_forward` then
         if weightless:
             self.layers = replace_linear_layers(self.model, self.routing)
-        else:
+            return
+        # Whole models are gathered in the precision in which they are trained, and can only be run in it.
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=sharded and self.bf16):
             self._probe()
 
     def _probe(self) -> None:
@@ -97,9 +99,12 @@ class Base:
         expected = None if self.sharded else _own_logits(self.model, rows)
         self.layers = replace_linear_layers(self.model, self.routing)
         if expected is None:  # layers are sharded as they will be run
-            shard_model(self.model, self.device)
+            shard_model(self.model, self.device, gather_bf16=self.bf16 and self.model.dtype == torch.float32)
             load_shards(self.model, self.folder)
+            # In the first pass FSDP fixes the dtype of the gradients to come.
+            self.model.requires_grad_(self.model.dtype == torch.float32)
             expected = _own_logits(self.model, rows)
+            self.model.requires_grad_(False)
         self.kv_shape, params = self._probe_attention(rows, expected)
         if self.kv_shape is None:
             self._check_row_by_row(rows, expected)

@@ -16,7 +16,7 @@ from accelerate import init_empty_weights
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
@@ -35,9 +35,13 @@ def empty_model(folder: Path, dtype: torch.dtype, attention: str) -> PreTrainedM
     return model.eval()
 
 
-def shard_model(model: PreTrainedModel, device: torch.device) -> None:
+def shard_model(model: PreTrainedModel, device: torch.device, gather_bf16: bool) -> None:
     """Shard an empty model over all processes, layer by layer, and allocate this process's part; its values are
-    undefined until `load_shards`. Gradients are summed over the processes, not averaged."""
+    undefined until `load_shards`. Gradients are summed over the processes, not averaged.
+
+    `gather_bf16`: layers are gathered in bfloat16, for autocast: its own copies of fp32 weights would be those of the
+    whole model, kept until the backward pass.
+    """
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     whole = {*embedding.parameters(), *head.parameters()}
     tied = head.weight is embedding.weight
@@ -46,9 +50,12 @@ def shard_model(model: PreTrainedModel, device: torch.device) -> None:
         kind = model.config.model_type
         raise ModelError(f"a {kind} cannot be sharded: transformers does not say which modules are its layers")
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    half = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    policy = half if gather_bf16 else MixedPrecisionPolicy()
     for module in (*layers, model.base_model):
         # Also the trunk is resharded after its forward: else its parameters would be whole between two passes.
-        sharded = fully_shard(module, mesh=mesh, reshard_after_forward=True, ignored_params=whole)
+        options = {"reshard_after_forward": True, "ignored_params": whole, "mp_policy": policy}
+        sharded = fully_shard(module, mesh=mesh, **options)  # type: ignore[call-overload]
         sharded.set_gradient_divide_factor(1.0)
         sharded.set_force_sum_reduction_for_comms(True)  # gloo has no other
     buffers = {name: buffer.to(device) for name, buffer in model.named_buffers()}

@@ -83,6 +83,21 @@ def test_gradients_of_other_models_and_with_checkpointing(kind: str, model_folde
         test_gradients_are_those_of_one_process(name, Study({name: options[name]}, tmp_path))
 
 
+@pytest.mark.slow
+def test_bfloat16_rounds_a_sharded_model_as_it_rounds_a_whole_one(model_folder: Folder, tmp_path: Path) -> None:
+    cases = {name: {**one, "folder": model_folder("llama"), "bf16": True} for name, one in CASES.items()}
+    exact = {name: {**one, "folder": model_folder("llama")} for name, one in CASES.items()}
+    half, full = Study(cases, tmp_path), {name: learner(**options) for name, options in exact.items()}
+    for name in cases:
+        batch = half.batches[name][0]
+        rounded, true = (
+            torch.cat([grad.flatten() for grad in gradients(made, batch, LOSS.loss_weights(batch), LOSS.loss).values()])
+            for made in (half.fresh(name), full[name])
+        )
+        found = torch.cat([grad.flatten() for grad in half.found[0][name]["gradients"].values()])
+        assert (found - true).norm() < 1.1 * (rounded - true).norm() < 0.1 * true.norm()
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_log_probs_and_values_are_those_of_one_process(name: str, study: Study) -> None:
     batch, one = study.batches[name][0], study.alone[name]
