@@ -95,7 +95,8 @@ def test_bfloat16_rounds_a_sharded_model_as_it_rounds_a_whole_one(model_folder: 
             for made in (half.fresh(name), full[name])
         )
         found = torch.cat([grad.flatten() for grad in half.found[0][name]["gradients"].values()])
-        assert (found - true).norm() < 1.1 * (rounded - true).norm() < 0.1 * true.norm()
+        # The rounding itself is 7 % of the gradient of this random model, 11 % with the adapter.
+        assert (found - true).norm() < 1.1 * (rounded - true).norm() < 0.2 * true.norm()
 
 
 @pytest.mark.parametrize("name", CASES)
