@@ -54,6 +54,8 @@ def check_resources(settings: Cluster, nodes: Sequence[Mapping[str, float]]) -> 
         "cluster.learner": ({"GPU": learner.gpus, "CPU": learner.cpus}, learner.workers),
         "cluster.rollout": ({"GPU": rollout.all_gpus, "CPU": rollout.cpus}, rollout.least or rollout.workers),
     }
+    if settings.graders is not None:
+        needs["cluster.graders"] = ({"GPU": 0.0, "CPU": settings.graders.cpus}, settings.graders.workers)
     free = [{name: node.get(name, 0.0) for name in ("GPU", "CPU")} for node in nodes]
     for key, (each, count) in sorted(needs.items(), key=lambda one: (-one[1][0]["GPU"], -one[1][0]["CPU"])):
         placed = sum(_place(each, free) for _ in range(count))

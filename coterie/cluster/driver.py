@@ -14,6 +14,7 @@ import ray
 from coterie.cluster.ahead import Ahead
 from coterie.cluster.collector import ClusterCollector, PushingEngine
 from coterie.cluster.connection import connected
+from coterie.cluster.grader import Grader
 from coterie.cluster.learner_worker import LearnerWorker
 from coterie.cluster.learners import LearnerGroup, RemoteCritic, RemoteLearner
 from coterie.cluster.processes import ClusterFailed, LearnersLost
@@ -117,14 +118,17 @@ class Driver:
     def _pool(self, config: Config, shipment: Shipment, saved: Path | None) -> RolloutPool:
         rollout = self.settings.rollout
         slots = max(1, config.rollout.concurrency // max(self.settings.chunk, config.episodes_per_task))
-        actor = ray.remote(RolloutWorker).options(
-            num_cpus=rollout.cpus, num_gpus=rollout.all_gpus, scheduling_strategy="SPREAD", max_concurrency=slots + 8
-        )
+        least, workers, options = rollout.least or rollout.workers, rollout.workers, rollout.resources
+        if self.settings.graders is not None:  # what plays is a grader with its samplers
+            each, workers = self.settings.samplers_per_grader, self.settings.graders.workers
+            slots, least, options = slots * each, -(-least // each), {"num_cpus": self.settings.graders.cpus}
+        kind = RolloutWorker if self.settings.graders is None else Grader
+        options |= {"scheduling_strategy": "SPREAD", "max_concurrency": slots + 8}
         arguments: tuple[Any, ...] = (ray.put(shipment), saved)
         adapters = all(policy.frozen or policy.lora for policy in local(config).policies.values())
         sets = self.settings.ahead + 1 if adapters else 1  # copies of whole models would not fit
-        least = rollout.least or rollout.workers
-        return RolloutPool(actor.remote, arguments, sets, rollout.workers, least, slots, self.settings.restarts)
+        make = ray.remote(kind).options(**options).remote
+        return RolloutPool(make, arguments, sets, workers, least, slots, self.settings.restarts)
 
     def _group(self, shipment: Shipment, saved: Path | None) -> LearnerGroup:
         learner = self.settings.learner

@@ -18,8 +18,8 @@ from coterie.learners.distributed import SINGLE_PROCESS
 from coterie.rollout.agent import FixedTurns, Players
 from coterie.rollout.collector import without_task
 from coterie.training.build import Models, build_collector, build_engine, build_env, load_models, open_models
-from coterie.training.models import build_adapter, local, text_players
-from coterie.types import Engine, Episode, Sample, Weights
+from coterie.training.models import build_adapter, chats_of, local, text_players
+from coterie.types import Engine, Episode, Sample, Sampling, Weights
 
 Chunk = Sequence[tuple[Episode, FixedTurns]]
 
@@ -55,6 +55,37 @@ def with_copies(models: Models, sets: Sequence[Mapping[str, str]]) -> Models:
     return Models(replace(models.config, policies=policies), models.pool, bases)
 
 
+class Sampler:
+    """Models and their engine. As an actor it is an async one: requests share one event loop, and so one batch."""
+
+    async def start(self, shipment: Shipment, saved: Path | None, sets: int) -> Place:
+        """Load the models, with so many sets of trained weights; returns where this process is."""
+        config = shipment.unpack()
+        names = [set_names(config, number) for number in range(sets)]
+        models = with_copies(load_models(config, saved, weightless=config.engine.name == "vllm"), names[1:])
+        engine = build_engine(models)
+        for name, policy in models.config.policies.items():
+            build_adapter(models.config, name, policy, models.bases[name])
+        self.engines: list[Engine] = [Renamed(engine, own) for own in names]
+        self.busy = 0
+        return here()
+
+    async def load(self, number: int, policy: str, version: int, weights: Mapping[str, np.ndarray]) -> None:
+        """Load the new weights of a policy into a set. The KV cache is emptied if nothing is being played."""
+        engine = self.engines[number]
+        if not self.busy:
+            engine.clear()
+        engine.weights_changed(policy, version, {name: torch.tensor(array) for name, array in weights.items()})
+
+    async def sample(self, number: int, policy: str, ids: Sequence[int], seed: int, sampling: Sampling) -> Sample:
+        """Sample a turn with a set of weights, for a grader."""
+        self.busy += 1
+        try:
+            return await self.engines[number].sample(policy, ids, seed, sampling)
+        finally:
+            self.busy -= 1
+
+
 class RolloutWorker:
     """An async actor: its chunks share one event loop, and so one batch of the engine.
 
@@ -69,29 +100,29 @@ class RolloutWorker:
         env = build_env(config)
         require_sandbox(config, env)
         hashes = open_models(config, env)
-        names = [set_names(config, number) for number in range(sets)]
-        loaded = load_models(config, saved, weightless=config.engine.name == "vllm")
-        models = with_copies(loaded, names[1:])
-        engine = build_engine(models)
-        for name, policy in models.config.policies.items():
-            build_adapter(models.config, name, policy, models.bases[name])
-        collector = build_collector(config, env, engine, models.bases, SINGLE_PROCESS, text_players(config))
-        self.collectors = [replace(collector, engine=Renamed(engine, own)) for own in names]
-        self.playing = 0
+        engines = await self.open_engines(shipment, saved, sets)
+        collector = build_collector(config, env, engines[0], {}, SINGLE_PROCESS, text_players(config))
+        self.collectors = [replace(collector, engine=engine, chats=chats_of(config)) for engine in engines]
         return here(), hashes
 
+    async def open_engines(self, shipment: Shipment, saved: Path | None, sets: int) -> Sequence[Engine]:
+        """The engines of this process, by set of weights."""
+        self.sampler = Sampler()
+        await self.sampler.start(shipment, saved, sets)
+        return self.sampler.engines
+
     async def load(self, number: int, policy: str, version: int, weights: Mapping[str, np.ndarray]) -> None:
-        """Load the new weights of a policy into a set. The KV cache is emptied if nothing is being played."""
-        engine = self.collectors[number].engine
-        if not self.playing:
-            engine.clear()
-        engine.weights_changed(policy, version, {name: torch.tensor(array) for name, array in weights.items()})
+        """Load the new weights of a policy into a set."""
+        await self.sampler.load(number, policy, version, weights)
 
     async def play(self, number: int, chunk: Chunk, players: Players) -> list[dict[str, Any]]:
         """Play episodes with a set of weights; returns their fields without the tasks."""
-        self.playing += 1
+        self.sampler.busy += 1
         try:
-            await self.collectors[number].play_all(chunk, players)
+            return await self.play_chunk(number, chunk, players)
         finally:
-            self.playing -= 1
+            self.sampler.busy -= 1
+
+    async def play_chunk(self, number: int, chunk: Chunk, players: Players) -> list[dict[str, Any]]:
+        await self.collectors[number].play_all(chunk, players)
         return [without_task(episode) for episode, _ in chunk]

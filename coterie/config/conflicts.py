@@ -231,6 +231,9 @@ def _cluster(config: Config) -> Found:
         yield ("cluster", "rollout", "gpus"), "must be 1 with tensor_parallel: each part of the model has a GPU"
     if rollout.least is not None and rollout.least > rollout.workers:
         yield ("cluster", "rollout", "least"), f"{rollout.least} is more than the {rollout.workers} workers"
+    if (graders := config.cluster.graders) is not None and rollout.workers % graders.workers:
+        why = f"cluster.rollout.workers must be a multiple of it, not {rollout.workers}: each has as many of its own"
+        yield ("cluster", "graders", "workers"), why
     if config.cluster.ahead and config.algorithm.instance.truncate is None:
         why = "turns are sampled with older weights than those that learn from them; 2.0 is usual"
         yield ("cluster", "ahead"), f"needs algorithm.truncate: {why}"

@@ -181,6 +181,11 @@ class RolloutWorkers:
         """GPUs of a worker."""
         return self.gpus * self.tensor_parallel
 
+    @property
+    def resources(self) -> dict[str, object]:
+        """What a worker asks Ray for."""
+        return {"num_cpus": self.cpus, "num_gpus": self.all_gpus}
+
 
 @dataclass(frozen=True)
 class LearnerWorkers:
@@ -193,17 +198,30 @@ class LearnerWorkers:
 
 
 @dataclass(frozen=True)
+class Graders:
+    """Graders: processes on the cluster that play with rollout workers which only sample."""
+
+    workers: Count = 1  # graders; each has as many rollout workers of its own as the others
+    cpus: NotNegative = 1.0  # CPU cores of each
+
+
+@dataclass(frozen=True)
 class Cluster:
     """Train on a Ray cluster: this process drives, others play and learn."""
 
     address: str = "auto"  # of the cluster's head; `auto`: the one on this machine; `local`: start Ray here
     rollout: RolloutWorkers = field(default_factory=RolloutWorkers)  # what plays
     learner: LearnerWorkers = field(default_factory=LearnerWorkers)  # what learns
+    graders: Graders | None = None  # where workflow, environment and sandboxes run; null: in the rollout workers
     chunk: Count = 8  # episodes per call of a worker; rounded up to whole groups, which share a prompt
     ahead: CountFromZero = 0  # steps that rollout runs ahead of the learners, a fixed lag; needs algorithm.truncate
     # seconds: a rollout worker may be this late beyond the deadline of its episodes, a learner this long without answer
     patience: Positive = 60.0
     restarts: CountFromZero = 10  # learners are restarted so often without a new checkpoint; then the run stops
+
+    @property
+    def samplers_per_grader(self) -> int:
+        return self.rollout.workers // self.graders.workers if self.graders else 0
 
 
 @dataclass(frozen=True)

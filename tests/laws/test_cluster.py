@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import pickle
 import re
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +17,11 @@ import torch
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install -e '.[ray]'")
 
+import ray
+
 from coterie.cluster.collector import cut
 from coterie.cluster.connection import CannotPlace, check_resources
+from coterie.cluster.driver import Driver
 from coterie.cluster.learners import RemoteLearner, own_jobs
 from coterie.cluster.shipment import pack
 from coterie.config import ConfigError
@@ -28,7 +33,7 @@ from coterie.learners.batch import make_batches
 from coterie.learners.distributed import Processes
 from coterie.training.loop import Run
 from coterie.types import Episode, Task
-from tests.clusters import end_learner, end_player, on_fit, raylets, started_on_cluster, trained_on_cluster
+from tests.clusters import end_learner, end_player, on_fit, on_wait, raylets, started_on_cluster, trained_on_cluster
 from tests.episodes import random_episodes
 from tests.laws.test_parallel import LR, assert_close, measured, tokens
 from tests.runs import naming_config, started, trained, written
@@ -112,6 +117,25 @@ def test_sharded_learners_learn_what_one_does(
     assert tokens(tmp_path / "two") == tokens(tmp_path / "one")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("dies", ["sampler", "grader"])
+def test_graders_play_the_same_episodes(
+    dies: str, ray_cluster: Any, alone: Run, model_folder: Folder, tmp_path: Path
+) -> None:
+    """Two graders, one of which has lost a sampler, or is lost itself."""
+
+    def prepare(driver: Driver) -> None:
+        worker = driver.pool.workers[0]  # type: ignore[union-attr]
+        found = worker.actor.__ray_call__.remote(lambda grader: grader.places[1].pid)
+        pid = ray.get(found) if dies == "sampler" else worker.place.pid  # type: ignore[union-attr]
+        on_wait(driver, 2, lambda: os.kill(pid, signal.SIGKILL))
+
+    tree, graders = config(model_folder("llama")), {"workers": 2, "cpus": 0.5}
+    rollout = {"workers": 4, "cpus": 0.5}
+    weights = trained_on_cluster(tree, tmp_path, prepare, rollout=rollout, graders=graders, chunk=4)
+    assert_same(weights, tmp_path, alone)
+
+
 # Chunks
 
 
@@ -182,6 +206,10 @@ def test_what_does_not_fit_is_named(learners: Any, players: Any, key: str) -> No
         ({"cluster": {"ahead": 1}}, "cluster.ahead: needs algorithm.truncate"),
         ({"cluster": {"rollout": {"workers": 2, "least": 3}}}, "cluster.rollout.least: 3 is more than the 2 workers"),
         ({"cluster": {}, "device": "cpu"}, "policies.left.device: not supported on a cluster"),
+        (
+            {"cluster": {"rollout": {"workers": 5}, "graders": {"workers": 2}}},
+            "cluster.graders.workers: cluster.rollout.workers must be a multiple of it, not 5",
+        ),
         ({"cluster": {"learner": {"shard": True}}}, "cluster.learner.shard: needs cluster.learner.workers of 2"),
         (
             {"cluster": {"rollout": {"tensor_parallel": 2, "gpus": 1}}},
