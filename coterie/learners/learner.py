@@ -166,7 +166,9 @@ class TorchLearner:
         """What a checkpoint holds beside the weights; all processes gather it if the model is sharded."""
         return {
             "version": self.version,
-            "optimizer": gathered_state(self.optimizer, self.trained) if self.optimizer else None,
+            "optimizer": gathered_state(self.optimizer, self.trained, self.processes.is_main)
+            if self.optimizer
+            else None,
             "value_head": self.value_head.state_dict() if self.value_head else None,
         }
 

@@ -49,10 +49,10 @@ def clip_gradients(
     return norm
 
 
-def gathered_state(optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]) -> dict[str, Any]:
-    """The optimizer's state, as one process would have it."""
+def gathered_state(optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter], keep: bool) -> dict[str, Any]:
+    """The optimizer's state, as one process would have it; `keep` False: only take part in gathering it."""
     state = optimizer.state_dict()
-    moments = {i: {k: gather_like(v, parameters[i]) for k, v in one.items()} for i, one in state["state"].items()}
+    moments = {i: {k: gather_like(v, parameters[i], keep) for k, v in one.items()} for i, one in state["state"].items()}
     return {**state, "state": moments}
 
 

@@ -112,9 +112,11 @@ def gather(tensors: Mapping[str, Tensor], keep: bool) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu() for name, tensor in whole if keep}
 
 
-def gather_like(part: Tensor, parameter: nn.Parameter) -> Tensor:
-    """A tensor that is sharded like a parameter, gathered by all processes: [parameter's shape]."""
+def gather_like(part: Tensor, parameter: nn.Parameter, keep: bool = True) -> Tensor:
+    """A tensor that is sharded like a parameter, gathered by all processes: [parameter's shape]; `keep` False: only
+    take part."""
     if not isinstance(parameter, DTensor) or part.shape != parameter.to_local().shape:
         return part
     mesh, shape, stride = parameter.device_mesh, parameter.shape, parameter.stride()
-    return DTensor.from_local(part, mesh, parameter.placements, shape=shape, stride=stride).full_tensor().cpu()
+    whole = DTensor.from_local(part, mesh, parameter.placements, shape=shape, stride=stride).full_tensor()
+    return whole.cpu() if keep else part
