@@ -15,7 +15,7 @@ from coterie.rollout.agent import FixedTurns, Players
 from coterie.rollout.collector import Collector, new_episodes
 from coterie.rollout.scoring import BACKOFF
 from coterie.training.loop import Plan
-from coterie.types import Episode, Learner, Sample, Task, Weights
+from coterie.types import Episode, Learner, Metrics, Sample, Task, Weights
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,9 @@ class ClusterCollector(Collector):
 
     def versions(self, learners: Mapping[str, Learner]) -> dict[str, int]:
         return self.ahead.versions(learners)
+
+    def metrics(self) -> Metrics:
+        return {"cluster/idle_seconds": self.pool.take_idle()}
 
     def _begin(
         self, episodes: list[Episode], fixed: Mapping[str, FixedTurns], players: Players, weights: Pushed

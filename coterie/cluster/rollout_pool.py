@@ -74,6 +74,11 @@ class Worker:
     loaded: list[Pushed]  # by set
     calls: dict[Any, Call] = field(default_factory=dict)  # by object reference
     place: Place | None = None  # None until it has started
+    idle_since: float = 0.0  # on the monotonic clock: when it had started, or had played its last chunk
+
+    @property
+    def plays(self) -> bool:
+        return any(call.rollout for call in self.calls.values())
 
     @property
     def ready(self) -> bool:
@@ -111,6 +116,7 @@ class RolloutPool:
         self.make, self.arguments, self.sets, self.least = make, arguments, sets, least
         self.slots, self.restarts = slots, restarts
         self.weights: Pushed = {}
+        self.idle = 0.0  # seconds that workers had nothing to play, since they were last taken
         self.hashes: dict[str, str] = {}  # of the verifiers that the workers have loaded
         self.started, self.failures = 0, 0  # failures: workers lost since one has last played a chunk
         self.workers: list[Worker] = []
@@ -149,6 +155,11 @@ class RolloutPool:
         self.rollouts.remove(rollout)
         return [fields for number in range(len(rollout.chunks)) for fields in rollout.done[number]]
 
+    def take_idle(self) -> float:
+        """The seconds that a worker, on average, had nothing to play since the last call."""
+        idle, self.idle = self.idle / max(len(self.workers), 1), 0.0
+        return idle
+
     def progress(self) -> None:
         """Handle what workers have finished and give them more, without waiting: while the driver waits for others."""
         if self.rollouts:
@@ -168,6 +179,7 @@ class RolloutPool:
                 if worker.loaded[weight_set] != rollout.weights:
                     self._load(worker, weight_set, rollout.weights)
                     continue
+                self.idle += 0.0 if worker.plays else time.monotonic() - worker.idle_since
                 alone, number = rollout.next_alone, rollout.waiting.popleft()
                 ref = worker.actor.play.remote(weight_set, rollout.chunks[number], rollout.players)
                 worker.calls[ref] = Call(time.monotonic() + rollout.limits[number], rollout, number, weight_set, alone)
@@ -219,6 +231,8 @@ class RolloutPool:
             self._lost(worker, error)
             return
         call = worker.calls.pop(ref)
+        if call.starts or call.rollout is not None:
+            worker.idle_since = time.monotonic()
         if call.starts:
             worker.place, hashes = value
             self.hashes |= hashes

@@ -17,7 +17,7 @@ from coterie.models.chat import Chat
 from coterie.rollout.agent import AgentTeam, FixedTurns, Players, RecordingAgent
 from coterie.rollout.scoring import Scorer, within_deadline
 from coterie.seeds import stable_hash
-from coterie.types import Engine, Env, Episode, Fork, Learner, Outcome, Task, Turn, Workflow
+from coterie.types import Engine, Env, Episode, Fork, Learner, Metrics, Outcome, Task, Turn, Workflow
 from coterie.watchdog import run_with_watchdog
 
 CLOSE_TIMEOUT = 10.0  # seconds that a world may take to close
@@ -45,6 +45,10 @@ class Collector:
     def versions(self, learners: Mapping[str, Learner]) -> dict[str, int]:
         """The versions of the weights that the episodes of this step are sampled with."""
         return {policy: learner.version for policy, learner in learners.items()}
+
+    def metrics(self) -> Metrics:
+        """What is to be known of the step's rollout beside its episodes."""
+        return {}
 
     def fork(self, forks: Sequence[Fork], players: Players) -> list[Episode]:
         """Play counterfactual or sibling episodes: replays with some turns fixed.

@@ -164,6 +164,7 @@ def training_step(run: Run, log: StepLog) -> None:
     rate = sampled / (time.perf_counter() - started)
     run.memory[SAMPLED] = run.memory.get(SAMPLED, 0) + sampled
     log.add(rollout_metrics(episodes) | {"sampled_tokens": sampled, "tokens_per_second": rate})
+    log.add(run.collector.metrics())
     if run.processes.is_main:
         run.collector.decode_prompts([*episodes, *counterfactuals.values()])
     log.episodes(episodes, list(counterfactuals.values()))

@@ -28,6 +28,7 @@ from coterie.config import ConfigError
 from coterie.config.conflicts import check_conflicts
 from coterie.config.settings import Cluster, LearnerWorkers, RolloutWorkers
 from coterie.errors import ModelError
+from coterie.files import read_rows
 from coterie.games import naming
 from coterie.learners.batch import make_batches
 from coterie.learners.distributed import Processes
@@ -83,6 +84,8 @@ def test_workers_that_die_change_no_bit(
     weights = trained_on_cluster(tree, tmp_path, prepare, rollout={"workers": 2}, chunk=4)
     assert_same(weights, tmp_path, alone)
     assert states == ["running"]  # after the learner was lost
+    steps = [row for row in read_rows(tmp_path / "metrics.jsonl") if "sampled_tokens" in row]
+    assert all(row["cluster/idle_seconds"] > 0 for row in steps)
     told = capsys.readouterr().err
     assert re.search(r"rollout worker \d \(process \d+ on .* GB after its start\) was lost: ", told)
     assert re.search(r"learner 0 \(process \d+ on (.|\n)*restarted from the checkpoint of step 1", told)

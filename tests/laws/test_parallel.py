@@ -72,7 +72,7 @@ def tokens(folder: Path) -> list[Any]:
 
 def measured(folder: Path) -> list[dict[str, float]]:
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    clock = ("time", "tokens_per_second")
+    clock = ("time", "tokens_per_second", "cluster/idle_seconds")
     return [{k: v for k, v in row.items() if k not in clock and not k.startswith("seconds/")} for row in rows]
 
 

@@ -247,7 +247,7 @@ def test_the_commands_train_and_evaluate(model_folder: Folder, tmp_path: Path) -
         refused = coterie("verifier", "train", "--resume", run, option, value)
         assert refused.exit_code == 2 and f"{option}: cannot change when a run is resumed" in refused.output
     high = coterie(
-        "verifier", "train", answers, "--model", model_folder("llama"), "--out", tmp_path / "h", "--rank", 999
+        "verifier", "train", answers, "--model", model_folder("llama"), "--out", tmp_path / "h", "--rank", 99
     )
     assert high.exit_code == 2 and "--rank: lora.rank: 99 is above" in high.output
     assert coterie("verifier", "train").exit_code == 2

@@ -435,12 +435,17 @@ def pipe() -> Iterator[tuple[IO[str], int]]:
         yield output, writes
 
 
+def not_nohup() -> None:
+    """The tests may run under nohup, which processes inherit."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_saves_the_run_and_says_how_to_go_on(number: signal.Signals, tmp_path: Path, tiny_model: Path) -> None:
     with (
         pipe() as (stdout, writes),
         open(tmp_path / "stderr", "w") as stderr,
-        training(tmp_path, tiny_model, streams={1: writes, 2: stderr.fileno()}) as process,
+        training(tmp_path, tiny_model, streams={1: writes, 2: stderr.fileno()}, before=not_nohup) as process,
     ):
         os.close(writes)
         for line in stdout:
@@ -459,6 +464,7 @@ def test_a_signal_saves_the_run_and_says_how_to_go_on(number: signal.Signals, tm
 
 
 def own_terminal() -> None:
+    not_nohup()
     os.setsid()
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
