@@ -15,7 +15,6 @@ from coterie.cluster.ahead import Ahead
 from coterie.cluster.collector import ClusterCollector, PushingEngine
 from coterie.cluster.connection import connected
 from coterie.cluster.grader import Grader
-from coterie.cluster.learner_worker import LearnerWorker
 from coterie.cluster.learners import LearnerGroup, RemoteCritic, RemoteLearner
 from coterie.cluster.processes import ClusterFailed, LearnersLost
 from coterie.cluster.rollout_pool import RolloutPool
@@ -132,10 +131,8 @@ class Driver:
 
     def _group(self, shipment: Shipment, saved: Path | None) -> LearnerGroup:
         learner = self.settings.learner
-        # Two threads, neither of them the main one: signs of life must not wait for a method that computes.
-        options: dict[str, Any] = {"concurrency_groups": {"work": 1, "signs": 1}}
-        actor = ray.remote(**options)(LearnerWorker).options(num_cpus=learner.cpus, num_gpus=learner.gpus)
-        return LearnerGroup(actor.remote, (ray.put(shipment), saved), learner.workers, self.settings.patience)
+        arguments = (ray.put(shipment), saved)
+        return LearnerGroup(learner.workers, learner.cpus, learner.gpus, arguments, self.settings.patience)
 
 
 @contextmanager
