@@ -283,8 +283,8 @@ def require_same_plan(file: Path, plan: Mapping[str, Any], what: str, remedy: st
 
 
 def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested data by dotted keys."""
-    if not isinstance(tree, Mapping):
+    """Nested data by dotted keys; an empty mapping is a value."""
+    if not isinstance(tree, Mapping) or not tree:
         return {prefix: tree}
     inner = (flat(value, f"{prefix}.{name}" if prefix else str(name)) for name, value in tree.items())
     return {key: value for part in inner for key, value in part.items()}

@@ -153,16 +153,10 @@ def balance(
       coterie verifier balance answers.parquet --out balanced.parquet
       coterie verifier balance answers.parquet --out balanced.parquet --per-label 4 --config recipes/sums.yaml
     """
-    needing: dict[str, Any] = {
-        "changes": changes,
-        "--policy": policy,
-        "--temperature": temperature,
-        "--checkpoint": checkpoint,
-    }
-    needing |= {"--rounds": rounds, "--answers": episodes, "--perturb and --no-perturb": perturb}
-    for option, value in needing.items():
-        if config is None and value not in (None, []):
-            raise typer.BadParameter(f"{option}: no effect without --config, which tops up questions")
+    topping_up = (changes, policy, temperature, checkpoint, rounds, episodes, perturb)
+    if config is None and any(value not in (None, []) for value in topping_up):
+        options_of = "changes, --policy, --temperature, --checkpoint, --rounds, --answers and --[no-]perturb"
+        raise typer.BadParameter(f"{options_of} have no effect without --config, which tops up questions")
     with user_errors():
         refuse_existing(out)
         check_output_path("--plot", plot)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from coterie.episode_files import EpisodeFile, Row, episode_paths, step_of
-from coterie.files import complete_lines
+from coterie.files import complete_lines, flat
 
 KINDS = ("episodes", "eval", "counterfactuals")
 OPEN_FILES = 8  # whose indexes are kept
@@ -76,7 +76,7 @@ class RunFolder:
     def config(self) -> dict[str, Any]:
         """The config by dotted keys; empty if it cannot be read."""
         tree = self._tree()
-        return dict(_flat(tree, "")) if tree else {}
+        return {key: _scalar(value) for key, value in flat(tree).items()} if tree else {}
 
     def names(self, section: str) -> list[str]:
         """The roles or policies of the config."""
@@ -168,15 +168,9 @@ def _is_gone(status: Row) -> bool:
     return False
 
 
-def _flat(value: Any, key: str) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict) and value:
-        for name, inner in value.items():
-            yield from _flat(inner, f"{key}.{name}" if key else str(name))
-    else:
-        yield (
-            key,
-            value if value is None or isinstance(value, bool | int | float | str) else json.dumps(value, default=str),
-        )
+def _scalar(value: Any) -> Any:
+    """A value of the config as the page shows it: lists as JSON."""
+    return value if value is None or isinstance(value, bool | int | float | str) else json.dumps(value, default=str)
 
 
 def _joined(parts: Sequence[str | list[int]]) -> list[str]:
