@@ -65,7 +65,6 @@ def trained_on_cluster(
 def on_wait(driver: Driver, number: int, act: Callable[[], Any]) -> None:
     """Do something when the driver waits for the n-th time for rollout workers that play."""
     pool, waits = driver.pool, 0
-    assert pool is not None
     plain = pool._wait
 
     def counted(*arguments: Any) -> None:
@@ -82,7 +81,6 @@ def on_wait(driver: Driver, number: int, act: Callable[[], Any]) -> None:
 def on_fit(driver: Driver, number: int, act: Callable[[], Any]) -> None:
     """Do something just before the n-th fit, which the learner then does not finish if this has ended it."""
     group, calls = driver.group, 0
-    assert group is not None
     plain = group.call_each
 
     def counted(method: str, *arguments: Any) -> Any:
@@ -101,14 +99,13 @@ def player(driver: Driver) -> int:
 
 
 def _players(driver: Driver) -> list[int]:
-    assert driver.pool is not None
     playing = [w for w in driver.pool.workers if any(call.rollout is not None for call in w.calls.values())]
     return [worker.place.pid for worker in playing if worker.place is not None]
 
 
 def learner(driver: Driver, rank: int = 0) -> int:
     """The process of a learner."""
-    assert driver.group is not None and driver.group.places[rank] is not None
+    assert driver.group.places[rank] is not None
     return driver.group.places[rank].pid  # type: ignore[union-attr]
 
 

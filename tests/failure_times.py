@@ -34,7 +34,6 @@ class Clock:
             self.seconds[what] = round(time.monotonic() - self.ended, 2)
 
     def watch(self, driver: Driver) -> None:
-        assert driver.pool is not None
         pool, plain = driver.pool, driver.pool._returned
 
         def returned(worker: Any, ref: Any) -> None:
@@ -91,7 +90,6 @@ def measure(
 
 def far_player(driver: Driver) -> int:
     """The process of a rollout worker that is not on the learner's node."""
-    assert driver.pool is not None
     processes = [worker.place.pid for worker in driver.pool.workers if worker.place]
     return next(process for process in processes if node_of(process) != node_of(learner(driver)))
 

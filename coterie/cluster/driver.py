@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,19 +32,21 @@ from coterie.training.models import chats_of, local
 class Driver:
     """The driver's end of a cluster, for one run."""
 
-    def __init__(self, settings: Cluster) -> None:
-        self.settings = settings
-        self.group: LearnerGroup | None = None
-        self.pool: RolloutPool | None = None
-        self.ahead: Ahead | None = None
+    pool: RolloutPool  # this and the next two exist once the run is built
+    group: LearnerGroup
+    ahead: Ahead
+
+    def __init__(self, settings: Cluster, workers: ExitStack) -> None:
+        """`workers`: where all of them are ended."""
+        self.settings, self.workers = settings, workers
 
     def build(self, config: Config, folder: Path, console: bool = True, saved: Path | None = None) -> Run:
         """As `training.build.build`; the workers load the models at the same time."""
         parts = build_driver_parts(config, folder, console, training=True, processes=SINGLE_PROCESS)
         config = parts.config
         shipment, saved = pack(config, folder), saved.resolve() if saved else None
-        self.pool = self._pool(config, shipment, saved)
-        self.group = self._group(shipment, saved)
+        self.group = self.workers.enter_context(closing(self._group(shipment, saved)))
+        self.pool = self.workers.enter_context(closing(self._pool(config, shipment, saved)))  # ends before learners do
         self.group.start()
         self.group.meanwhile = self.pool.progress if self.settings.ahead else None
         self.pool.wait_until_ready()
@@ -80,12 +82,10 @@ class Driver:
 
     def push_and_wait(self, policy: str) -> None:
         """Push the weights of a policy, and wait until every worker has loaded them."""
-        assert self.group is not None and self.pool is not None
         self.pool.push(policy, self.group.versions[policy], self.group.weights(policy))
         self.pool.wait_until_loaded()
 
     def _restart_learners(self, run: Run) -> None:
-        assert self.group is not None and self.ahead is not None
         run.log.status.write("running")  # the loop has written that the run failed
         self.ahead.forget()
         self.group.start()
@@ -93,7 +93,6 @@ class Driver:
 
     def _save_first(self, run: Run) -> None:
         """Push all weights, so that workers can go back to them; save a run that has no checkpoint to go back to."""
-        assert self.group is not None
         self.group.changed |= {policy for policy, learner in run.learners.items() if not learner.frozen}
         for policy, learner in run.learners.items():
             run.engine.weights_changed(policy, learner.version)
@@ -107,12 +106,6 @@ class Driver:
                 "often than cluster.restarts allows"
             ) from lost
         print(f"{lost}\nthe learners are restarted from the checkpoint of step {saved}", file=sys.stderr)
-
-    def close(self) -> None:
-        """End the workers: first those that play, then those that learn."""
-        for workers in (self.pool, self.group):
-            if workers is not None:
-                workers.close()
 
     def _pool(self, config: Config, shipment: Shipment, saved: Path | None) -> RolloutPool:
         rollout = self.settings.rollout
@@ -139,9 +132,5 @@ class Driver:
 def driving(config: Config) -> Iterator[Driver]:
     """Connect to the cluster of a config; at the end all workers are ended."""
     assert config.cluster is not None
-    with connected(config.cluster):
-        driver = Driver(config.cluster)
-        try:
-            yield driver
-        finally:
-            driver.close()
+    with connected(config.cluster), ExitStack() as workers:
+        yield Driver(config.cluster, workers)

@@ -128,7 +128,7 @@ def test_graders_play_the_same_episodes(
     """Two graders, one of which has lost a sampler, or is lost itself."""
 
     def prepare(driver: Driver) -> None:
-        worker = driver.pool.workers[0]  # type: ignore[union-attr]
+        worker = driver.pool.workers[0]
         found = worker.actor.__ray_call__.remote(lambda grader: grader.places[1].pid)
         pid = ray.get(found) if dies == "sampler" else worker.place.pid  # type: ignore[union-attr]
         on_wait(driver, 2, lambda: os.kill(pid, signal.SIGKILL))

@@ -188,7 +188,6 @@ def test_learners_that_die_again_and_again_stop_the_run(ray_cluster: Any, model_
 
 def test_weights_that_are_lost_are_not_taken_for_loaded(ray_cluster: Any, model_folder: Folder, tmp_path: Path) -> None:
     with started_on_cluster(grpo(model_folder("llama")), tmp_path) as (driver, _):
-        assert driver.pool is not None
         pool = driver.pool
         pool.push("left", 1, ray.remote(max_retries=0)(lambda: os._exit(1)).remote())
         with pytest.raises(LearnersLost, match="the weights for rollout worker 0 are lost"):
@@ -206,7 +205,6 @@ def test_twenty_kills_at_random_instants_change_no_bit(ray_cluster: Any, model_f
         nonlocal kills
         while kills < 20:
             time.sleep(draw.uniform(0.2, 3.0))
-            assert driver.pool is not None and driver.group is not None
             places = [worker.place for worker in list(driver.pool.workers)] + list(driver.group.places)
             pids = [place.pid for place in places if place is not None and os.path.exists(f"/proc/{place.pid}")]
             if pids:

@@ -48,7 +48,6 @@ def alone(model_folder: Folder, tmp_path_factory: pytest.TempPathFactory) -> Run
 
 def lose_node(driver: Driver, learns: bool, how: signal.Signals, lost: list[int]) -> None:
     """Lose the node of the learner and all rollout workers, or a node that has rollout workers only."""
-    assert driver.pool is not None
     players = {worker.place.pid: node_of(worker.place.pid) for worker in driver.pool.workers if worker.place}
     with_learner = node_of(learner(driver))
     elsewhere = [process for process, node in players.items() if node != with_learner]
@@ -87,7 +86,6 @@ def test_a_node_that_joins_is_used(model_folder: Folder, tmp_path: Path) -> None
         raylets(2) as cluster,
         started_on_cluster(tree, tmp_path, rollout=rollout, learner={"cpus": 1.0}) as (driver, run),
     ):
-        assert driver.pool is not None
         assert sum(worker.place is not None for worker in driver.pool.workers) == 2
         cluster.add_node(**NODE)
         driver.pool.least = 3
