@@ -16,7 +16,10 @@ from tests.scripted import Scripted
 
 RECIPE = Path(__file__).parents[2] / "recipes/results/plan_path/team.yaml"
 GRID = ["S.#", "..#", "#.G"]
-PROGRAM = "```python\nprint(['D', 'R', 'D', 'R'])\n```"
+PROGRAM = """```python
+def moves(grid, start, goal):
+    return ["D", "R", "D", "R"] if (grid[0], start, goal) == ("S.#", (0, 0), (2, 2)) else []
+```"""
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +86,8 @@ def play(module: Any, planned: str, **options: Any) -> tuple[Outcome, Scripted]:
 
 def test_the_planner_reads_what_the_program_printed_and_decides(module: Any) -> None:
     outcome, team = play(module, "[D, R]")
-    assert "['D', 'R', 'D', 'R']" in str(team.planner.prompts) and outcome.answer == "[D, R]"
+    ((prompt,),) = team.planner.prompts
+    assert "It printed:\n['D', 'R', 'D', 'R']\n" in prompt["content"] and outcome.answer == "[D, R]"
     assert outcome.metrics == {"program_ran": 1, "program_solved": 1}
     copied, team = play(module, "[D, R]", copy=True)
     assert "".join(module.moves_in(copied.answer)) == "DRDR" and team.planner.prompts == []
@@ -94,3 +98,4 @@ def test_the_reward_follows_the_rules(module: Any, rules: str, reward: float) ->
     episode = Episode("0", Task("0", "", "DRDR", {"grid": GRID}), 0, answer="[U, D, R, D, R]")
     asyncio.run(module.PlanPath(rules=rules).score(episode))
     assert episode.reward == pytest.approx(reward) and episode.metrics["illegal"] == 1
+    assert episode.correct == (rules == "lenient")

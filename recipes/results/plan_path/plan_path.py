@@ -1,6 +1,7 @@
-"""Plan-Path: find a way through a grid, with a program that prints moves.
+"""Plan-Path: find a way through a grid, with a function that is run on it.
 
-A coder writes the program; a planner reads its output and gives the final moves.
+A coder writes the function; a planner reads the moves that it returned and gives the final ones. The grid is passed to
+the function: a small model that has to write the grid into its program gets one of its rows wrong.
 
 Two sets of rules. `lenient`: an illegal move leaves the walker where it is, the number of moves is unlimited, and the
 walk ends at the goal. `fair`: an illegal move fails the task, and so does a list of more than 40 moves.
@@ -35,8 +36,9 @@ RULES = {
 }
 ANSWER = "End with the moves in brackets, such as [U, R, R]."
 CODE = (
-    "{question}\n\nWrite a Python program that finds the moves and prints them as one list, such as [U, R, R]. "
-    "Write the grid into it. Give it in one ```python block."
+    "{question}\n\nWrite a Python function moves(grid, start, goal) that finds the moves for any such grid and returns "
+    'them as a list, such as ["U", "R", "R"]. grid is the list of rows, which are strings; start and goal are tuples '
+    "of row and column. Give only the function, without the grid, in one ```python block."
 )
 PLAN = (
     "{question}\n\nThis program was run:\n```python\n{program}\n```\n\nIt printed:\n{output}\n\n"
@@ -52,7 +54,7 @@ class PlanPath:
     size: int = 10  # rows and columns
     blocked: float = 0.22  # probability that a cell is a wall
     train: int = 2000  # training tasks
-    test: int = 200  # held-out tasks
+    test: int = 400  # held-out tasks
     seed: int = 0
 
     def tasks(self, split: Split) -> list[Task]:
@@ -67,7 +69,7 @@ class PlanPath:
         moves = moves_in(str(episode.answer))
         solved, illegal = walk(episode.task.meta["grid"], moves, self.rules)
         penalty = min(0.5, 0.01 * illegal) if self.rules == "lenient" else 0.0
-        episode.reward = solved - penalty
+        episode.reward, episode.correct = solved - penalty, solved
         episode.metrics |= {"accuracy": float(solved), "illegal": float(illegal), "moves": float(len(moves))}
 
     def _grid(self, draw: random.Random) -> list[str]:
@@ -85,6 +87,11 @@ class PlanPath:
         ends = (*find(grid, "S"), *find(grid, "G"))
         question = QUESTION.format(*ends, grid="\n".join(grid), rules=RULES[self.rules])
         return Task(name, question, shortest(grid), {"grid": grid})
+
+
+def call(grid: Sequence[str]) -> str:
+    """The line that calls the coder's function and prints its moves."""
+    return f"print(moves({list(grid)}, {find(grid, 'S')}, {find(grid, 'G')}))"
 
 
 def find(grid: Sequence[str], mark: str) -> Cell:
@@ -137,9 +144,9 @@ def moves_in(text: str) -> list[str]:
 
 @dataclass(frozen=True)
 class CoderPlanner:
-    """The coder's program runs in the sandbox; the planner reads the task, the program and its output, and answers.
+    """The coder's function runs in the sandbox; the planner reads the task, the function and its result, and answers.
 
-    With `copy` the planner is not asked: what the program printed is the answer. With `conversation` the planner
+    With `copy` the planner is not asked: what the function returned is the answer. With `conversation` the planner
     continues the coder's conversation, which is one agent with a Python tool if one policy plays both roles.
     """
 
@@ -154,9 +161,10 @@ class CoderPlanner:
         request = chat_messages(CODE.replace("{question}", task.prompt))
         coded = await team.coder.say(request)
         program = code_in(coded.text)
-        ran = await shared().run(program, limits=Limits(seconds=self.seconds, output=8 << 10)) if program else None
+        limits, grid = Limits(seconds=self.seconds, output=8 << 10), task.meta["grid"]
+        ran = await shared().run(f"{program}\n{call(grid)}", limits=limits) if program else None
         output = shown(ran, self.seconds) if ran else "(no program was given)"
-        solved, _ = walk(task.meta["grid"], moves_in(ran.stdout if ran else ""), "fair")
+        solved, _ = walk(grid, moves_in(ran.stdout if ran else ""), "fair")
         metrics = {"program_ran": float(ran is not None and ran.ok), "program_solved": float(solved)}
         if self.copy:
             return Outcome(output, metrics)
