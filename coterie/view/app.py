@@ -21,9 +21,7 @@ import asyncio
 import base64
 import binascii
 import hmac
-import json
 from collections.abc import AsyncIterator, Callable, Iterable
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +35,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from coterie.errors import UserError
 from coterie.view import episodes
 from coterie.view.listing import Listing
+from coterie.view.page import STATIC, describe, dumped
 from coterie.view.replay import replayed
 from coterie.view.run_folder import KINDS, RunFolder
 from coterie.web.json_bodies import BadRequest, Strict, Text, read_json, validated
@@ -45,7 +44,6 @@ from coterie.web.requests import read_body, require_json
 MAX_BODY = 10_000  # bytes of a request
 POLL_SECONDS = 0.5  # between looks at a live run
 TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
-STATIC = {file.name: file.read_bytes() for file in (resources.files(__package__) / "static").iterdir()}
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -185,13 +183,6 @@ class App:
         return kind
 
 
-def describe(run: RunFolder) -> Any:
-    """A run's page, without its metrics."""
-    names = {section: run.names(section) for section in ("roles", "policies")}
-    stored = {kind: run.steps(kind) for kind in KINDS}
-    return run.summary() | names | {"config": run.config(), "stored": stored, "reliability": run.reliability()}
-
-
 def read_filter(query: dict[str, str]) -> tuple[episodes.Filter, tuple[int, int] | None]:
     """The filter in a query, and where its page begins."""
     after = query.pop("after", None)
@@ -204,23 +195,6 @@ def read_filter(query: dict[str, str]) -> tuple[episodes.Filter, tuple[int, int]
         return chosen, None
     step, _, line = after.partition(":")
     return chosen, (int(step), int(line))
-
-
-def dumped(value: Any) -> str:
-    """JSON without NaN and infinities, which it does not have, and in ASCII: texts may have lone surrogates."""
-    try:
-        return json.dumps(value, allow_nan=False)
-    except ValueError:
-        return json.dumps(_finite(value))
-
-
-def _finite(value: Any) -> Any:
-    """NaN and infinities become null."""
-    if isinstance(value, float):
-        return value if value - value == 0 else None
-    if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
-    return [_finite(inner) for inner in value] if isinstance(value, list) else value
 
 
 class WithHeaders:

@@ -13,9 +13,9 @@ from urllib.parse import quote
 
 from coterie import __version__
 from coterie.episode_files import Row
-from coterie.view.app import STATIC, describe, dumped
 from coterie.view.episodes import compared, group_members, one_episode
 from coterie.view.listing import Listing, NoRuns
+from coterie.view.page import STATIC, describe, dumped
 from coterie.view.redact import redacted
 from coterie.view.run_folder import RunFolder
 

@@ -106,6 +106,33 @@ def test_ray_is_imported_in_cluster_alone() -> None:
     assert importing == {"cluster"}
 
 
+EXTRAS = {"starlette", "uvicorn", "ray", "wandb", "vllm", "modelscope"}  # not in a plain install
+
+
+def imported_at_once(path: Path) -> set[str]:
+    """What a file imports when it is imported, as module names."""
+    names: set[str] = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return names
+
+
+def test_without_the_extras_all_but_servers_and_the_cluster_can_be_imported() -> None:
+    files = {
+        ".".join(("coterie", *path.relative_to(PACKAGE).with_suffix("").parts)): path for path in PACKAGE.rglob("*.py")
+    }
+    uses = {name: imported_at_once(path) for name, path in files.items()}
+    lost: set[str] = set()
+    while found := {n for n, used in uses.items() if used & lost or {u.split(".")[0] for u in used} & EXTRAS} - lost:
+        lost |= found
+    others = {name for name in lost if not name.startswith(("coterie.cluster.", "coterie.serve."))}
+    assert others == {f"coterie.{name}" for name in ("verifier.serve", "view.app", "web.requests", "web.server")}
+    assert {"coterie.cluster.driver", "coterie.serve.app"} < lost
+
+
 def test_every_room_has_its_place() -> None:
     rooms = {path.name.removesuffix(".py") for path in PACKAGE.iterdir()} - {"__pycache__", "py.typed"}
     assert rooms == set(ORDER) and len(set(ORDER)) == len(ORDER)
