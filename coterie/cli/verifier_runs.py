@@ -128,6 +128,8 @@ def evaluation_tables(found: Evaluation) -> Iterator[RenderableType]:
     yield table(title, [{"scored by": name} | _columns(one) for name, one in rows.items()])
     if found.trained:
         yield Text(f"  left out: {found.trained} answers to questions that the verifier was trained on")
+    if found.too_long:
+        yield Text(f"  left out: {found.too_long} answers that are longer than the verifier's context")
     yield Text(f"  {found.verdict}")
     if found.selections:
         yield table("questions answered rightly, choosing one of k answers", [_choice(one) for one in found.selections])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from coterie.errors import UserError
 from coterie.verifier.answers import Answer
 from coterie.verifier.baselines import baselines
 from coterie.verifier.metrics import Measures, measures
-from coterie.verifier.model import NAME, Verifier, conversation
+from coterie.verifier.model import NAME, TooLong, Verifier, conversation
 from coterie.verifier.selection import Selection, selections
 from coterie.verifier.train import QUESTIONS, mixed_questions, sampled_if_mixed
 
@@ -28,6 +29,7 @@ class Evaluation:
     scores: list[float]  # of the verifier
     reports: Mapping[str, Measures]  # the verifier, then each baseline
     trained: int  # answers that were left out: the verifier was trained on their questions
+    too_long: int  # answers that were left out: they are longer than the verifier's context
     perturbed: Measures | None  # the verifier with the perturbed answers too, which the reports leave out
     selections: list[Selection]  # how often a choice by its scores is right
 
@@ -58,28 +60,28 @@ def evaluate(verifier: Verifier, run: Path, file: Path, answers: Sequence[Answer
     """Score the answers of a file to questions that the run was not trained on, beside the baselines."""
     trained = set(json.loads((run / QUESTIONS).read_text()))
     fresh = [answer for answer in answers if answer.question not in trained]
-    left_out = len(answers) - len(fresh)
+    rows = dict(_encoded(verifier, fresh))
+    left_out, too_long = len(answers) - len(fresh), len(fresh) - len(rows)
+    fresh = [fresh[number] for number in rows]
     if not mixed_questions(fresh):
         known = f"; {left_out} of {len(answers)} answers are to questions that {run} was trained on" if left_out else ""
-        raise NothingToMeasure(f"{file}: no new question has right and wrong answers{known}")
-    scores = score(verifier, file, answers, fresh)
+        long = f"; {too_long} answers are longer than the verifier's context of {verifier.context}" if too_long else ""
+        raise NothingToMeasure(f"{file}: no new question has right and wrong answers{known}{long}")
+    scores = verifier.score_rows(list(rows.values()))
     measured = sampled_if_mixed(fresh)
     own = [
         one for one, answer in zip(scores, fresh, strict=True) if len(measured) == len(fresh) or not answer.perturbed
     ]
     reports = {name: _measures(column, measured) for name, column in {NAME: own, **baselines(measured)}.items()}
     perturbed = _measures(scores, fresh) if len(measured) < len(fresh) else None
-    return Evaluation(measured, own, reports, left_out, perturbed, list(selections(measured, own)))
+    return Evaluation(measured, own, reports, left_out, too_long, perturbed, list(selections(measured, own)))
 
 
-def score(verifier: Verifier, file: Path, answers: Sequence[Answer], chosen: Sequence[Answer]) -> list[float]:
-    """The verifier's scores of some answers of a file; an error names the row."""
-    rows = {id(answer): number for number, answer in enumerate(answers, 1)}
-    encoded = [
-        verifier.encode(conversation(answer.question, answer.text), f"{file}, row {rows[id(answer)]}")
-        for answer in chosen
-    ]
-    return verifier.score_rows(encoded)
+def _encoded(verifier: Verifier, answers: Sequence[Answer]) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """The tokens, by number, of the answers that fit into the verifier's context."""
+    for number, answer in enumerate(answers):
+        with suppress(TooLong):
+            yield number, verifier.encode(conversation(answer.question, answer.text), answer.task)
 
 
 def _measures(scores: Sequence[float], answers: Sequence[Answer]) -> Measures:

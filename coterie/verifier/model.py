@@ -36,6 +36,10 @@ class BadConversation(UserError, ValueError):
     """A conversation that the verifier cannot score: too long, or without a reply at its end."""
 
 
+class TooLong(BadConversation):
+    """A conversation that is longer than the verifier's context."""
+
+
 def conversation(question: str, answer: str) -> list[Message]:
     """A question and its answer as the verifier reads them."""
     return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
@@ -92,7 +96,7 @@ class Verifier:
         chat = self.learner.base.chat
         ids = (*chat.prompt(messages[:-1]), *chat.reply(messages[-1]["content"]), chat.end_id)
         if len(ids) > self.context:
-            raise BadConversation(f"{name}: {len(ids)} tokens are more than the verifier's context of {self.context}")
+            raise TooLong(f"{name}: {len(ids)} tokens are more than the verifier's context of {self.context}")
         return ids
 
 

@@ -19,7 +19,7 @@ from coterie.verifier.answers import Answer
 from coterie.verifier.baselines import baselines, by_majority, logistic
 from coterie.verifier.evaluate import Evaluation, NothingToMeasure, evaluate
 from coterie.verifier.metrics import ece, measures, reliability
-from coterie.verifier.model import pack_rows
+from coterie.verifier.model import TooLong, pack_rows
 from coterie.verifier.plots import reliability_plot
 from coterie.verifier.selection import selections
 from coterie.verifier.train import Example, bce, row_weights, split_by_question, weighted
@@ -164,12 +164,16 @@ def test_the_logistic_curve_is_the_most_likely_one() -> None:
 
 
 class Scripted:
-    """A verifier that scores by a function of the question and the answer."""
+    """A verifier that scores by a function of the question and the answer, of at most 100 characters."""
+
+    context = 100
 
     def __init__(self, score: Any) -> None:
         self.score = score
 
     def encode(self, messages: Sequence[Message], name: str) -> Any:
+        if len(messages[-1]["content"]) > self.context:
+            raise TooLong(name)
         return [message["content"] for message in messages]
 
     def score_rows(self, rows: Sequence[Any]) -> list[float]:
@@ -217,6 +221,15 @@ def test_questions_that_it_was_trained_on_are_left_out(tmp_path: Path) -> None:
     assert found.reports["verifier"].accuracy_within == 0.0 and found.trained == 24
     with pytest.raises(NothingToMeasure, match=r"a\.parquet: no new question .* 48 of 48 answers"):
         evaluated(lambda q, t: 0.5, answers, tmp_path, [one.question for one in answers])
+
+
+def test_answers_that_are_too_long_for_it_are_left_out(tmp_path: Path) -> None:
+    long = [answer(one.question, "yes" * 40, True) for one in uneven()[:3]]
+    right = lambda q, t: float("yes" in t)  # noqa: E731
+    found, plain = (evaluated(right, answers, tmp_path) for answers in ([*long, *uneven()], uneven()))
+    assert found.too_long == 3 and found.reports == plain.reports and found.scores == plain.scores
+    with pytest.raises(NothingToMeasure, match="3 answers are longer than the verifier's context of 100"):
+        evaluated(right, long, tmp_path)
 
 
 def test_perturbed_answers_are_measured_apart(tmp_path: Path) -> None:
