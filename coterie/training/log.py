@@ -35,6 +35,7 @@ from coterie.episode_files import (
     step_of,
     write_episode_rows,
 )
+from coterie.errors import UserError
 from coterie.files import WriteFailed, append_line, filter_rows, reporting_write_errors, write_atomic
 from coterie.models.chat import Chat
 from coterie.training.background_writes import BackgroundWrites
@@ -44,6 +45,16 @@ from coterie.training.user_files import WRITTEN_CONFIG
 from coterie.types import Episode, GroupStats, Metrics, Task, Turn
 
 EPISODES, COUNTERFACTUALS, HELD_OUT = "episodes", "counterfactuals", "eval"  # folders of a run
+
+
+LESS_MEMORY = (
+    "an update needs less with a lower learning.microbatch_tokens or with learning.checkpointing, a rollout with lower "
+    "engine.rows or engine.context; other processes may hold memory of the same GPU"
+)
+
+
+class OutOfMemory(UserError, RuntimeError):
+    """A GPU's memory is full."""
 
 
 class StepLog:
@@ -61,7 +72,11 @@ class StepLog:
         """Time a phase of the step; entering it again adds to its time."""
         self.display.phase(name)
         started = time.perf_counter()
-        yield
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            what = str(error).partition(" If reserved but unallocated")[0]
+            raise OutOfMemory(f"step {self.step}, {name}: {what}\n{LESS_MEMORY}") from error
         self.seconds[name] += time.perf_counter() - started
 
     def add(self, metrics: Mapping[str, float]) -> None:

@@ -35,7 +35,7 @@ from coterie.files import (
     write_checksums,
 )
 from coterie.rewards import TIMEOUTS
-from coterie.training.log import RunLog, TensorBoard, read_episodes
+from coterie.training.log import OutOfMemory, RunLog, TensorBoard, read_episodes
 from coterie.types import Episode, Task, Turn
 from tests.forked import Python, run_python
 from tests.hangs import HANG
@@ -194,6 +194,13 @@ def test_a_step_is_one_row_with_its_phases(tmp_path: Path) -> None:
     assert list(row) == ["step", "time", "reward", "failed", "seconds/rollout"]
     assert (row["step"], row["reward"], row["failed"]) == (12, 0.25, 2.0)
     assert (tmp_path / "config.yaml").read_text() == "steps: 40\n"
+
+
+def test_a_gpu_without_memory_is_told_with_the_phase_and_what_would_need_less(tmp_path: Path) -> None:
+    told = "CUDA out of memory. Tried to allocate 2 GiB. If reserved but unallocated memory is large try this"
+    expected = "step 3, update: CUDA out of memory. Tried to allocate 2 GiB.\nan update needs less with"
+    with pytest.raises(OutOfMemory, match=expected), run_log(tmp_path).step(3) as log, log.phase("update"):
+        raise torch.OutOfMemoryError(told)
 
 
 def test_of_a_step_that_fails_only_what_was_played_is_kept(tmp_path: Path) -> None:
