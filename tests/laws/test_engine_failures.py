@@ -52,6 +52,22 @@ def test_a_cancelled_request_frees_its_row_and_changes_no_other(
     assert_same(ask(engine, [short]), ask(NativeEngine(base, POLICIES), [short]))
 
 
+def test_the_cache_can_be_cleared_as_soon_as_a_request_is_cancelled(team_base: Callable[[str], Base]) -> None:
+    """The engine loop has not seen it yet: the row still runs."""
+    engine, prompt = NativeEngine(team_base("llama"), POLICIES), random_ids(20, seed=0)
+    short: Request = ("a", prompt, 0, Sampling(5))
+
+    async def after_a_cancelled_one() -> Sample:
+        late = asyncio.create_task(engine.sample("a", prompt, 0, Sampling(480)))
+        while not engine.slots.running:
+            await asyncio.sleep(0)
+        late.cancel()
+        engine.clear()
+        return await engine.sample(*short)
+
+    assert_same([asyncio.run(after_a_cancelled_one())], ask(NativeEngine(team_base("llama"), POLICIES), [short]))
+
+
 class Broken(Exception):
     pass
 

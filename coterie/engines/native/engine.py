@@ -61,6 +61,7 @@ class NativeEngine:
 
     def clear(self) -> None:
         """Free the KV cache."""
+        self._finish_cancelled()
         self.slots.clear()
 
     async def sample(
@@ -93,11 +94,14 @@ class NativeEngine:
             for _ in range(SETTLE if finished else 1):
                 await asyncio.sleep(0)
             with watchdog_paused():
-                for row in [*self.slots.running, *self.waiting]:
-                    if row.future.done() and row.slot >= 0:  # cancelled
-                        self.slots.finish(row)
+                self._finish_cancelled()
                 self._admit()
                 finished = not self.slots.running or self._decode()
+
+    def _finish_cancelled(self) -> None:
+        for row in [*self.slots.running, *self.waiting]:
+            if row.future.done() and row.slot >= 0:
+                self.slots.finish(row)
 
     def _driver_done(self, driver: asyncio.Task[None]) -> None:
         """If the engine loop failed or was cancelled, so are all requests."""
