@@ -97,6 +97,7 @@ class RolloutWorker:
         """Load the models, with so many sets of trained weights; returns where this process is, and the hashes of
         verifiers."""
         config = shipment.unpack()
+        self.logprobs_in_loss = config.algorithm.instance.truncate is not None  # the sampler's
         env = build_env(config)
         require_sandbox(config, env)
         hashes = open_models(config, env)
@@ -117,6 +118,10 @@ class RolloutWorker:
 
     async def play(self, number: int, chunk: Chunk, players: Players) -> list[dict[str, Any]]:
         """Play episodes with a set of weights; returns their fields without the tasks."""
+        if self.logprobs_in_loss and not self.sampler.busy:
+            # Cached prefixes of earlier chunks are rounded as in their batches; with them log-probs would differ, by
+            # what else this worker has played.
+            self.sampler.engines[number].clear()
         self.sampler.busy += 1
         try:
             return await self.play_chunk(number, chunk, players)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 import os
@@ -23,6 +24,7 @@ from coterie.cluster.collector import cut
 from coterie.cluster.connection import CannotPlace, check_resources
 from coterie.cluster.driver import Driver
 from coterie.cluster.learners import RemoteLearner, own_jobs
+from coterie.cluster.rollout_worker import RolloutWorker
 from coterie.cluster.shipment import pack
 from coterie.config import ConfigError
 from coterie.config.conflicts import check_conflicts
@@ -32,6 +34,7 @@ from coterie.files import read_rows
 from coterie.games import naming
 from coterie.learners.batch import make_batches
 from coterie.learners.distributed import Processes
+from coterie.rollout.collector import new_episodes
 from coterie.training.loop import Run
 from coterie.types import Episode, Task
 from tests.clusters import end_learner, end_player, on_fit, on_wait, raylets, started_on_cluster, trained_on_cluster
@@ -89,6 +92,27 @@ def test_workers_that_die_change_no_bit(
     told = capsys.readouterr().err
     assert re.search(r"rollout worker \d \(process \d+ on .* GB after its start\) was lost: ", told)
     assert re.search(r"learner 0 \(process \d+ on (.|\n)*restarted from the checkpoint of step 1", told)
+
+
+def test_a_chunk_played_alone_has_the_same_log_probs_after_any_other(
+    ray_cluster: Any, model_folder: Folder, tmp_path: Path
+) -> None:
+    """To the bit: with `truncate` they are in the loss. Prompts of the two tasks share a prefix."""
+    tree = naming_config(model_folder("llama"), algorithm={"name": "grpo", "truncate": 2.0})
+    tree["env"]["prompt"] = "This is how all the prompts of this game begin, up to the number of the game: {n}."
+    run = started(tree, tmp_path)
+    plan, shipment = run.plan(0), pack(run.config, tmp_path)
+
+    async def played(*tasks: Task) -> Any:
+        worker = RolloutWorker()
+        await worker.start(shipment, None, sets=1)
+        for task in tasks:
+            chunk = [(episode, {}) for episode in new_episodes([task], 4, plan.seed)]
+            episodes = await worker.play(0, chunk, plan.players)
+        return [turn.logprobs for episode in episodes for turn in episode["turns"]]
+
+    first, second = plan.tasks
+    assert asyncio.run(played(first, second)) == asyncio.run(played(second))
 
 
 def test_an_error_of_a_worker_is_raised_in_the_driver(ray_cluster: Any, model_folder: Folder, tmp_path: Path) -> None:

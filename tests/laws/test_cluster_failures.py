@@ -226,26 +226,42 @@ def ahead(model: Path, steps: int = 5) -> dict[str, Any]:
     return tree
 
 
-def test_a_run_ahead_depends_on_its_lag_alone(ray_cluster: Any, model_folder: Folder, tmp_path: Path) -> None:
-    """On two workers, on three, resumed after two of its steps, and after a worker and the learner were killed: the
-    same tokens, and weights to rounding, as the sampler's log-probs are in the loss and round with its batches."""
+@pytest.mark.parametrize("whole", [False, True], ids=["adapters", "whole model"])
+def test_a_run_ahead_depends_on_its_lag_alone(
+    whole: bool, ray_cluster: Any, model_folder: Folder, tmp_path: Path
+) -> None:
+    """To the bit, where a worker plays one chunk at a time: on two workers, on three, resumed after two of its steps,
+    and after a worker and the learner were killed. The prompts share a prefix, which a worker would cache."""
 
     def prepare(driver: Driver) -> None:
         end_player(driver, play=3)
         end_learner(driver, fit=4)
 
-    tree, first = ahead(model_folder("llama")), started(ahead(model_folder("llama")), tmp_path / "first")
-    two = trained_on_cluster(tree, tmp_path / "two", rollout={"workers": 2}, ahead=2, chunk=1)
-    three = trained_on_cluster(tree, tmp_path / "three", rollout={"workers": 3}, ahead=2)
-    trained_on_cluster(tree | {"steps": 2}, tmp_path / "resumed", ahead=2)
-    resumed = trained_on_cluster(tree, tmp_path / "resumed", ahead=2)
+    tree = ahead(model_folder("llama")) | {"tasks_per_step": 3, "rollout": {"concurrency": 4}}
+    tree["env"] |= {"prompt": "All prompts of this game begin with the same words, up to its number: {n}."}
+    tree["policies"]["left"] |= {"lora": None} if whole else {}
+    two = trained_on_cluster(tree, tmp_path / "two", rollout={"workers": 2}, ahead=2, chunk=4)
+    three = trained_on_cluster(tree, tmp_path / "three", rollout={"workers": 3}, ahead=2, chunk=4)
+    trained_on_cluster(tree | {"steps": 2}, tmp_path / "resumed", ahead=2, chunk=4)
+    resumed = trained_on_cluster(tree, tmp_path / "resumed", ahead=2, chunk=4)
     killed = trained_on_cluster(tree, tmp_path / "killed", prepare, rollout={"workers": 2}, ahead=2, chunk=4)
     for name, other in {"three": three, "resumed": resumed, "killed": killed}.items():
         assert tokens(tmp_path / name) == tokens(tmp_path / "two")
-        for policy, weights in two.items():
-            assert_close(other[policy], weights, first.learners[policy].weights())
+        torch.testing.assert_close(other, two, rtol=0, atol=0)
     versions = {turn.version for turn in read_episodes(tmp_path / "two" / "episodes" / "000005.jsonl.gz")[0].turns}
     assert versions == {2}
+
+
+def test_chunks_that_are_played_together_change_rounding_alone(
+    ray_cluster: Any, model_folder: Folder, tmp_path: Path
+) -> None:
+    """The sampler's log-probs, which are in the loss, round with its batches."""
+    tree, first = ahead(model_folder("llama")), started(ahead(model_folder("llama")), tmp_path / "first")
+    two = trained_on_cluster(tree, tmp_path / "two", rollout={"workers": 2}, ahead=2, chunk=1)
+    one = trained_on_cluster(tree, tmp_path / "one", ahead=2)
+    assert tokens(tmp_path / "one") == tokens(tmp_path / "two")
+    for policy, weights in two.items():
+        assert_close(one[policy], weights, first.learners[policy].weights())
 
 
 def test_a_worker_plays_ahead_while_a_straggler_finishes(
