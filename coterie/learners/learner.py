@@ -75,8 +75,7 @@ class TorchLearner:
         decay = learning.weight_decay
         self.optimizer = torch.optim.AdamW(groups, lr=lr, weight_decay=decay, fused=True) if groups else None
         if learning.checkpointing and not frozen:
-            base.model.gradient_checkpointing_enable({"use_reentrant": False})
-            base.model.train()  # transformers checkpoints only in training mode; dropout is zero in these models
+            base.enable_checkpointing()
 
     def parameters(self) -> dict[str, nn.Parameter]:
         return self.adapter.parameters() if self.adapter else dict(self.base.model.named_parameters())

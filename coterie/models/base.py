@@ -84,6 +84,7 @@ class Base:
         self.kv_shape: KVShape | None = None
         self.forward: Forward | None = None
         self.trainable_forward: TrainableForward | None = None
+        self.checkpointing = False
         self.use_hf_modules = False  # set for full fine-tuning, and for its reference: no `trainable_forward` then
         if weightless:
             self.layers = replace_linear_layers(self.model, self.routing)
@@ -128,6 +129,14 @@ class Base:
             last = self.vocab_size - 1
             raise ValueError(f"token {wrong} of the prompt is not in the vocabulary, which is 0 to {last}")
 
+    def enable_checkpointing(self) -> None:
+        """Recompute activations in the backward pass (gradient checkpointing) instead of keeping them."""
+        # transformers 5.23 has a new name for it, and its old one, the only one before, prints a warning.
+        enable = getattr(self.model, "activation_checkpointing_enable", self.model.gradient_checkpointing_enable)
+        enable({"use_reentrant": False})
+        self.model.train()  # transformers checkpoints only in training mode; dropout is zero in these models
+        self.checkpointing = True
+
     @torch.no_grad()
     def load_weights(self, adapter: str | None, weights: Weights | None) -> None:
         """Copy weights into those of an adapter on this base, or of the model itself; None: nothing to copy."""
@@ -167,7 +176,7 @@ class Base:
                 return self._row_by_row(tokens, layout, segments)
             if self.trainable_forward is None or self.use_hf_modules:
                 return self._packed(tokens, positions, layout, segments)
-            checkpointing = self.model.is_gradient_checkpointing and torch.is_grad_enabled()
+            checkpointing = self.checkpointing and torch.is_grad_enabled()
             with self.routing.on(segments):
                 return self.trainable_forward(tokens, positions, layout, checkpointing)
 

@@ -180,6 +180,7 @@ def test_sharing_a_beginning_changes_no_gradient(
     assert_same_gradients(found[0], found[1], near=5e-6)  # sums of float32 in another order
 
 
+@pytest.mark.filterwarnings("error::FutureWarning")  # of a new transformers, which a user would read in every run
 @pytest.mark.parametrize("lora", [True, False], ids=["lora", "whole"])
 def test_gradient_checkpointing_changes_no_gradient(lora: bool, model_folder: Folder) -> None:
     found = []

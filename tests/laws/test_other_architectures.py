@@ -147,4 +147,4 @@ def test_a_model_whose_logits_cannot_be_reproduced_is_refused(tmp_path: Path, mo
 def test_gradient_checkpointing_does_not_change_sampling(model_folder: Callable[[str], Path]) -> None:
     made = learner(model_folder("llama"), lora=False, checkpointing=True)
     assert_engine_is_right(made.base, HfEngine(made.base, {"plain": None}))
-    assert made.base.model.training and made.base.model.is_gradient_checkpointing
+    assert made.base.model.training and made.base.checkpointing
