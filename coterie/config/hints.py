@@ -13,8 +13,8 @@ ELSEWHERE = {
     # how much data, how long
     "tasks_per_step": "train_batch_size per_device_train_batch_size gen_batch_size rollout_batch_size",
     "episodes_per_task": "rollout.n num_generations",
-    "tasks_per_step, which is MARFT's n_rollout_threads × episode_length": "episode_length",
-    "rollout.concurrency": "n_rollout_threads n_parallel_agents n_parallel_tasks",
+    "tasks_per_step, which is MARFT's n_rollout_threads × episode_length": "episode_length n_rollout_threads",
+    "rollout.concurrency": "n_parallel_agents n_parallel_tasks",
     "eval.tasks": "val_batch_size eval_episodes",
     "eval.episodes_per_task": "val_kwargs.n",
     "eval.temperature": "val_kwargs.temperature",
@@ -46,6 +46,7 @@ ELSEWHERE = {
     "engine.context": "max_prompt_length max_model_len vllm_max_model_length context_window",
     "engine.rows": "max_num_seqs",
     "engine.name": "rollout.name",
+    "cluster.rollout.tensor_parallel, on a Ray cluster": "tensor_model_parallel_size",
     # algorithms
     "algorithm.name": "adv_estimator algorithm_name",
     "algorithm.clip": "clip_ratio clip_ratio_low cliprange clip_param epsilon",
@@ -97,8 +98,7 @@ HERE = {name: key for key, names in ELSEWHERE.items() for name in names.split()}
 NOT_HERE = {
     "share_instance": "there is nothing to set: roles share a policy by naming the same one under roles",
     "n_gpus_per_node": "there is nothing to set: torchrun starts a process for each GPU, see docs/many-devices.md",
-    "nnodes": "there is nothing to set: torchrun starts the processes, see docs/many-devices.md",
-    "tensor_model_parallel_size": "there is nothing to set: a model is on one device, see docs/many-devices.md",
+    "nnodes": "several machines are a Ray cluster, see cluster and docs/cluster.md",
     "gpu_memory_utilization": "there is nothing to set: the engine uses the learner's own weights, "
     "and engine.rows and engine.context size its cache",
     "use_vllm": "there is nothing to set: engine.name chooses what samples",

@@ -246,6 +246,7 @@ MISTAKES_IN_OVERRIDES = {
             "normalization_mode": "algorithm.normalize",
             "horizon": "workflow.horizon, of marft",
             "episode_length": "tasks_per_step",
+            "n_rollout_threads": "tasks_per_step",
             "warmup_steps": "learning.warmup and algorithm.warmup, the latter of ppo's critics",
             "context_window": "engine.context",
             "gradient_cp_steps": "learning.microbatch_tokens",
@@ -261,6 +262,11 @@ MISTAKES_IN_OVERRIDES = {
         "algorithm.agent_iteration_interval=3",
         "algorithm.agent_iteration_interval: unknown key; here it is algorithm.rotate",
     ),
+    "foreign parts": (
+        "rollout.tensor_model_parallel_size=2",
+        "rollout.tensor_model_parallel_size: unknown key; here it is cluster.rollout.tensor_parallel",
+    ),
+    "foreign machines": ("trainer.nnodes=2", "trainer.nnodes: unknown key; several machines are a Ray cluster"),
     "foreign group": ("num_generations=8", "num_generations: unknown key; here it is episodes_per_task"),
     "foreign memory": ("gpu_memory_utilization=0.9", "gpu_memory_utilization: unknown key; there is nothing to set"),
     "rows of one at a time": (
