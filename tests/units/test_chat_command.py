@@ -9,6 +9,7 @@ import re
 import select
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from coterie.cli.app import app
 from coterie.cli.chat import Chat, RoleColumns
 from coterie.console import visible
 from coterie.training.build import for_inference
+from coterie.types import Task, Team
 from tests.forked import Python
 from tests.hangs import HANG
 from tests.runs import naming_config, trained
@@ -104,6 +106,20 @@ def test_a_person_may_play_a_role(model_folder: Callable[[str], Path], tmp_path:
     done = CliRunner().invoke(app, ["chat", str(tmp_path / "c.yaml")], input="Say it.\nmy own words\n")
     assert done.exit_code == 0 and "right> " in done.output
     assert "right: my own words" in done.output and "user: Say it." in done.output
+
+
+class Unwilling:
+    roles = ("left", "right")
+
+    async def run(self, task: Task, team: Team, world: object) -> str:
+        raise ValueError("only sums")
+
+
+def test_a_workflow_that_raises_does_not_end_the_chat(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    team = replace(for_inference(run), workflow=Unwilling())
+    Chat(team).run(lines("hello", "/help"))
+    shown = capsys.readouterr().out
+    assert "failed on this message: ValueError: only sums" in shown and "/replay" in shown
 
 
 def until(terminal: int, prompt: str) -> str:

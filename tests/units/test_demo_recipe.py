@@ -55,3 +55,8 @@ class CutOff(ScriptedAgent):
 def test_where_the_first_finds_no_number_or_is_cut_off_nobody_goes_on(first: str, agent: type[ScriptedAgent]) -> None:
     answer, team = answered(first, "8 + 9 = 17", agent)
     assert answer == "" and team.second.prompts == []
+
+
+def test_a_message_that_is_no_sum_is_answered_with_what_would_be_one() -> None:
+    with pytest.raises(ValueError, match=r"adds three numbers, as in '3 \+ 5 \+ 9', and was asked 'hello'"):
+        asyncio.run(RECIPE.workflow.instance.run(Task("t", "hello", None), Scripted({}), None))
