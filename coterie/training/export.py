@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -68,7 +69,10 @@ def write_merged(policy: Policy, saved: Path, out: Path) -> None:
     model: Any = load_model(base, torch.float32, "sdpa")
     dtype = model.config.dtype if isinstance(model.config.dtype, torch.dtype) else torch.float32
     if policy.lora is not None:
-        model = PeftModel.from_pretrained(model, str(saved)).merge_and_unload()
+        with warnings.catch_warnings():
+            # peft 0.21 reads a name of transformers' that 5.23 deprecates.
+            warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)
+            model = PeftModel.from_pretrained(model, str(saved)).merge_and_unload()
     tokenizer = load_tokenizer(base)
     tokenizer.chat_template = template_of(tokenizer)
     ends = sorted(Chat(tokenizer, load_end_ids(base)).end_ids)

@@ -51,6 +51,7 @@ def expected(run: Path, policy: str, question: str) -> list[int]:
     return list(asyncio.run(team.engine.sample(policy, prompt, 0, Sampling(16, temperature=0))).ids)
 
 
+@pytest.mark.filterwarnings("error::FutureWarning")
 def test_merged_models_answer_as_the_team_does(run: Path, tmp_path: Path) -> None:
     printed = stdout_of("export", run, "--merge", tmp_path / "out")
     assert printed.splitlines() == [f"{name}: {tmp_path / 'out' / name}" for name in ("left", "right")]
