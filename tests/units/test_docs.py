@@ -110,6 +110,7 @@ def test_the_rewards_of_the_page_score(tmp_path: Path) -> None:
         return await asyncio.gather(*(ask(a, "4", task) for a, task in zip(answers, tasks, strict=True)))
 
     assert asyncio.run(both("close", ["6", "6"])) == [1.0, 0.0]
+    assert asyncio.run(both("close", ["It is 6.", "no idea"])) == [1.0, 0.0]
     assert asyncio.run(both("served", ["red house", "red"])) == [pytest.approx(2 / 3), pytest.approx(1 / 3)]
 
 
