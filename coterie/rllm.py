@@ -80,8 +80,9 @@ class AgentTrainer(api.AgentTrainer):
             workflow_class, workflow_args = OWN, own_options(workflow, workflow_args or {})
             workflow = OWN
         arguments = options_of_tools(workflow_args or {})
-        own_adapters = parameters.has_own_adapters(overrides)
-        tree = team_config("rllm", _roles(workflow, arguments), _judges_turns(workflow), own_adapters)
+        roles = _roles(workflow, arguments)
+        own_adapters = parameters.has_own_adapters(overrides, roles)
+        tree = team_config("rllm", roles, _judges_turns(workflow), own_adapters)
         tree |= _task_config(workflow, train_dataset)
         super().__init__(
             config=tree,

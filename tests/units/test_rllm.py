@@ -237,6 +237,15 @@ def test_a_script_runs_with_the_parameters_of_its_launcher(
     assert [int(file.name.split(".")[0]) for file in sorted((trained.folder / "episodes").glob("*"))] == [1, 2]
 
 
+def test_an_agent_that_the_workflow_does_not_have_is_refused(here: Path) -> None:
+    with pytest.raises(ConfigError, match="no role 'verifer'; it has analyzer, executor, verifier; did you mean verif"):
+        names.AgentTrainer(
+            names.MultiAgentMathToolWorkflow,
+            config=["+trainer.agent_names=['analyzer','executor','verifer']"],
+            train_dataset=ROWS,
+        )
+
+
 def test_parameters_of_critics_and_of_an_evaluation_that_there_is_not_have_no_effect(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -12,6 +13,7 @@ from coterie.compat.siirl.learning import kl_settings, lora_settings
 from coterie.compat.siirl.parameter_table import SETTINGS, TEAM, is_without_effect, minibatches
 from coterie.compat.siirl.parameters import leaves, split
 from coterie.config.problems import ConfigError, Problems, Sources, dotted, undotted
+from coterie.errors import did_you_mean
 
 OWN_ADAPTERS = "trainer.agent_names"  # each agent has an adapter of its own
 # Parameters of rLLM's own parts, or that Coterie always does this way.
@@ -30,9 +32,14 @@ def as_overrides(config: Any) -> list[str]:
     return [text.lstrip("+") for text in config]  # Hydra's mark of a new key
 
 
-def has_own_adapters(overrides: Sequence[str]) -> bool:
-    """Whether the scripts ask for an adapter per agent instead of one for all."""
-    return any(text.partition("=")[0] == OWN_ADAPTERS for text in overrides)
+def has_own_adapters(overrides: Sequence[str], roles: Sequence[str]) -> bool:
+    """Whether the scripts ask for an adapter per agent instead of one for all; they may name no agent but the roles."""
+    lists = [value for key, _, value in (text.partition("=") for text in overrides) if key == OWN_ADAPTERS]
+    for name in (name for names in lists for name in re.findall(r"[^\s,'\"\[\]]+", names)):
+        if name not in roles:
+            known = f"it has {', '.join(roles)}{did_you_mean(name, roles)}"
+            raise ConfigError(f"{OWN_ADAPTERS}: the workflow has no role {name!r}; {known}")
+    return bool(lists)
 
 
 def translate(overrides: Sequence[str], roles: Sequence[str], policies: Sequence[str], evaluates: bool) -> list[str]:
