@@ -217,7 +217,8 @@ def _user_file(path: str, folder: Path) -> Path:
     for candidate in (folder / path, Path(path)):
         if candidate.is_file():
             return candidate.resolve()
-    raise ConfigError(f"there is no file {path}, neither in {folder.resolve()} nor in {Path.cwd()}")
+    places = dict.fromkeys(str(place) for place in (folder.resolve(), Path.cwd()))
+    raise ConfigError(f"there is no file {path} in {' or '.join(places)}")
 
 
 @cache

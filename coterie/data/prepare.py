@@ -212,6 +212,8 @@ def _rejected_line(found: SourceRow, reason: str) -> str:
 def _files(place: Path) -> list[Path]:
     if place.is_file():
         return [place]
+    if not place.is_dir():
+        raise ValueError(f"{place}: no such file or folder")
     files = sorted(file for file in place.glob("*") if file.suffix in KINDS)
     if not files:
         raise ValueError(f"{place}: has no {', '.join(KINDS)} file")

@@ -64,7 +64,7 @@ def unknown(key: str) -> str:
         return f"unknown key; {instead}"
     if hint := hint_for(undotted(key)):
         return f"unknown key; {hint}"
-    return f"unknown key: siiRL has no such parameter, or Coterie has no counterpart{_near(key)}"
+    return f"unknown key: siiRL and verl have no such parameter, or Coterie has no counterpart{_near(key)}"
 
 
 def _near(key: str) -> str:
