@@ -27,7 +27,7 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """Read a config file, or a graph in siiRL's format; each override, like `policies.solver.lr=1e-4`, goes over it."""
     path = Path(path)
     if not path.is_file():
-        raise ConfigError(f"{path}: there is no such file")
+        raise ConfigError(f"{path}: there is no such file; `coterie init NAME` copies a recipe that comes with Coterie")
     problems = Problems(Sources(str(path)))
     text = read_text(path)
     if (foreign := foreign_format(text)) is not None:

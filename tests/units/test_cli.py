@@ -220,7 +220,7 @@ def plainly(result: Any) -> str:
 NO_MODEL = "policies.doer.model=/there/is/none"
 MISTAKES = {
     "no config": (["train"], "pass a config, as in `coterie train recipes/demo.yaml`"),
-    "no such file": (["train", "nowhere.yaml"], "nowhere.yaml: there is no such file"),
+    "no such file": (["train", "nowhere.yaml"], "nowhere.yaml: there is no such file; `coterie init NAME` copies"),
     "wrong type": (["train", "CONFIG", "steps=many"], "steps: got the text 'many'"),
     "contradiction": (["train", "CONFIG", "episodes_per_task=1"], "episodes_per_task: is 1"),
     "no model": (["train", "CONFIG", "name=new", NO_MODEL], "policies.doer.model: model /there/is/none: no such file"),
