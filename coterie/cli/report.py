@@ -103,10 +103,9 @@ def next_steps(folder: Path, config: Config, step: int, finished: bool) -> Text:
         again = f" steps={2 * config.steps}" if config.epochs is None else f" epochs={2 * config.epochs}"
     elif finished and budget is not None:
         again = f" max_sampled_tokens={2 * budget}"
-    commands = {
-        f"coterie eval {folder}": "evaluate the team, beside single-agent baselines",
-        f"coterie train --resume {folder}{again}": "train further",
-    }
+    commands = {f"coterie train --resume {folder}{again}": "train further"}
+    if config.eval.tasks:  # otherwise there is nothing to evaluate
+        commands = {f"coterie eval {folder}": "evaluate the team, beside single-agent baselines"} | commands
     width = max(map(len, commands))
     lines = [f"  {command:<{width}}   {purpose}" for command, purpose in commands.items()]
     return Text("\n".join([f"{folder}: {step} of {config.steps} steps done", *lines]))

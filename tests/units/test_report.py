@@ -8,10 +8,10 @@ from pathlib import Path
 
 import rich.console
 
-from coterie.cli.report import dialogues, learning_curve
+from coterie.cli.report import dialogues, learning_curve, next_steps
 from coterie.evaluation.evaluate import Report
 from tests.episodes import episode
-from tests.runs import naming_config, resumed, trained
+from tests.runs import naming_config, resumed, trained, written
 
 
 def printed(parts: Iterable[rich.console.RenderableType]) -> list[str]:
@@ -70,3 +70,10 @@ def test_a_resumed_run_remembers_its_evaluations(model_folder: Callable[[str], P
     assert list(first.log.evaluations) == [0, 1, 2]
     again = resumed(tree | {"steps": 3}, tmp_path).log.evaluations
     assert list(again) == [0, 1, 2, 3] and first.log.evaluations.items() <= again.items()
+
+
+def test_an_evaluation_is_suggested_only_if_there_is_something_to_evaluate(tmp_path: Path) -> None:
+    for tasks in (4, 0):
+        config = written(naming_config(tmp_path, eval={"tasks": tasks}), tmp_path / f"of-{tasks}")
+        shown = str(next_steps(Path("runs/r"), config, 4, finished=True))
+        assert ("coterie eval runs/r" in shown) == (tasks > 0) and "--resume runs/r steps=8" in shown
