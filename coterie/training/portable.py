@@ -48,6 +48,10 @@ def unpack(parts: Path, runs: Path) -> Path:
     """Extract a packed run into `runs`, under its own name; its folder. A folder that exists is never replaced."""
     manifest = json.loads((parts / MANIFEST).read_text())
     run = runs / manifest["run"]
+    if run.exists():
+        raise FileExistsError(
+            f"{run} already exists; `--resume {run}` continues it, and `--out FOLDER` unpacks elsewhere"
+        )
     with reporting_write_errors(run), atomic_folder(run) as folder, tempfile.TemporaryFile(dir=folder) as whole:
         for name, expected in manifest["parts"].items():
             whole.write(_verified(parts / name, expected))

@@ -54,7 +54,7 @@ def test_a_bad_part_is_refused_and_nothing_is_left(how: str, packed: Path, tmp_p
 def test_a_run_that_is_there_is_not_replaced(packed: Path, tmp_path: Path) -> None:
     run = unpack(packed, tmp_path / "there")
     before = {path: os.stat(path).st_mtime_ns for path in run.rglob("*")}
-    with pytest.raises(FileExistsError):
+    with pytest.raises(FileExistsError, match=r"`--resume .*run` continues it, and `--out FOLDER` unpacks elsewhere"):
         unpack(packed, tmp_path / "there")
     assert before == {path: os.stat(path).st_mtime_ns for path in run.rglob("*")}
     shutil.rmtree(run)
