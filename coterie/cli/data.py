@@ -79,8 +79,8 @@ def prepare(
         with rich.get_console().status(f"preparing {name}"):
             result = _prepare(name, source, limit, code, repositories)
         if not any(result.splits.values()):
-            problem = next(iter(result.reasons), "there are no rows")
-            raise ValueError(f"{name}: no valid row; the first problem: {problem}")
+            problems = [f"{row.place}, row {row.number}: {reason}" for row, reason in result.rejected]
+            raise ValueError(f"{name}: no valid row; the first problem: {next(iter(problems), 'there are no rows')}")
         write(name if repositories is None else SWE.name, result, folder)
         console.show(preview.prepared(folder, result))
 

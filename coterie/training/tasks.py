@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil
+from pathlib import Path
 
 from coterie.config import Config
 from coterie.config.registry import line_in_users_file
@@ -61,21 +62,22 @@ def load_tasks(env: Env, split: Split, config: Config) -> Sequence[Task]:
     """An environment's tasks; its errors are reported with the key and the line that names its files."""
     options = config.env.options
     named = split in options and options[split] is not None
+    file = f" in {options[split]}" if isinstance(options.get(split), Path | str) else ""
     with config_errors(config, ("env",), options, ("env", split) if named else ("env",)):
         try:
-            return _checked_tasks(env, split)
+            return _checked_tasks(env, split, file)
         except (Exception, SystemExit) as error:
             if (where := line_in_users_file(type(env), error)) is None or isinstance(error, NotTasks):
                 raise
             raise ValueError(f"{where}: {type(error).__name__}: {error}") from error
 
 
-def _checked_tasks(env: Env, split: Split) -> Sequence[Task]:
+def _checked_tasks(env: Env, split: Split, file: str) -> Sequence[Task]:
     tasks, name = env.tasks(split), type(env).__name__
     if not isinstance(tasks, Sequence):
         raise NotTasks(f"{name}.tasks returned a {type(tasks).__name__}, expected a list of Task")
     if not tasks:
-        raise NotTasks(f"{name} has no {'training' if split == 'train' else 'held-out'} tasks")
+        raise NotTasks(f"{name} has no {'training' if split == 'train' else 'held-out'} tasks{file}")
     others = [task for task in tasks if not isinstance(task, Task)]
     if others:
         raise NotTasks(f"{name}.tasks returned a list of {type(others[0]).__name__}, expected Task")

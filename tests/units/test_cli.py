@@ -323,8 +323,11 @@ def test_a_package_that_is_missing_is_told_with_the_key_that_asks_for_it(
 @pytest.mark.parametrize(
     ("env", "said"),
     [
-        ({"name": "rows", "train": "none.jsonl"}, "env.train: Rows has no training tasks ("),
-        ({"name": "rows", "train": "some.jsonl", "test": "none.jsonl"}, "env.test: Rows has no held-out tasks ("),
+        ({"name": "rows", "train": "none.jsonl"}, "env.train: Rows has no training tasks in {here}/none.jsonl ("),
+        (
+            {"name": "rows", "train": "some.jsonl", "test": "none.jsonl"},
+            "env.test: Rows has no held-out tasks in {here}/none.jsonl (",
+        ),
         ({"name": "gsm8k"}, "env: openai/gsm8k: download from the Hugging Face hub failed"),
     ],
 )
@@ -335,7 +338,7 @@ def test_an_environment_without_tasks_is_told_with_its_key_and_line(
     (tmp_path / "none.jsonl").touch()
     (tmp_path / "some.jsonl").write_text('{"question": "1 + 1", "answer": 2}\n')
     told = plainly(coterie("train", game(tmp_path, tmp_path / "no-model", env=env, reward="number"), "--out", tmp_path))
-    assert told.startswith(said) and "game.yaml, line" in told
+    assert told.startswith(said.format(here=tmp_path)) and "game.yaml, line" in told
 
 
 @pytest.mark.parametrize(

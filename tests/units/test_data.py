@@ -311,7 +311,7 @@ def test_preparing_leaves_all_or_nothing(tmp_path: Path) -> None:
     [
         (["prepare", "gsm8"], "gsm8: unknown; there are gsm8k,"),
         (["prepare", "gsm8k", "--source", "nowhere"], "nowhere: no such file or folder"),
-        (["prepare", "gsm8k", "--source", "bad.jsonl"], "gsm8k: no valid row; the first problem: not JSON"),
+        (["prepare", "gsm8k", "--source", "bad.jsonl"], "no valid row; the first problem: bad.jsonl, row 1: not JSON"),
         (["prepare", "gsm8k", "--source", "bad.json"], "bad.json: not JSON"),
         (["prepare", "gsm8k", "--source", "bad.parquet"], "bad.parquet: not Parquet"),
         (["prepare", "gsm8k", "--source", "bad.csv"], "bad.csv: must be a .jsonl, .json or .parquet file"),
