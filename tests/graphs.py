@@ -1,13 +1,19 @@
-"""A graph of siiRL that trains two agents in turn, with the files that it names."""
+"""A graph of siiRL that trains two agents in turn, with the files that it names, and an engine to play it with."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
 
 from coterie.config import Config, load
+from coterie.models.chat import Chat
+from coterie.rollout.agent import Player
+from coterie.rollout.collector import Collector
+from coterie.types import Episode, Sample, Sampling, Task
+from tests.models import tiny_tokenizer
 
 PROCESS = """
 def pre_process(tokenizer, prompt_ids, obs, before="", **kwargs):
@@ -154,3 +160,40 @@ def without(text: str, *nodes: str) -> str:
         .replace("first_config: null\n", "")
         .replace("second_config: null\n", "")
     )
+
+
+class Parrot:
+    """An engine that says what it was told to say, and keeps what it read."""
+
+    def __init__(self, said: Sequence[str]) -> None:
+        self.tokenizer = tiny_tokenizer()
+        self.said = list(said)
+        self.read: list[tuple[str, str]] = []
+
+    async def sample(self, policy: str, prompt_ids: Sequence[int], seed: int, sampling: Sampling) -> Sample:
+        self.read.append((policy, self.tokenizer.decode(list(prompt_ids))))
+        ids = tuple(self.tokenizer.encode(self.said.pop(0), add_special_tokens=False))
+        return Sample(ids, (-1.0,) * len(ids), "end", 0)
+
+    def weights_changed(self, policy: str, version: int) -> None: ...
+
+
+def played(tmp_path: Path, said: Sequence[str], *overrides: str, text: str = MARFT) -> tuple[Episode, Parrot]:
+    """One episode of the graph on 1 + 1, with an engine that says this."""
+    return play(loaded(tmp_path, text, "rollout.agent.rewards_with_env=true", *overrides), said)
+
+
+def play(config: Config, said: Sequence[str]) -> tuple[Episode, Parrot]:
+    parrot = Parrot(said)
+    chats = {name: Chat(parrot.tokenizer) for name in config.policies}
+    env = config.env.instance.with_grader(config.env.instance.native(1.0))
+    players = {role: Player(own.policies[0], Sampling()) for role, own in config.roles.items()}
+    collector = Collector(config.workflow.instance, env, parrot, chats, 1, 10.0, None)
+    (only,) = collector.collect([Task("t", "1 + 1?", "2")], 1, players, 0)
+    return only, parrot
+
+
+TURNS = "rollout.multi_turn.max_assistant_turns="
+
+
+ASKED = "<|im_start|>user\n1 + 1?<|im_end|>\n<|im_start|>assistant\n"

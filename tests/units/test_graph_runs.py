@@ -20,62 +20,23 @@ from coterie.compat.siirl.credit import GraphCredit
 from coterie.compat.siirl.env import GraphEnv, WorldError
 from coterie.compat.siirl.hooks import HookError, Hooks
 from coterie.compat.siirl.workflow import Graph, GraphAgent
-from coterie.config import Config, load
+from coterie.config import load
 from coterie.config.registry import user_module
 from coterie.credit.base import Credit
 from coterie.episode_files import EpisodeFile
 from coterie.models.chat import Chat
-from coterie.rollout.agent import Player
-from coterie.rollout.collector import Collector
 from coterie.rollout.metrics import TooManyFailures
 from coterie.training import checkpoint
 from coterie.training.build import build
 from coterie.training.loop import Run, train
-from coterie.types import Episode, Sample, Sampling, Task, Turn
+from coterie.types import Episode, Task, Turn
 from tests.browser import reading
 from tests.episodes import episode, turn
-from tests.graphs import MARFT, folder_with, loaded, without
+from tests.graphs import ASKED, MARFT, TURNS, folder_with, loaded, played, without
 from tests.models import tiny_tokenizer
 
 Folder = Callable[[str], Path]
 RECIPE = Path(__file__).parents[2] / "recipes" / "graph" / "two_agents.yaml"
-
-
-class Parrot:
-    """An engine that says what it was told to say, and keeps what it read."""
-
-    def __init__(self, said: Sequence[str]) -> None:
-        self.tokenizer = tiny_tokenizer()
-        self.said = list(said)
-        self.read: list[tuple[str, str]] = []
-
-    async def sample(self, policy: str, prompt_ids: Sequence[int], seed: int, sampling: Sampling) -> Sample:
-        self.read.append((policy, self.tokenizer.decode(list(prompt_ids))))
-        ids = tuple(self.tokenizer.encode(self.said.pop(0), add_special_tokens=False))
-        return Sample(ids, (-1.0,) * len(ids), "end", 0)
-
-    def weights_changed(self, policy: str, version: int) -> None: ...
-
-
-def played(tmp_path: Path, said: Sequence[str], *overrides: str, text: str = MARFT) -> tuple[Episode, Parrot]:
-    """One episode of the graph on 1 + 1, with an engine that says this."""
-    return play(loaded(tmp_path, text, "rollout.agent.rewards_with_env=true", *overrides), said)
-
-
-def play(config: Config, said: Sequence[str]) -> tuple[Episode, Parrot]:
-    parrot = Parrot(said)
-    chats = {name: Chat(parrot.tokenizer) for name in config.policies}
-    env = config.env.instance.with_grader(config.env.instance.native(1.0))
-    players = {role: Player(own.policies[0], Sampling()) for role, own in config.roles.items()}
-    collector = Collector(config.workflow.instance, env, parrot, chats, 1, 10.0, None)
-    (only,) = collector.collect([Task("t", "1 + 1?", "2")], 1, players, 0)
-    return only, parrot
-
-
-TURNS = "rollout.multi_turn.max_assistant_turns="
-
-
-ASKED = "<|im_start|>user\n1 + 1?<|im_end|>\n<|im_start|>assistant\n"
 
 
 def test_agents_read_and_leave_what_their_hooks_say_token_by_token(tmp_path: Path) -> None:

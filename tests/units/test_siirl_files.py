@@ -25,9 +25,9 @@ from coterie.config.conflicts import check_conflicts
 from coterie.training.build import build
 from coterie.training.loop import Run, train
 from coterie.types import Episode, Task
+from tests.graphs import ASKED, TURNS, Parrot, play
 from tests.laws.test_critics import other_tokenizer
 from tests.models import tiny_tokenizer
-from tests.units.test_graph import ASKED, TURNS, Parrot, play
 
 Folder = Callable[[str], Path]
 
