@@ -7,8 +7,30 @@ import pytest
 from coterie.tools.bm25 import Document
 from coterie.workflows.retrieval import Evidence
 from coterie.workflows.search import Found, note_reward
-from coterie.workflows.verdict_parsing import verdict
+from coterie.workflows.verdict_parsing import items, verdict
 from tests.episodes import turn
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("Fine.\nVerdict: CORRECT", True),
+        ("verdict: correct at first\n**Verdict:** Incorrect.", False),
+        ("Pass.", True),
+        ("Wrong: 2 + 2 is 4", False),
+        ("The answer is correct", None),
+        ("Verdict: maybe", None),
+        ("", None),
+    ],
+)
+def test_a_verdict_is_the_last_one_stated_else_the_first_word(text: str, says: bool | None) -> None:
+    assert verdict(text) is says
+
+
+def test_a_list_is_read_without_its_marks() -> None:
+    text = 'Sure, here:\n1. "one thing"\n2) two\n- **three**\n\n- three\nQuery 4: five'
+    assert items(text, 9) == ["one thing", "two", "three", "five"]
+    assert items(text, 2) == ["one thing", "two"]
 
 
 @pytest.mark.parametrize(

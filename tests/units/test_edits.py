@@ -1,4 +1,4 @@
-"""Laws of how changes to files, verdicts and lists are read in replies."""
+"""Laws of how changes to files are read in replies."""
 
 from __future__ import annotations
 
@@ -74,25 +74,3 @@ def test_no_text_takes_long_to_read(piece: str) -> None:
     verdict(text)
     items(text, 3)
     assert time.thread_time() - started < 3
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("Fine.\nVerdict: CORRECT", True),
-        ("verdict: correct at first\n**Verdict:** Incorrect.", False),
-        ("Pass.", True),
-        ("Wrong: 2 + 2 is 4", False),
-        ("The answer is correct", None),
-        ("Verdict: maybe", None),
-        ("", None),
-    ],
-)
-def test_a_verdict_is_the_last_one_stated_else_the_first_word(text: str, says: bool | None) -> None:
-    assert verdict(text) is says
-
-
-def test_a_list_is_read_without_its_marks() -> None:
-    text = 'Sure, here:\n1. "one thing"\n2) two\n- **three**\n\n- three\nQuery 4: five'
-    assert items(text, 9) == ["one thing", "two", "three", "five"]
-    assert items(text, 2) == ["one thing", "two"]
