@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -267,7 +267,9 @@ class OtherPlan(UserError):
     """Work that was begun with other options."""
 
 
-def require_same_plan(file: Path, plan: Mapping[str, Any], what: str, remedy: str) -> None:
+def require_same_plan(
+    file: Path, plan: Mapping[str, Any], what: str, remedy: str, may_differ: Collection[str] = ()
+) -> None:
     """Write the plan of new work; reject a plan that differs from that of the work that is there."""
     expected = json.loads(json.dumps(plan, default=str))
     if not file.is_file():
@@ -275,7 +277,7 @@ def require_same_plan(file: Path, plan: Mapping[str, Any], what: str, remedy: st
         return
     found = json.loads(file.read_bytes())
     for key in {**found, **expected}:
-        if found.get(key) != expected.get(key):
+        if key not in may_differ and found.get(key) != expected.get(key):
             raise OtherPlan(
                 f"{what} was begun with {key}={found.get(key)!r}, not {expected.get(key)!r}: use the same options to "
                 f"continue, or {remedy} to begin again"

@@ -19,7 +19,10 @@ from rich.text import Text
 from coterie.analysis.compare_report import curves, page, summary
 from coterie.analysis.compare_table import Result, markdown, mean_of, require_same_tasks, rows_of
 from coterie.analysis.comparison import Comparison, load
+from coterie.config import Config
 from coterie.config.load import to_tree
+from coterie.config.problems import undotted
+from coterie.config.settings import MEMORY_KEYS
 from coterie.console import show, table
 from coterie.errors import UserError
 from coterie.files import flat, require_same_plan, write_atomic
@@ -46,6 +49,12 @@ def sampled_in(run: Path) -> int:
     return int(sum(row["sampled_tokens"] for row in rows if "sampled_tokens" in row))
 
 
+def memory_changes(config: Config) -> list[str]:
+    """Overrides of a resumed run: a comparison that ran out of memory may go on with other values of these keys."""
+    written = {key: undotted(key) for key in MEMORY_KEYS if config.sources.is_written(undotted(key))}
+    return [f"{key}={json.dumps(getattr(getattr(config, group), name))}" for key, (group, name) in written.items()]
+
+
 class ArmFailed(UserError):
     """A command of an arm failed."""
 
@@ -63,7 +72,8 @@ class Runner:
         arm = self.comparison.arms[name]
         eval_file = self.out / f"{name}.json"
         what, remedy = f"arm {name} in {self.out}", "give another --out"
-        require_same_plan(self.out / f"{name}.plan.json", self._plan(name), what, remedy)
+        may_differ = [f"{when}{key}" for key in MEMORY_KEYS for when in ("", "evaluate ")]
+        require_same_plan(self.out / f"{name}.plan.json", self._plan(name), what, remedy, may_differ)
         if arm.recipe is not None and arm.train:
             self._train(name)
         if arm.verifier is not None:
@@ -126,9 +136,9 @@ class Runner:
         elif config.max_sampled_tokens is not None and sampled_in(run) >= config.max_sampled_tokens:
             return
         elif config.epochs is not None:  # a run that has done them ends at once
-            self._command(name, ["train", "--resume", run, f"epochs={config.epochs}"])
+            self._command(name, ["train", "--resume", run, f"epochs={config.epochs}", *memory_changes(config)])
         elif int(latest.name) < config.steps:
-            self._command(name, ["train", "--resume", run, f"steps={config.steps}"])
+            self._command(name, ["train", "--resume", run, f"steps={config.steps}", *memory_changes(config)])
 
     def _train_verifier(self, name: str) -> None:
         collect, train = self._verifier_commands(name)

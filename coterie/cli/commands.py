@@ -18,6 +18,7 @@ from pathlib import Path
 from coterie.config import Config, ConfigError, load
 from coterie.config.problems import undotted
 from coterie.config.schema import schema
+from coterie.config.settings import MEMORY_KEYS
 from coterie.errors import require_extra
 from coterie.files import TEMPORARY, FolderInUse, WriteFailed, check_output_path, exclusive_lock, write_atomic
 from coterie.learners.distributed import process_group
@@ -25,7 +26,7 @@ from coterie.training.user_files import changed_keys, manual_edits
 from coterie.user_code import CODE_FOLDER
 
 REPLAYED = ("algorithm", "credit", "reward")
-# Other keys would make it a different run.
+# Other keys than these and MEMORY_KEYS would make it a different run.
 ON_RESUME = ("steps", "epochs", "max_sampled_tokens", "eval", "checkpoint", "log", "rollout", "cluster", "sandbox")
 MAY_DIFFER = (*ON_RESUME, "folder", "resume")  # of a run and a config that resumes it
 
@@ -58,12 +59,25 @@ def _same_run(config: Config, folder: Path) -> tuple[Config, Path] | None:
     resume, and its folder. Says why other runs there are not resumed."""
     for place in takewhile(_is_run, _run_folders(folder)):
         saved = load(place / "config.yaml")
-        changed = [key for key in changed_keys(place, saved, config) if undotted(key)[0] not in MAY_DIFFER]
+        changed = [key for key in changed_keys(place, saved, config) if not _is_among(key, MAY_DIFFER)]
         if not changed:
-            return replace(saved, **{key: getattr(config, key) for key in ON_RESUME}), place
+            return _with_new_values(saved, config), place
         listed = ", ".join(changed[:3]) + (" …" if changed[3:] else "")
         print(f"resume: not the run in {place}, which has other values of {listed}", file=sys.stderr)
     return None
+
+
+def _with_new_values(saved: Config, config: Config) -> Config:
+    """A run's config, with another config's values of the keys that may change on resume."""
+    for group, name in map(undotted, MEMORY_KEYS):
+        value = getattr(getattr(config, group), name)
+        saved = replace(saved, **{group: replace(getattr(saved, group), **{name: value})})
+    return replace(saved, **{key: getattr(config, key) for key in ON_RESUME})
+
+
+def _is_among(key: str, groups: Sequence[str]) -> bool:
+    """True for keys of these groups, and for those that change memory alone."""
+    return undotted(key)[:1] in [(group,) for group in groups] or undotted(key) in map(undotted, MEMORY_KEYS)
 
 
 def _run_folders(folder: Path) -> Iterator[Path]:
@@ -73,12 +87,11 @@ def _run_folders(folder: Path) -> Iterator[Path]:
 
 def resume(folder: Path, changes: Sequence[str], examples: int, which: str | None = None) -> int:
     """Resume a run from its latest checkpoint, or from `which`; returns the exit code."""
-    for key, group in _changed(changes):
-        if group not in ON_RESUME:
-            allowed = ", ".join(
-                group if group in ("steps", "epochs", "max_sampled_tokens", "sandbox") else f"{group}.*"
-                for group in ON_RESUME
-            )
+    for key, _ in _changed(changes):
+        if not _is_among(key, ON_RESUME):
+            single = ("steps", "epochs", "max_sampled_tokens", "sandbox")
+            groups = [group if group in single else f"{group}.*" for group in ON_RESUME]
+            allowed = ", ".join([*groups, *MEMORY_KEYS])
             raise ConfigError(f"{key}: cannot change when a run is resumed; {allowed} can")
     return _resume(load(_config_of(folder), changes), folder, examples, which)
 

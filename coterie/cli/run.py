@@ -33,6 +33,7 @@ from coterie.rollout.agent import Player
 from coterie.seeds import stable_hash
 from coterie.training import checkpoint
 from coterie.training.build import build
+from coterie.training.log import OutOfMemory
 from coterie.training.loop import Run, train
 from coterie.training.models import base_policy
 
@@ -46,6 +47,12 @@ def train_run(config: Config, folder: Path, examples: int, resuming: bool, which
             raise
         then = f"when this is fixed, `coterie train --resume {folder}` resumes from the latest checkpoint"
         raise WriteFailed(f"{error}; {then}") from error
+    except OutOfMemory as error:
+        if (saved := checkpoint.latest(folder)) is None:
+            raise
+        then = f"`coterie train --resume {folder} learning.microbatch_tokens=N` continues after step {int(saved.name)}"
+        keys = "learning.checkpointing and engine.rows may change there too, engine.context may not"
+        raise OutOfMemory(f"{error}\n{then}; {keys}") from error
 
 
 def _train(config: Config, folder: Path, examples: int, resuming: bool, which: str | None) -> int:

@@ -253,6 +253,9 @@ class Logging:
     wandb: str | None = None  # a Weights & Biases project
 
 
+# Keys that change memory and rounding, not what is computed: a run that ran out of memory goes on with other values.
+# Not engine.context: a smaller one cuts replies and refuses prompts.
+MEMORY_KEYS = ("learning.microbatch_tokens", "learning.checkpointing", "engine.rows")
 ENCODER = Part("hidden", {"model": None}, Hidden())
 SAMPLING = FieldLimits(max_tokens=Count, temperature=Temperature, top_p=PositiveShare, top_k=CountFromZero)
 

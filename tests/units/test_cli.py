@@ -29,6 +29,7 @@ from coterie.cli.report import dialogue, visible
 from coterie.config import load
 from coterie.models.base import Base
 from coterie.models.peft import save_adapter
+from coterie.training import loop
 from coterie.training.build import build
 from coterie.training.log import read_episodes
 from tests.commands import coterie, stdout_of
@@ -199,6 +200,35 @@ def test_resuming_goes_on_to_the_new_last_step(tmp_path: Path, tiny_model: Path)
     assert "resuming after step 1" in printed
     assert [row["step"] for row in metrics(tmp_path / "game")] == [1, 2, 2]
     assert len(read_episodes(tmp_path / "game" / "episodes" / "000002.jsonl.gz")) == 12
+
+
+def test_a_run_without_memory_goes_on_with_less_and_keeps_to_it(
+    trained: tuple[Path, str], tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, config = tmp_path / "game", game(tmp_path, tiny_model)
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "measure_movement", full_at_step(2))
+        told = plainly(coterie("train", config, "--out", tmp_path))
+    again = f"`coterie train --resume {run} learning.microbatch_tokens=N` continues after step 1"
+    assert "step 2, record: CUDA out of memory" in told and again in told
+    stdout_of("train", "--resume", run, "learning.microbatch_tokens=64", "learning.checkpointing=true", "engine.rows=4")
+    rewards = [[row["reward"] for row in metrics(folder) if "reward" in row] for folder in (run, trained[0])]
+    assert rewards[0] == pytest.approx(rewards[1], abs=1e-6)
+    stdout_of("train", "--resume", run, "steps=3")
+    saved = load(run / "config.yaml")
+    assert (saved.learning.microbatch_tokens, saved.learning.checkpointing, saved.engine.rows) == (64, True, 4)
+    for key in ("algorithm=rloo", "engine.context=256", "learning={microbatch_tokens: 64}"):
+        assert "cannot change when a run is resumed" in plainly(coterie("train", "--resume", run, key))
+
+
+def full_at_step(step: int) -> Callable[..., None]:
+    """Raises as a GPU does whose memory is full."""
+
+    def full(learners: Any, played: Any, before: Any, done: int) -> None:
+        if done + 1 == step:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
+
+    return full
 
 
 def test_the_untrained_team_of_a_resumed_run_is_the_one_it_began_with(

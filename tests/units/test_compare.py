@@ -263,6 +263,19 @@ def test_results_of_other_options_are_not_reused(comparison: Path, here: list[st
         runner.run("U1")
 
 
+def test_an_arm_that_ran_out_of_memory_goes_on_with_less(comparison: Path, here: list[str]) -> None:
+    out = comparison.parent / "out"
+    out.mkdir()
+    Runner(load(comparison), out, ())._command(
+        "S1", ["train", comparison.parent / "single.yaml", "steps=1", "name=S1", "--out", out]
+    )
+    Runner(load(comparison), out, ()).run("U1")
+    Runner(load(comparison), out, less := ("learning.microbatch_tokens=64",)).run("U1")
+    Runner(load(comparison), out, less).run("S1")
+    assert yaml.safe_load((out / "S1" / "config.yaml").read_text())["learning"]["microbatch_tokens"] == 64
+    assert here == ["S1 train", "U1 eval", "S1 train", "S1 eval"]
+
+
 def test_arms_on_other_tasks_are_not_compared() -> None:
     results = {"T": Result({"a": 1.0, "b": 0.0}, {}, 0), "S": Result({"a": 1.0}, {}, 0)}
     for against in results:

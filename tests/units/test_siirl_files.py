@@ -432,8 +432,9 @@ def test_a_script_that_is_started_again_resumes_its_run_and_no_other(
         commands.train(graph, [*files, *tiny, *script(**(where | changes)), *more], None, examples=0)
 
     launched()
-    launched(**{"trainer.total_training_steps": 2})
+    launched("learning.microbatch_tokens=64", **{"trainer.total_training_steps": 2})
     assert [row["step"] for row in rows(tmp_path / "ckpts") if "reward" in row] == [1, 2]
+    assert load(tmp_path / "ckpts" / "config.yaml").learning.microbatch_tokens == 64
     launched("seed=6")
     assert "not the run in" in capsys.readouterr().err and (tmp_path / "ckpts-2").is_dir()
     launched(**{"trainer.resume_mode": "disable"})
