@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from typing import Literal
 
 from coterie.check.record import DryRun, Finding, ReferenceProbe, brief
 from coterie.config.problems import dotted
 from coterie.rewards import TIMEOUTS
+from coterie.rollout.metrics import count_failed
 from coterie.statistics import mean
 from coterie.types import Turn, is_correct
 
@@ -34,8 +34,7 @@ def findings(dry: DryRun) -> list[Finding]:
 def _failures(dry: DryRun) -> Found:
     failed = [episode for episode in dry.episodes if episode.error is not None]
     if failed:
-        kinds = ", ".join(f"{n} {kind}" for kind, n in Counter(e.error_kind for e in failed).most_common())
-        counted = f"{len(failed)} of {len(dry.episodes)} episodes failed ({kinds})"
+        counted = count_failed(failed, len(dry.episodes))
         level: Literal["error", "warning"] = "warning" if dry.played else "error"
         yield Finding(level, f"{counted}. The first was {failed[0].id}:\n{failed[0].error}")
 

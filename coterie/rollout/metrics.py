@@ -24,14 +24,27 @@ def drop_failed(episodes: list[Episode], max_failed: float) -> list[Episode]:
     """The episodes without an error; TooManyFailures if the share of failed ones exceeds `max_failed`."""
     failed = [episode for episode in episodes if episode.error is not None]
     if failed and len(failed) > max_failed * len(episodes):
-        kinds = ", ".join(f"{n} {kind}" for kind, n in Counter(e.error_kind for e in failed).most_common())
         error = str(failed[0].error)
         separator = "\n" if "\n" in error else " "  # a traceback, or one line
         raise TooManyFailures(
-            f"{len(failed)} of {len(episodes)} episodes failed ({kinds}); rollout.max_failed allows "
-            f"{max_failed:.0%}. The first was {failed[0].id}:{separator}{error}"
+            f"{count_failed(failed, len(episodes))}; rollout.max_failed allows {max_failed:.0%}. "
+            f"The first was {failed[0].id}:{separator}{error}"
         )
     return [episode for episode in episodes if episode.error is None]
+
+
+def count_failed(failed: Sequence[Episode], played: int) -> str:
+    """`3 of 8 episodes failed (2 ValueError, 1 TimeoutError)`."""
+    kinds = ", ".join(f"{n} {kind}" for kind, n in Counter(e.error_kind for e in failed).most_common())
+    return f"{len(failed)} of {played} episodes failed ({kinds})"
+
+
+def left_out(failed: Sequence[Episode], played: int) -> str:
+    """Says in one line that failed episodes are left out, and why the first one failed."""
+    kind, lines = str(failed[0].error_kind), str(failed[0].error).splitlines()
+    # The end of a traceback has the kind of the error; the text of a user error does not.
+    (cause,) = [line for line in lines if line.startswith(kind)][-1:] or lines[:1] or [kind]
+    return f"{count_failed(failed, played)} and are left out; the first was {failed[0].id}: {cause}"
 
 
 def rollout_metrics(episodes: Sequence[Episode]) -> Metrics:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from coterie.episode_files import episode_paths
 from coterie.errors import UserError
+from coterie.rollout.metrics import left_out
 from coterie.training.log import read_episodes
+from coterie.types import Episode
 from coterie.verifier.answers import Answer
 from coterie.verifier.generate import answers_of
 
@@ -20,5 +23,12 @@ def stored_answers(run: Path, last: int | None = None) -> list[Answer]:
     files = episode_paths(run / "episodes")
     if not files:
         raise NoStoredEpisodes(f"{run}: no stored episodes; `coterie train` writes them, step by step")
-    played = (episode for file in files[-last if last else 0 :] for episode in read_episodes(file))
-    return [answer for episode in played if episode.error is None for answer in answers_of(episode)]
+    answers, failed, played = list[Answer](), list[Episode](), 0
+    for file in files[-last if last else 0 :]:
+        for episode in read_episodes(file):
+            answers += answers_of(episode) if episode.error is None else []
+            failed += [episode] if episode.error is not None else []
+            played += 1
+    if failed:
+        print(left_out(failed, played), file=sys.stderr)
+    return answers

@@ -228,3 +228,33 @@ def test_a_runs_own_answers_are_collected_with_the_labels_they_were_trained_on(
         assert len(answers) == episodes and all(
             answer.right == (re.search(PATTERN, answer.text) is not None) for answer in answers
         )
+
+
+FAILING = """
+from dataclasses import dataclass
+
+@dataclass(frozen=True)
+class Fails:
+    roles = ("solver",)
+
+    async def run(self, task, team, world):
+        if " 3 " in task.prompt:
+            raise ValueError("three is too many")
+        return (await team.solver.say(task.prompt)).text
+"""
+
+
+def test_episodes_that_fail_are_left_out_and_the_first_error_is_told(
+    model_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    (tmp_path / "fails.py").write_text(FAILING)
+    model = model_folder("llama")
+    policies = {"a": {"model": str(model), "lora": {"rank": 2}}}
+    config = written(model, tmp_path, workflow="fails.py:Fails", policies=policies, tasks_per_step=5)
+    told = re.compile(r"1 of 5 episodes failed \(1 ValueError\) .* left out; .* \S+/0: ValueError: three is too many\n")
+    made = coterie("verifier", "generate", config, "--out", tmp_path / "a.parquet", "--answers", 1)
+    assert made.exit_code == 0 and told.search(made.stderr), made.output
+    stdout_of("train", config, "steps=1", "episodes_per_task=1", "algorithm=reinforce++", "name=r", "--out", tmp_path)
+    found = coterie("verifier", "collect", tmp_path / "r", "--out", tmp_path / "b.parquet")
+    assert found.exit_code == 0 and told.fullmatch(found.stderr), found.output
+    assert [len(read_answers(tmp_path / name)) for name in ("a.parquet", "b.parquet")] == [4, 4]
