@@ -1,12 +1,13 @@
 """Sequence packing: cut a batch into padding-free microbatches within a token budget.
 
-Rows that begin with the same tokens share that prefix, so it is computed once per microbatch.
+Rows that begin with the same tokens share that prefix, so it is computed once per microbatch: a prompt with its
+answers, or a tree of conversations that branch at every turn.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
@@ -54,15 +55,17 @@ def filler(device: torch.device) -> Microbatch:
     return Microbatch(zero, zero, Packed([Span(0, 1)], device), none, none)
 
 
-@dataclass
-class _Group:
-    """Rows with a common prefix of `shared` tokens."""
+@dataclass(frozen=True)
+class _Row:
+    """A row of the batch, and how many of its first tokens are those of the row before it in the microbatch."""
 
-    rows: list[int]
-    shared: int
+    number: int
+    tokens: Tensor
+    shared: int = 0
 
-    def cost(self, lengths: Sequence[int]) -> int:
-        return self.shared + sum(lengths[r] - self.shared for r in self.rows)
+    @property
+    def cost(self) -> int:
+        return len(self.tokens) - self.shared
 
 
 def pack_microbatches(
@@ -70,85 +73,63 @@ def pack_microbatches(
 ) -> Iterator[Microbatch]:
     """Cut a batch by token budget. How it is cut changes no gradient: the loss weights are already fixed."""
     starts = torch.searchsorted(batch.row, torch.arange(batch.rows + 1)).tolist()
-    rows = [batch.tokens[a:b] for a, b in pairwise(starts)]
-    lengths = [len(row) for row in rows]
-    micro: list[_Group] = []
+    rows = [_Row(r, batch.tokens[a:b]) for r, (a, b) in enumerate(pairwise(starts))]
+    micro: list[_Row] = []
     used = 0
-    groups = _groups(rows) if share else [_Group([r], 0) for r in range(len(rows))]
-    for group in _cut(groups, lengths, budget):
-        cost = group.cost(lengths)
-        if micro and used + cost > budget:
-            yield _pack(batch, rows, starts, micro, device)
+    for row in _sorted_rows(rows) if share else rows:
+        if micro and used + row.cost > budget:
+            yield _pack(batch, micro, starts, device)
             micro, used = [], 0
-        micro.append(group)
-        used += cost
+        row = row if micro else replace(row, shared=0)
+        micro.append(row)
+        used += row.cost
     if micro:
-        yield _pack(batch, rows, starts, micro, device)
+        yield _pack(batch, micro, starts, device)
 
 
-def _groups(rows: Sequence[Tensor]) -> list[_Group]:
-    """Group neighbors in sorted order that share a prefix; a row joins if that saves tokens overall."""
-    as_lists = [row.tolist() for row in rows]
-    groups: list[_Group] = []
-    for r in sorted(range(len(rows)), key=lambda r: as_lists[r]):
-        group = groups[-1] if groups else None
-        if group is not None:
-            last = group.rows[-1]
-            common = min(_common_prefix(rows[last], rows[r]), len(rows[r]) - 1, len(rows[last]) - 1)
-            shared = common if len(group.rows) == 1 else min(group.shared, common)
-            if shared >= MIN_PREFIX and len(group.rows) * shared >= (len(group.rows) - 1) * group.shared:
-                group.rows.append(r)
-                group.shared = shared
-                continue
-        groups.append(_Group([r], 0))
-    return groups
+def _sorted_rows(rows: Sequence[_Row]) -> Iterator[_Row]:
+    """The rows in the order of their tokens. What a row has in common with any row before it, it has in common with
+    the one before it: each branch of a tree of conversations is computed once."""
+    before = None
+    for row in sorted(rows, key=lambda row: row.tokens.tolist()):
+        common = 0 if before is None else _common_prefix(before.tokens, row.tokens)
+        yield replace(row, shared=common if common >= MIN_PREFIX else 0)
+        before = row
 
 
 def _common_prefix(a: Tensor, b: Tensor) -> int:
-    n = min(len(a), len(b))
+    """How many tokens both begin with, short of all of b: a span has at least one token."""
+    n = min(len(a), len(b) - 1)
     differs = (a[:n] != b[:n]).nonzero()
     return int(differs[0]) if len(differs) else n
 
 
-def _cut(groups: list[_Group], lengths: Sequence[int], budget: int) -> Iterator[_Group]:
-    """Split groups that exceed the budget; each part repeats the prefix."""
-    for group in groups:
-        part: list[int] = []
-        for r in group.rows:
-            if part and _Group([*part, r], group.shared).cost(lengths) > budget:
-                yield _Group(part, group.shared if len(part) > 1 else 0)
-                part = []
-            part.append(r)
-        yield _Group(part, group.shared if len(part) > 1 else 0)
-
-
-def _pack(
-    batch: Batch, rows: Sequence[Tensor], starts: list[int], groups: list[_Group], device: torch.device | str
-) -> Microbatch:
+def _pack(batch: Batch, micro: Sequence[_Row], starts: list[int], device: torch.device | str) -> Microbatch:
     tokens, positions, spans, sources, indices = [], [], [], [], []
-    at = 0
-    for group in groups:
-        prefix = None
-        if group.shared:
-            prefix = (at, group.shared)
-            spans.append(Span(at, group.shared))
-            tokens.append(rows[group.rows[0]][: group.shared])
-            positions.append(torch.arange(group.shared))
-            at += group.shared
-        for r in group.rows:
-            own = rows[r][group.shared :]
-            spans.append(Span(at, len(own), prefix))
-            tokens.append(own)
-            positions.append(torch.arange(group.shared, len(rows[r])))
-            before = torch.arange(prefix[0], sum(prefix)) if prefix else torch.arange(0)
-            place = torch.cat([before, at + torch.arange(len(own))])
-            sampled = batch.mask[starts[r] : starts[r + 1]].nonzero()[:, 0]
-            sources.append(place[sampled - 1])
-            indices.append(starts[r] + sampled)
-            at += len(own)
+    place, at = torch.arange(0), 0  # of the tokens of a row in the stream
+    pieces: list[tuple[int, int]] = []
+    for row in micro:
+        pieces = [*_first(pieces, row.shared), (at, row.cost)]
+        spans.append(Span(at, row.cost, tuple(pieces[:-1])))
+        tokens.append(row.tokens[row.shared :])
+        positions.append(torch.arange(row.shared, len(row.tokens)))
+        place = torch.cat([place[: row.shared], torch.arange(at, at + row.cost)])
+        sampled = batch.mask[starts[row.number] : starts[row.number + 1]].nonzero()[:, 0]
+        sources.append(place[sampled - 1])
+        indices.append(starts[row.number] + sampled)
+        at += row.cost
     parts = (to_device_async(torch.cat(part), device) for part in (tokens, positions, sources, indices))
     token, position, source, index = parts
     return Microbatch(token, position, Packed(spans, device), source, index)
+
+
+def _first(pieces: Sequence[tuple[int, int]], tokens: int) -> Iterator[tuple[int, int]]:
+    """The pieces, as start and length, that hold the first tokens of a row."""
+    for start, length in pieces:
+        if tokens <= 0:
+            return
+        yield start, min(length, tokens)
+        tokens -= length
 
 
 def token_budget(base: Base, learning: Learning) -> int:

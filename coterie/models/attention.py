@@ -70,16 +70,20 @@ AttentionInterface.register(NAME, _attention)
 
 @dataclass(frozen=True)
 class Span:
-    """A run of the stream that belongs to one row, after the prefix that it may share with other rows."""
+    """A run of the stream that belongs to one row, after the prefix that it shares with rows before it."""
 
     start: int
     length: int
-    prefix: tuple[int, int] | None = None  # start and length of the shared prefix
+    prefix: tuple[tuple[int, int], ...] = ()  # start and length of its pieces, each a part of another span
+
+    @property
+    def keys(self) -> int:
+        """The length of the row up to the end of the span."""
+        return self.length + sum(length for _, length in self.prefix)
 
     def after(self, tokens: int) -> Span:
         """The same span in a stream with so many tokens before it."""
-        prefix = None if self.prefix is None else (self.prefix[0] + tokens, self.prefix[1])
-        return Span(self.start + tokens, self.length, prefix)
+        return Span(self.start + tokens, self.length, tuple((start + tokens, length) for start, length in self.prefix))
 
 
 def causal_mask(q_at: Tensor, k_at: Tensor, window: int | None) -> Tensor:
@@ -181,13 +185,13 @@ def _gather(x: Tensor, index: Tensor) -> Tensor:
 
 def _key_index(span: Span) -> Tensor:
     """The indices of a row's keys in the stream."""
-    own = torch.arange(span.start, span.start + span.length)
-    return own if span.prefix is None else torch.cat([torch.arange(span.prefix[0], sum(span.prefix)), own])
+    pieces = (*span.prefix, (span.start, span.length))
+    return torch.cat([torch.arange(start, start + length) for start, length in pieces])
 
 
 def _varlen_rows(spans: Sequence[Span], device: torch.device | str) -> varlen_attention.VarlenRows:
     queries = [span.length for span in spans]
-    keys = [span.length + (span.prefix[1] if span.prefix else 0) for span in spans]
+    keys = [span.keys for span in spans]
     cumulative = (torch.tensor([0, *accumulate(n)], dtype=torch.int32) for n in (queries, keys))
     cu_seqlens_q, cu_seqlens_k = (to_device_async(x, device) for x in cumulative)
     index = to_device_async(torch.cat([_key_index(span) for span in spans]), device) if keys != queries else None
@@ -205,7 +209,7 @@ def _group_by_length(spans: Sequence[Span], waste: float = 1.25, few: int = 16) 
     """Spans sorted by length, in groups in which padding costs at most about a quarter."""
 
     def size(span: Span) -> tuple[int, int]:
-        return span.length + (span.prefix[1] if span.prefix else 0), span.length
+        return span.keys, span.length
 
     groups: list[list[Span]] = []
     for span in sorted(spans, key=size):
@@ -218,17 +222,15 @@ def _group_by_length(spans: Sequence[Span], waste: float = 1.25, few: int = 16) 
 
 
 def _bucket(spans: list[Span], device: torch.device | str) -> _Bucket:
-    prefixes = [s.prefix[1] if s.prefix else 0 for s in spans]
-    queries = max(s.length for s in spans)
-    keys = max(p + s.length for p, s in zip(prefixes, spans, strict=True))
+    queries, keys = max(s.length for s in spans), max(s.keys for s in spans)
     q_index = torch.zeros(len(spans), queries, dtype=torch.long)
     k_index = torch.zeros(len(spans), keys, dtype=torch.long)
     q_at = torch.full((len(spans), queries), PAD_POSITION)
     k_at = torch.full((len(spans), keys), PAD_POSITION + 1)
-    for i, (span, prefix) in enumerate(zip(spans, prefixes, strict=True)):
+    for i, span in enumerate(spans):
         q_index[i, : span.length] = torch.arange(span.start, span.start + span.length)
-        q_at[i, : span.length] = torch.arange(prefix, prefix + span.length)
-        k_index[i, : prefix + span.length] = _key_index(span)
-        k_at[i, : prefix + span.length] = torch.arange(prefix + span.length)
+        q_at[i, : span.length] = torch.arange(span.keys - span.length, span.keys)
+        k_index[i, : span.keys] = _key_index(span)
+        k_at[i, : span.keys] = torch.arange(span.keys)
     real = (q_at < PAD_POSITION).flatten().nonzero()[:, 0]
     return _Bucket(*(to_device_async(x, device) for x in (q_index, k_index, q_at, k_at, real)))

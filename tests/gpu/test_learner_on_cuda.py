@@ -22,7 +22,7 @@ from tests.learners import TARGETS, gradients, learner, random_batch
 
 pytestmark = pytest.mark.gpu
 Folder = Callable[[str], Path]
-SPANS = [Span(0, 70), Span(70, 3, (0, 70)), Span(73, 130, (0, 70)), Span(203, 9), Span(212, 64)]
+SPANS = [Span(0, 70), Span(70, 3, ((0, 70),)), Span(73, 130, ((0, 60), (70, 2))), Span(203, 9), Span(212, 64)]
 
 
 def attended(device: str, dtype: torch.dtype, window: int | None, heads: int, key_heads: int) -> list[Tensor]:

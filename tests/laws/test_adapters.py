@@ -167,7 +167,7 @@ def test_packed_rows_on_their_own_adapters_learn_as_each_row_alone(fresh: Base) 
         random_adapter(fresh, name, 3, ("q_proj", "v_proj", "up_proj"), seed=ord(name))
     weights = torch.randn(40, fresh.hidden_size, generator=torch.Generator().manual_seed(0))
     start = list(range(10))  # of both 10–12 and 13–29; these are on adapter a, and 30–39 on b
-    spans = [Span(0, 10), Span(10, 3, (0, 10)), Span(13, 17, (0, 10)), Span(30, 10)]
+    spans = [Span(0, 10), Span(10, 3, ((0, 10),)), Span(13, 17, ((0, 10),)), Span(30, 10)]
     positions = torch.tensor([*start, *range(10, 13), *range(10, 27), *range(10)])
     packed = fresh.hidden(IDS, positions, Packed(spans), [(0, 30, "a"), (30, 40, "b")])
 

@@ -19,12 +19,14 @@ from transformers import AutoModelForCausalLM
 from coterie.algorithms.base import Algorithm
 from coterie.algorithms.ppo import Ppo
 from coterie.config import Learning
+from coterie.learners.batch import make_batches
 from coterie.learners.learner import TorchLearner, lr_factor
 from coterie.learners.logprobs import ChosenLogprobs
 from coterie.learners.packing import bytes_per_token, pack_microbatches, token_budget
 from coterie.rl.losses import KlEstimator, Reduce
 from coterie.rl.validate import NotFinite
 from coterie.types import Batch, Scores
+from tests.episodes import random_episodes
 from tests.learners import gradients, learner, random_batch
 from tests.models import VOCABULARY
 
@@ -163,6 +165,17 @@ def test_a_stream_holds_no_more_than_its_budget_unless_one_row_is_longer(model_f
         cut = list(pack_microbatches(batch, budget))
         assert all(len(stream.tokens) <= max(budget, longest) for stream in cut)
         assert sorted(torch.cat([s.index for s in cut]).tolist()) == batch.mask.nonzero()[:, 0].tolist()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_every_prefix_of_conversations_that_branch_is_computed_once(seed: int) -> None:
+    batch = make_batches(random_episodes(seed, count=20), require_advantages=False)["policy"]
+    rows = [tuple(batch.tokens[batch.row == r].tolist()) for r in range(batch.rows)]
+    prefixes = {row[:length] for row in rows for length in range(1, len(row) + 1)}
+    repeated = len(rows) - len(set(rows))  # a row that is there twice has its last token twice
+    (stream,) = pack_microbatches(batch, 100_000)
+    assert len(stream.tokens) == len(prefixes) + repeated < 0.7 * len(batch)
+    assert max(len(span.prefix) for span in stream.layout.spans) > 1
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3"])

@@ -12,7 +12,8 @@ from coterie.models.attention import Packed, Span
 
 HEADS, KEY_HEADS, WIDTH = 4, 2, 8
 ALONE = [Span(0, 3), Span(3, 5), Span(8, 1), Span(9, 6)]
-SHARED = [Span(0, 4), Span(4, 3, (0, 4)), Span(7, 1, (0, 4)), Span(8, 2), Span(10, 5, (8, 2)), Span(15, 2, (8, 2))]
+SHARED = [Span(0, 4), Span(4, 3, ((0, 4),)), Span(7, 1, ((0, 4),)), Span(8, 2), Span(10, 5, ((8, 2),))]
+BRANCHING = [Span(0, 6), Span(6, 3, ((0, 4),)), Span(9, 2, ((0, 4), (6, 2))), Span(11, 4, ((0, 1),))]
 
 
 def reference_flash(q: Tensor, k: Tensor, v: Tensor, rows: VarlenRows, scale: float, window: int | None) -> Tensor:
@@ -45,7 +46,7 @@ def attended(spans: list[Span], window: int | None) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("window", [None, 3])
-@pytest.mark.parametrize("spans", [ALONE, SHARED], ids=["alone", "shared"])
+@pytest.mark.parametrize("spans", [ALONE, SHARED, BRANCHING], ids=["alone", "shared", "branching"])
 def test_varlen_rows_attend_as_padded_rows(
     spans: list[Span], window: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
