@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Sequence
 
+from coterie.rewards.verifier import TooLong
 from coterie.types import Message
 from coterie.verifier.serve import MAX_BODY, MAX_QUEUE, serve
 
@@ -24,7 +25,7 @@ class ByLength:
         lengths = [len(conversation[-1]["content"]) for conversation in conversations]
         for number, length in enumerate(lengths, 1):
             if length > self.context:
-                raise ValueError(f"conversation {number}: {length} characters are more than {self.context}")
+                raise TooLong(f"conversation {number}: {length} characters are more than {self.context}")
         return [length / 1000 for length in lengths]
 
 

@@ -80,10 +80,12 @@ def plan(run: VerifierRun) -> str:
     """The size of the run, in one line."""
     answers = sum(map(len, run.training))  # distinct ones, to questions with right and wrong answers
     held_out = {one.answer.question for one in run.held_out}
-    return (
+    size = (
         f"{run.folder}: {run.config.model}, LoRA of rank {run.config.lora.rank}; {run.steps} steps; "
         f"{answers} answers to {len(run.training)} questions, {len(run.held_out)} to {len(held_out)} held-out ones"
     )
+    long = f"left out: {run.too_long} answers that are longer than the verifier's context of {run.verifier.context}"
+    return f"{size}; {long}" if run.too_long else size
 
 
 def report(run: VerifierRun) -> str:

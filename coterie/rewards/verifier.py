@@ -11,9 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from coterie.errors import UserError
 from coterie.limits import Share
 from coterie.rewards.batching import Arguments, Batcher
 from coterie.rewards.grader import Grader
+from coterie.rewards.grader_pool import GraderFailed
 from coterie.rewards.reward_function import load
 from coterie.types import Part, Task
 
@@ -25,6 +27,10 @@ KEY_VARIABLE = "COTERIE_VERIFIER_KEY"  # environment variable with the key of th
 # equal rewards: GRPO divides by their deviation.
 DECIMALS = 4
 MOST_KNOWN = 20_000  # scores that are remembered
+
+
+class TooLong(UserError, GraderFailed):
+    """A question and an answer that are together longer than the verifier's context."""
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ import httpx
 
 from coterie.errors import StopsRun, UserError
 from coterie.rewards import GraderFailed
-from coterie.rewards.verifier import KEY_VARIABLE
-from coterie.verifier.requests import MOST
+from coterie.rewards.verifier import KEY_VARIABLE, TooLong
+from coterie.verifier.requests import MOST, TOO_LONG
 
 CONNECTIONS = 8
 BACKOFF = (0.1, 2.0)  # seconds before the first retry, and at most
@@ -27,7 +27,7 @@ class VerifierTimeout(UserError, TimeoutError):
 
 
 class VerifierRefused(UserError, GraderFailed):
-    """The server rejected a request, such as an answer that is longer than its context."""
+    """The server rejected a request."""
 
 
 class VerifierChanged(StopsRun, RuntimeError):
@@ -83,6 +83,8 @@ class VerifierClient:
             return VerifierDown(f"no score, but status {status}, {_error_of(response)}")
         if status == 401:
             raise WrongKey(f"verifier {self.url}: {_error_of(response)}; set {KEY_VARIABLE} to the server's key")
+        if _code_of(response) == TOO_LONG:
+            raise TooLong(f"verifier {self.url}: {_error_of(response)}")
         if status != 200:
             raise VerifierRefused(f"verifier {self.url}: status {status}: {_error_of(response)}")
         return _json(response)
@@ -108,6 +110,11 @@ class VerifierClient:
 def _error_of(response: httpx.Response) -> str:
     reply = _json(response)
     return str(reply["error"]) if isinstance(reply, dict) and "error" in reply else response.text[:200]
+
+
+def _code_of(response: httpx.Response) -> Any:
+    reply = _json(response)
+    return reply.get("code") if isinstance(reply, dict) else None
 
 
 def _json(response: httpx.Response) -> Any:

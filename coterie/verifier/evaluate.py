@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,9 +11,9 @@ from coterie.errors import UserError
 from coterie.verifier.answers import Answer
 from coterie.verifier.baselines import baselines
 from coterie.verifier.metrics import Measures, measures
-from coterie.verifier.model import NAME, TooLong, Verifier, conversation
+from coterie.verifier.model import NAME, Verifier
 from coterie.verifier.selection import Selection, selections
-from coterie.verifier.train import QUESTIONS, mixed_questions, sampled_if_mixed
+from coterie.verifier.train import QUESTIONS, fitting, mixed_questions, sampled_if_mixed
 
 
 class NothingToMeasure(UserError, ValueError):
@@ -60,14 +59,14 @@ def evaluate(verifier: Verifier, run: Path, file: Path, answers: Sequence[Answer
     """Score the answers of a file to questions that the run was not trained on, beside the baselines."""
     trained = set(json.loads((run / QUESTIONS).read_text()))
     fresh = [answer for answer in answers if answer.question not in trained]
-    rows = dict(_encoded(verifier, fresh))
-    left_out, too_long = len(answers) - len(fresh), len(fresh) - len(rows)
-    fresh = [fresh[number] for number in rows]
+    examples = fitting(verifier, fresh)
+    left_out, too_long = len(answers) - len(fresh), len(fresh) - len(examples)
+    fresh = [one.answer for one in examples]
     if not mixed_questions(fresh):
         known = f"; {left_out} of {len(answers)} answers are to questions that {run} was trained on" if left_out else ""
         long = f"; {too_long} answers are longer than the verifier's context of {verifier.context}" if too_long else ""
         raise NothingToMeasure(f"{file}: no new question has right and wrong answers{known}{long}")
-    scores = verifier.score_rows(list(rows.values()))
+    scores = verifier.score_rows([one.ids for one in examples])
     measured = sampled_if_mixed(fresh)
     own = [
         one for one, answer in zip(scores, fresh, strict=True) if len(measured) == len(fresh) or not answer.perturbed
@@ -75,13 +74,6 @@ def evaluate(verifier: Verifier, run: Path, file: Path, answers: Sequence[Answer
     reports = {name: _measures(column, measured) for name, column in {NAME: own, **baselines(measured)}.items()}
     perturbed = _measures(scores, fresh) if len(measured) < len(fresh) else None
     return Evaluation(measured, own, reports, left_out, too_long, perturbed, list(selections(measured, own)))
-
-
-def _encoded(verifier: Verifier, answers: Sequence[Answer]) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """The tokens, by number, of the answers that fit into the verifier's context."""
-    for number, answer in enumerate(answers):
-        with suppress(TooLong):
-            yield number, verifier.encode(conversation(answer.question, answer.text), answer.task)
 
 
 def _measures(scores: Sequence[float], answers: Sequence[Answer]) -> Measures:

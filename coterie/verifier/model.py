@@ -20,6 +20,7 @@ from coterie.learners.batch import make_batches
 from coterie.learners.learner import TorchLearner
 from coterie.models.base import Base
 from coterie.models.store import read_tensors, resolve
+from coterie.rewards.verifier import TooLong
 from coterie.seeds import stable_hash
 from coterie.training.checkpoint import find, policy_folder
 from coterie.training.models import fresh_adapter
@@ -33,11 +34,7 @@ BASE_FILES = ("*.safetensors", "config.json", "tokenizer*", "*.jinja", "vocab*",
 
 
 class BadConversation(UserError, ValueError):
-    """A conversation that the verifier cannot score: too long, or without a reply at its end."""
-
-
-class TooLong(BadConversation):
-    """A conversation that is longer than the verifier's context."""
+    """A conversation without a reply at its end, which the verifier cannot score."""
 
 
 def conversation(question: str, answer: str) -> list[Message]:
@@ -109,8 +106,8 @@ def pack_rows(rows: Sequence[tuple[int, ...]], labels: Sequence[float] | None = 
     return make_batches(episodes, require_advantages=False)[NAME]
 
 
-def build_verifier(config: VerifierConfig, device: torch.device | str | None = None, steps: int = 1) -> Verifier:
-    """A verifier with fresh weights; `steps`: of the whole training, for the learning-rate schedule."""
+def build_verifier(config: VerifierConfig, device: torch.device | str | None = None) -> Verifier:
+    """A verifier with fresh weights."""
     folder = resolve(config.model)
     if (found := base_hash(folder)) != config.base_sha256:
         raise ModelError(
@@ -124,9 +121,7 @@ def build_verifier(config: VerifierConfig, device: torch.device | str | None = N
         adapter = fresh_adapter(NAME, config.lora, base, stable_hash(config.seed, NAME))
     except ValueError as error:
         raise BadVerifierConfig(f"--rank: {error}") from error
-    learner = TorchLearner(
-        NAME, base, adapter, config.lr, config.learning, steps, value_lr=config.head_lr, is_critic=True
-    )
+    learner = TorchLearner(NAME, base, adapter, config.lr, config.learning, 1, value_lr=config.head_lr, is_critic=True)
     return Verifier(learner, min(base.context, config.context or base.context))
 
 

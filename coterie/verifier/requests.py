@@ -10,6 +10,7 @@ from coterie.types import Message
 from coterie.web.json_bodies import Strict, Text, read_json, validated
 
 MOST = 256  # conversations in one request
+TOO_LONG = "context_length_exceeded"  # the code of an error, as OpenAI calls it
 
 
 class ChatMessage(Strict):

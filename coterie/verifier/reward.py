@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from typing import Protocol
 
 from coterie.errors import ModelError, UserError
-from coterie.rewards.verifier import KEY_VARIABLE, VerifierSource
+from coterie.rewards.verifier import KEY_VARIABLE, TooLong, VerifierSource
 from coterie.verifier.client import Pair, VerifierClient, VerifierRefused, VerifierTimeout
 from coterie.verifier.scoring_thread import Conversations, ScoringThread
 from coterie.watchdog import run_in_daemon_thread
@@ -77,7 +77,9 @@ class RemoteVerifier:
 async def _refusing(future: Future[list[float]]) -> list[float]:
     try:
         return await asyncio.wrap_future(future)
-    except (ValueError, UserError) as error:  # an answer that is too long; others of its batch are scored
+    except TooLong:  # others of its batch are scored
+        raise
+    except (ValueError, UserError) as error:
         raise VerifierRefused(str(error)) from error
 
 

@@ -5,7 +5,8 @@
     GET  /health     the model's hash and context; needs no key
     GET  /metrics    for Prometheus
 
-Errors are `{"error": message}`: 401 no or a wrong key, 413 body too large, 422 malformed or too long, 429 queue full.
+Errors are `{"error": message}`, with a `code` if a conversation is too long: 401 no or a wrong key, 413 body too large,
+422 malformed or too long, 429 queue full.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from coterie.errors import UserError
-from coterie.rewards.verifier import KEY_VARIABLE
+from coterie.rewards.verifier import KEY_VARIABLE, TooLong
 from coterie.types import Message
-from coterie.verifier.requests import MOST, PredictRequest, ScoreRequest, read_request
+from coterie.verifier.requests import MOST, TOO_LONG, PredictRequest, ScoreRequest, read_request
 from coterie.verifier.scoring_thread import QueueFull, Scorer, ScoringThread
 from coterie.web.json_bodies import BadRequest
 from coterie.web.prometheus import CONTENT_TYPE, RequestMetrics, label
@@ -52,7 +53,7 @@ class App:
             Route("/health", self.health, methods=["GET"]),
             Route("/metrics", self.prometheus, methods=["GET"]),
         ]
-        handlers = {HTTPException: _refusal, Exception: _failure}
+        handlers = {HTTPException: _refusal, TooLong: _too_long, Exception: _failure}
         app = Starlette(routes=routes, exception_handlers=handlers, lifespan=self._lifespan)  # type: ignore[arg-type]
         return Counted(app, self.metrics, [route.path for route in routes])
 
@@ -97,12 +98,18 @@ class App:
     async def _submitted(self, conversations: list[list[Message]]) -> list[float]:
         try:
             return await asyncio.wrap_future(self.thread.submit(conversations))
-        except (ValueError, UserError) as error:  # a conversation that is too long, or that the chat template rejects
+        except TooLong:
+            raise
+        except (ValueError, UserError) as error:  # a conversation that the chat template rejects
             raise HTTPException(422, str(error)) from error
 
 
 async def _refusal(request: Request, error: HTTPException) -> Response:
     return JSONResponse({"error": error.detail}, error.status_code, error.headers)
+
+
+async def _too_long(request: Request, error: TooLong) -> Response:
+    return JSONResponse({"error": str(error), "code": TOO_LONG}, 422)
 
 
 async def _failure(request: Request, error: Exception) -> Response:

@@ -15,6 +15,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import ceil
 from pathlib import Path
@@ -27,6 +28,7 @@ from coterie.errors import UserError
 from coterie.files import append_line, filter_rows, verify_checksums, write_atomic
 from coterie.learners.distributed import SINGLE_PROCESS, Processes
 from coterie.models.store import write_tensors
+from coterie.rewards.verifier import TooLong
 from coterie.rl.validate import NotFinite
 from coterie.seeds import stable_hash
 from coterie.training import checkpoint
@@ -72,6 +74,7 @@ class VerifierRun:
     step: int = 0  # completed steps; logs count from 1
     best: float | None = None  # the best AUC within held-out questions so far
     best_step: int = 0
+    too_long: int = 0  # answers that were left out: they are longer than the verifier's context
     processes: Processes = SINGLE_PROCESS
     stopping: bool = field(default=False, repr=False)
     signal: int = field(default=0, repr=False)  # that requested the stop; 0: none
@@ -107,23 +110,41 @@ def build(config: VerifierConfig, folder: Path, console: bool = True) -> Verifie
     if file_hash(file) != config.answers_sha256:
         raise BadTrainingData(f"{file} has changed since this run started; a resumed run needs the same answers")
     train, test = split_by_question(answers, config.held_out, config.seed)
-    check_kinds(file, train, test)
-    mixed = mixed_questions(train)
-    verifier = build_verifier(config, steps=total_steps(config, len(mixed)))
-    rows = {id(answer): number for number, answer in enumerate(answers, 1)}
+    check_kinds(file, train, test)  # before the model is loaded
+    verifier = build_verifier(config)
+    training, held_out = fitting(verifier, train), fitting(verifier, test)
+    too_long = len(answers) - len(training) - len(held_out)
+    short = [one.answer for one in training], [one.answer for one in held_out]
+    check_kinds(file, *short, f"; {too_long} answers are longer than the verifier's context of {verifier.context}")
+    mixed = mixed_questions(short[0])
+    by_question: dict[str, list[Example]] = {}
+    for one in training:
+        if one.answer.question in mixed:
+            by_question.setdefault(one.answer.question, []).append(one)
+    measured = {id(answer) for answer in sampled_if_mixed(short[1])}
+    verifier.learner.steps = total_steps(config, len(by_question))  # of the learning-rate schedule
+    questions = list(dict.fromkeys(answer.question for answer in train))
+    copies = {QUESTIONS: json.dumps(questions, ensure_ascii=False, indent=0).encode()}
+    log = RunLog(folder, config.to_yaml(), verifier.learner.steps, None, console, copies)
+    return VerifierRun(
+        config,
+        folder,
+        verifier,
+        [weighted(own) for own in by_question.values()],
+        [one for one in held_out if id(one.answer) in measured],
+        log,
+        too_long=too_long,
+    )
 
-    def example(answer: Answer) -> Example:
-        messages = conversation(answer.question, answer.text)
-        return Example(answer, verifier.encode(messages, f"{file}, row {rows[id(answer)]}"))
 
-    by_question: dict[str, list[Example]] = {answer.question: [] for answer in train}
-    for answer in train:
-        if answer.question in mixed:
-            by_question[answer.question].append(example(answer))
-    copies = {QUESTIONS: json.dumps(list(by_question), ensure_ascii=False, indent=0).encode()}
-    log = RunLog(folder, config.to_yaml(), total_steps(config, len(mixed)), None, console, copies)
-    training = [weighted(own) for own in by_question.values() if own]
-    return VerifierRun(config, folder, verifier, training, [example(answer) for answer in sampled_if_mixed(test)], log)
+def fitting(verifier: Verifier, answers: Sequence[Answer]) -> list[Example]:
+    """The answers that fit into the verifier's context, as it reads them."""
+    examples = []
+    for answer in answers:
+        with suppress(TooLong):
+            ids = verifier.encode(conversation(answer.question, answer.text), answer.task)
+            examples.append(Example(answer, ids))
+    return examples
 
 
 def weighted(examples: Sequence[Example]) -> list[Example]:
@@ -140,11 +161,11 @@ def weighted(examples: Sequence[Example]) -> list[Example]:
     return [replace(one, weight=counts[key] / (2 * sizes[one.answer.right])) for key, one in distinct.items()]
 
 
-def check_kinds(file: Path, train: Sequence[Answer], test: Sequence[Answer]) -> None:
-    """Reject answers from which nothing could be learned or measured."""
+def check_kinds(file: Path, train: Sequence[Answer], test: Sequence[Answer], why: str = "") -> None:
+    """Reject answers from which nothing could be learned or measured; `why` others may be missing."""
     for side, answers in (("training", train), ("held-out", test)):
         if not mixed_questions(answers):
-            raise BadTrainingData(f"{file}: no {side} question has {MIXED}")
+            raise BadTrainingData(f"{file}: no {side} question has {MIXED}{why}")
 
 
 def mixed_questions(answers: Sequence[Answer]) -> set[str]:

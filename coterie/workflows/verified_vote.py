@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from coterie.prompts import chat_messages, check, check_counts, fill
-from coterie.rewards.verifier import VerifierSource, open_source, scores_of
+from coterie.rewards.verifier import TooLong, VerifierSource, open_source, scores_of
 from coterie.statistics import auc, mean
 from coterie.types import Grade, Message, Metrics, Outcome, Task, Team, Turn, is_correct
 from coterie.workflows.vote import ballot, majority
@@ -26,6 +26,7 @@ REVIEW = (
 )
 SELF_REVIEW = f"How likely is your final answer to be correct? {SCALE}"
 READ = "verifier_tokens"  # metric: tokens that a reward model reads, as the solver's tokenizer counts them
+UNREAD = "verifier_too_long"  # metric: share of solutions that are longer than its context
 DIGIT = re.compile(r"[0-9]")
 SCORE = re.compile(r"score\W{0,4}([0-9])\b", re.IGNORECASE)
 
@@ -75,10 +76,10 @@ class VerifiedVote:
         solutions = await asyncio.gather(*(team.solver.say(messages) for _ in range(self.answers)))
         texts = [solution.text for solution in solutions]
         if self.verifier is not None:
-            model = scores_of(self.verifier)
-            scores = await asyncio.gather(*(model.score(task.prompt, text) for text in texts))
-            read = sum(sum(solution.tokens) for solution in solutions)
-            return Outcome(elected(texts, scores), {READ: float(read)}, judge=partial(judge, solutions, scores, ()))
+            found = await asyncio.gather(*(score_or_none(self.verifier, task.prompt, text) for text in texts))
+            scores = [value or 0.0 for value in found]
+            metrics = _model_metrics(solutions, found)
+            return Outcome(elected(texts, scores), metrics, judge=partial(judge, solutions, scores, ()))
         reviews = [self._review(task, messages, text) for text in texts for _ in range(self.grades)]
         flat = await asyncio.gather(*(team.verifier.say(review) for review in reviews))
         digits = [flat[i : i + self.grades] for i in range(0, len(flat), self.grades)]
@@ -89,6 +90,19 @@ class VerifiedVote:
         if self.conversation:
             return [*messages, Message(role="assistant", content=solution), *chat_messages(self.request)]
         return chat_messages(fill(self.request, {"question": task.prompt, "solution": solution}))
+
+
+async def score_or_none(source: VerifierSource, question: str, solution: str) -> float | None:
+    """A reward model's score; None for a solution that is longer than its context."""
+    try:
+        return await scores_of(source).score(question, solution)
+    except TooLong:
+        return None
+
+
+def _model_metrics(solutions: Sequence[Turn], scores: Sequence[float | None]) -> Metrics:
+    read = sum(sum(turn.tokens) for turn, value in zip(solutions, scores, strict=True) if value is not None)
+    return {READ: float(read), UNREAD: mean([value is None for value in scores])}
 
 
 def digit(turn: Turn) -> int | None:

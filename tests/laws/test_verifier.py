@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 import torch
 
+from coterie.cli.verifier_runs import plan
 from coterie.errors import ModelError
 from coterie.files import read_rows
+from coterie.rewards.verifier import TooLong
 from coterie.training import checkpoint
 from coterie.types import Message
 from coterie.verifier.answers import write_answers
@@ -75,7 +77,7 @@ def test_an_answer_cannot_spell_a_control_token(model_folder: Folder) -> None:
     ],
 )
 def test_a_conversation_that_cannot_be_scored_is_named(talk: list[Message], error: str, model_folder: Folder) -> None:
-    with pytest.raises(BadConversation, match=error):
+    with pytest.raises((BadConversation, TooLong), match=error):
         disturbed(model_folder("llama")).score([conversation("1 + 1?", "2"), talk])
 
 
@@ -228,9 +230,25 @@ def test_answers_from_which_nothing_can_be_learned_are_refused(model_folder: Fol
     by_question = [replace(answer, label=1.0) if answer.question in held else answer for answer in answers]
     with pytest.raises(BadTrainingData, match=r"one-kind\.parquet: no held-out question has right and wrong"):
         built(model_folder("llama"), tmp_path / "one-kind", by_question)
-    long = [replace(answer, text=answer.text * (60 if i == 2 else 1)) for i, answer in enumerate(answers)]
-    with pytest.raises(BadConversation, match=r"long\.parquet, row 3: \d+ tokens"):
-        built(model_folder("llama"), tmp_path / "long", long)
+    with pytest.raises(BadTrainingData, match=r"no training question has .*; 32 answers are longer .* context of 9"):
+        built(model_folder("llama"), tmp_path / "long", answers, context=9)
+
+
+def test_answers_that_are_too_long_are_left_out_and_counted(model_folder: Folder, tmp_path: Path) -> None:
+    answers = toy_answers(8)
+    held = split_by_question(answers, 0.2, 0)[1]
+    right = [i for i, answer in enumerate(answers) if answer.question == answers[0].question and answer.right]
+    left_out = {answers.index(held[0]), *right}
+    assert len(left_out) == 3 and answers[0] not in held
+    long = [replace(answer, text=answer.text * 60) if i in left_out else answer for i, answer in enumerate(answers)]
+    run = built(model_folder("llama"), tmp_path / "long", long)
+    kept = [one.answer for question in run.training for one in question] + [one.answer for one in run.held_out]
+    # The first question has no right answer left, so its wrong ones are not trained on either.
+    assert {answer.question for answer in long} - {answer.question for answer in kept} == {long[0].question}
+    assert not {long[i].text for i in left_out} & {answer.text for answer in kept}
+    assert len(run.held_out) == len(held) - 1
+    assert run.verifier.learner.steps == run.steps
+    assert plan(run).endswith("; left out: 3 answers that are longer than the verifier's context of 512")
 
 
 def test_the_commands_train_and_evaluate(model_folder: Folder, tmp_path: Path) -> None:

@@ -14,12 +14,13 @@ import pytest
 import torch
 
 from coterie.learners.value_head import ValueHead
+from coterie.rewards.verifier import TooLong
 from coterie.types import Batch, Message, Scores
 from coterie.verifier.answers import Answer
 from coterie.verifier.baselines import baselines, by_majority, logistic
 from coterie.verifier.evaluate import Evaluation, NothingToMeasure, evaluate
 from coterie.verifier.metrics import ece, measures, reliability
-from coterie.verifier.model import TooLong, pack_rows
+from coterie.verifier.model import pack_rows
 from coterie.verifier.plots import reliability_plot
 from coterie.verifier.selection import selections
 from coterie.verifier.train import Example, bce, row_weights, split_by_question, weighted

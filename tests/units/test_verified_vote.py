@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 
 from coterie.rewards import verifier as verifier_reward
-from coterie.rewards.verifier import VerifierSource
+from coterie.rewards.verifier import VerifierSource, open_source
 from coterie.types import Outcome, Task
 from coterie.workflows.verified_vote import VerifiedVote, brier, digit, elected
 from tests.scripted import Scripted
+from tests.verifier_process import ByLength
+from tests.verifier_servers import served
 
 TASK = Task("t", "What is 2 + 2?", "4")
 
@@ -48,6 +50,16 @@ def test_a_reward_model_scores_the_solutions_without_a_turn_of_its_own(monkeypat
     assert outcome.answer == "so 4" and [turn.reward for turn in team.solver.turns] == [0, 0, 1]
     assert metrics["best_scored_right"] == 1 and metrics["auc_within_task"] == 1 and "unreadable" not in metrics
     assert VerifiedVote(verifier=VerifierSource(url="http://127.0.0.1:1")).roles == ("solver",)
+
+
+def test_a_solution_that_is_longer_than_the_models_context_has_score_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    with served(ByLength()) as url:
+        source = VerifierSource(url=url)
+        open_source(source, "cpu", 30.0)
+        outcome, metrics, team = play(["x" * 2000 + " 5", "so 5", "it is 4"], [""] * 3, verifier=source)
+    assert outcome.answer == "it is 4" and metrics["solver_right"] == pytest.approx(1 / 3)
+    read = sum(sum(turn.tokens) for turn in team.solver.turns[1:])
+    assert outcome.metrics == {"verifier_tokens": read, "verifier_too_long": pytest.approx(1 / 3)}
 
 
 @pytest.mark.parametrize(

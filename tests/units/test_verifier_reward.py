@@ -27,7 +27,7 @@ from coterie.envs.base import attach_reward
 from coterie.episode_files import EpisodeFile
 from coterie.errors import UserError
 from coterie.evaluation.evaluate import evaluate
-from coterie.rewards.verifier import VerifierSource, open_source, scores_of
+from coterie.rewards.verifier import TooLong, VerifierSource, open_source, scores_of
 from coterie.rollout import scoring
 from coterie.rollout.metrics import TooManyFailures, drop_failed, rollout_metrics, verifier_auc
 from coterie.training import checkpoint
@@ -225,7 +225,7 @@ def test_an_answer_that_is_too_long_fails_alone(short_pause: None) -> None:
 
         first, long, third = asyncio.run(ask())
         assert (first, third) == (0.001, 0.003)
-        assert isinstance(long, VerifierRefused) and "2000 characters" in str(long)
+        assert isinstance(long, TooLong) and "2000 characters" in str(long)
 
 
 @contextmanager

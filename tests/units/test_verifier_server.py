@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
+from coterie.rewards.verifier import TooLong
 from coterie.verifier.model import Verifier, conversation
 from coterie.verifier.requests import MOST
 from coterie.verifier.scoring_thread import QueueFull, ScoringThread
@@ -135,7 +136,8 @@ BAD: dict[str, tuple[str, bytes, int, str]] = {
 def test_a_bad_payload_is_refused_with_a_message(name: str, url: str) -> None:
     path, content, status, message = BAD[name]
     response = httpx.post(url + path, content=content)
-    assert response.status_code == status and list(response.json()) == ["error"]
+    code = {"code": "context_length_exceeded"} if "beyond the context" in name else {}
+    assert response.status_code == status and response.json() == {"error": response.json()["error"], **code}
     assert message in response.json()["error"], response.text
 
 
@@ -153,7 +155,7 @@ def test_a_bad_conversation_does_not_fail_the_others_of_its_batch() -> None:
         time.sleep(0.005)
     futures = [thread.submit([conversation("q", "a" * length)]) for length in (1, 2000, 3)]
     assert futures[0].result() == [0.001] and futures[2].result() == [0.003]
-    with pytest.raises(ValueError, match="conversation 1: 2000 characters"):
+    with pytest.raises(TooLong, match="conversation 1: 2000 characters"):
         futures[1].result()
     assert verifier.batches == [1, 3, 1, 1, 1]
     thread.close()
