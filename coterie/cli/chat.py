@@ -107,7 +107,8 @@ class Chat:
         seed = stable_hash(self.seed, next(self.numbers))
         printer = RoleColumns(self.colors, _write)
         if self.role is None:
-            self.last = self._play(Task(f"chat/{len(self.rows)}", text, None), seed, printer)
+            task = Task(f"chat/{len(self.rows)}", text, None)
+            self.last = asyncio.run(self.team.play(task, seed=seed, on_text=printer.on_text))
             reply = answer_text(self.last.answer)
             _write(Text("answer: ", style="bold"))
             _write(Text(f"{visible(reply)}\n"))
@@ -116,15 +117,6 @@ class Chat:
         else:
             reply = asyncio.run(self._reply(self.role, text, seed, printer))
             self.rows.append({"to": self.role, "message": text, "answer": reply, "seed": seed})
-
-    def _play(self, task: Task, seed: int, printer: RoleColumns) -> Episode:
-        """The team's episode. What its workflow raises ends this answer, not the chat."""
-        try:
-            return asyncio.run(self.team.play(task, seed=seed, on_text=printer.on_text))
-        except (UserError, TimeoutError):
-            raise
-        except Exception as error:  # a user's workflow may raise anything
-            raise UserError(f"the workflow failed on this message: {type(error).__name__}: {error}") from error
 
     async def _reply(self, role: str, text: str, seed: int, printer: RoleColumns) -> str:
         """A role's reply to the whole conversation with it."""

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from coterie.engines.router import Router
 from coterie.engines.text_player import TextPlayer
+from coterie.errors import UserError
 from coterie.models.chat import Chat
 from coterie.rollout.agent import AgentTeam, OnText, Players, RecordingAgent
 from coterie.rollout.collector import play_episode
 from coterie.rollout.scoring import within_deadline
 from coterie.types import Episode, Task, Turn, Workflow
+
+
+class WorkflowFailed(UserError, RuntimeError):
+    """A workflow raised on a message; the text has the error and where it was raised."""
+
+    @classmethod
+    def by(cls, error: Exception) -> WorkflowFailed:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(place.filename).name}, line {place.lineno}"
+        return cls(f"the workflow failed on this message: {type(error).__name__}: {error} ({where})")
 
 
 @dataclass(frozen=True)
@@ -45,7 +58,7 @@ class PlayableTeam:
         """Run the workflow on one task: an episode with its answer and turns, and without a reward.
 
         `players`: who plays each role and how it samples; by default as in an evaluation. `on_text` gets each role's
-        text while it is sampled.
+        text while it is sampled. What the workflow raises becomes WorkflowFailed.
         """
         episode = Episode(task.id, task, 0, seed=seed)
 
@@ -55,8 +68,13 @@ class PlayableTeam:
                 for role, player in (players or self.players).items()
             )
 
-        async with within_deadline("the episode", self.deadline, "rollout.deadline"):
-            outcome = await play_episode(episode, self.workflow, None, team)
+        try:
+            async with within_deadline("the episode", self.deadline, "rollout.deadline"):
+                outcome = await play_episode(episode, self.workflow, None, team)
+        except (UserError, TimeoutError):
+            raise
+        except Exception as error:  # a workflow is user code, which may raise anything
+            raise WorkflowFailed.by(error) from error
         episode.answer = outcome.answer
         return episode
 

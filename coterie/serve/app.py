@@ -24,7 +24,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from coterie.errors import did_you_mean
+from coterie.errors import UserError, did_you_mean
 from coterie.rollout.playable import PlayableTeam
 from coterie.serve.chat_request import ChatRequest, read_request
 from coterie.serve.engine_thread import EngineThread, QueueFull
@@ -140,7 +140,7 @@ class App:
                 self.cancelled += 1
                 raise ApiError(499, "the client disconnected")
             return running.result()
-        except (TooLong, TimeoutError) as error:
+        except (TooLong, TimeoutError, UserError) as error:
             raise ApiError.of(error) from error
         finally:
             running.cancel()
@@ -163,7 +163,7 @@ class App:
             yield _event(chunk(start, {}, None, reply.finish_reason))
             if chat_request.stream_options is not None and chat_request.stream_options.include_usage:
                 yield _event(start | {"choices": [], "usage": reply.usage})
-        except (TooLong, TimeoutError) as error:
+        except (TooLong, TimeoutError, UserError) as error:
             yield _event(ApiError.of(error).body())
         except Exception as error:  # the status has been sent; what went wrong goes into the stream
             traceback.print_exc()

@@ -9,6 +9,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from coterie.errors import UserError
+
 
 class TooLong(ValueError):
     """A prompt that leaves no room for a reply in the model's context."""
@@ -27,11 +29,15 @@ class ApiError(Exception):
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 
     @staticmethod
-    def of(error: TooLong | TimeoutError) -> ApiError:
-        """An error that a reply may end with, and that is no bug."""
+    def of(error: TooLong | TimeoutError | UserError) -> ApiError:
+        """An error that a reply may end with, and that is no bug of the server. Those that its operator can fix, such
+        as a workflow that raises, are also printed."""
         if isinstance(error, TooLong):
             return ApiError(400, str(error), "context_length_exceeded", "messages")
-        return ApiError(504, str(error), "timeout")
+        if isinstance(error, TimeoutError):
+            return ApiError(504, str(error), "timeout")
+        print(error, file=sys.stderr)
+        return ApiError(500, str(error))
 
 
 async def api_error(request: Request, error: ApiError) -> Response:
@@ -45,8 +51,7 @@ async def refusal(request: Request, error: HTTPException) -> Response:
 
 
 async def failure(request: Request, error: Exception) -> Response:
-    """Of a bug in a workflow, or of a GPU without memory; uvicorn logs the traceback."""
-    print(f"{request.url.path}: {type(error).__name__}: {error}", file=sys.stderr)
+    """Of a bug, or of a GPU without memory; uvicorn logs the traceback."""
     return JSONResponse(ApiError(500, f"{type(error).__name__}: {error}").body(), 500)
 
 

@@ -275,13 +275,18 @@ def test_too_many_connections_are_refused_in_openais_form(
     assert ask(client.with_options(max_retries=4), max_tokens=1).choices
 
 
-def test_a_workflow_that_fails_is_told_and_the_server_lives(team: PlayableTeam, url: str, client: OpenAI) -> None:
+def test_a_workflow_that_fails_is_told_in_one_line_and_the_server_lives(
+    team: PlayableTeam, url: str, client: OpenAI, capfd: pytest.CaptureFixture[str]
+) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(type(team.workflow), "run", None)
-        with pytest.raises(openai.InternalServerError, match="NoneType"):
+        with pytest.raises(openai.InternalServerError, match=r"workflow failed on this message: TypeError: 'NoneType'"):
             ask(client, "pair")
+        (line,) = capfd.readouterr().err.splitlines()
+        assert re.fullmatch(r"the workflow failed .* \(collector\.py, line \d+\)", line)
         events = httpx.post(f"{url}/v1/chat/completions", json={"model": "pair", "messages": ASK, "stream": True}).text
         assert '"type": "server_error"' in events and events.endswith("data: [DONE]\n\n")
+        assert capfd.readouterr().err.splitlines() == [line]
     assert ask(client, "pair").choices
 
 

@@ -119,7 +119,7 @@ def test_a_workflow_that_raises_does_not_end_the_chat(run: Path, capsys: pytest.
     team = replace(for_inference(run), workflow=Unwilling())
     Chat(team).run(lines("hello", "/help"))
     shown = capsys.readouterr().out
-    assert "failed on this message: ValueError: only sums" in shown and "/replay" in shown
+    assert "failed on this message: ValueError: only sums (test_chat_command.py, line " in shown and "/replay" in shown
 
 
 def until(terminal: int, prompt: str) -> str:
