@@ -234,6 +234,8 @@ def import_marft(
     target = out or Path(f"{file.stem}.yaml")
     if target.exists():
         raise FileExistsError(f"{target} exists already; name another file with --out")
+    if data is not None and not data.is_file():
+        raise ConfigError(f"--data {data}: there is no such file")
     try:
         text = recipe(file, model, horizon, data and data.resolve(), load_path)
     except ValueError as error:

@@ -126,6 +126,10 @@ def test_of_several_answers_each_is_graded() -> None:
         ([{"role": "a", "with_answer": True}], "agent 1: prompt must be a text, not null"),
         ([{"role": "a", "prompt": "x", "with_answer": "yes"}], 'agent 1: with_answer must be true or false, not "yes"'),
         ([{"role": "a", "prompt": "x", "with_answer": True, "lr": 1}], "agent 1: unknown key lr"),
+        (
+            [{"role": "a", "promt": "x", "with_answer": True}],
+            "unknown key promt; an agent has role, prompt, with_answer; did you mean prompt?",
+        ),
         ({}, "a profile is a list of agents"),
     ],
 )
@@ -133,6 +137,13 @@ def test_a_profile_that_is_none_is_told_with_its_agent(agents: Any, message: str
     (tmp_path / "bad.json").write_text(json.dumps(agents))
     ran = CliRunner().invoke(app, ["import", "marft", str(tmp_path / "bad.json"), "--out", str(tmp_path / "x.yaml")])
     assert ran.exit_code == 2 and "bad.json" in ran.output and message in ran.output.replace("\n", " ")
+
+
+def test_data_that_is_not_there_is_named_and_no_recipe_is_written(tmp_path: Path) -> None:
+    words = ["import", "marft", str(profile(tmp_path, next(iter(TEAMS)))), "--out", str(tmp_path / "x.yaml")]
+    ran = CliRunner().invoke(app, [*words, "--data", "none.json"])
+    assert (ran.exit_code, ran.stderr) == (2, "--data none.json: there is no such file\n")
+    assert not (tmp_path / "x.yaml").exists()
 
 
 def test_an_imported_team_trains_from_adapters_and_a_critic_s_head(model_folder: Folder, tmp_path: Path) -> None:

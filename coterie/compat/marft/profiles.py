@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from coterie.errors import did_you_mean
+
 # The prompts hold the markers of Qwen's chat template; here the model's own template writes them.
 MARKER = re.compile(r"<\|im_start\|>\s*(?:system:?)?\s*|<\|im_end\|>")
 IGNORED = ("device",)  # a run places its models itself
@@ -56,10 +58,12 @@ def _profile(file: Path, number: int, data: Any) -> Profile:
     if not isinstance(data, dict):
         raise ValueError(f"{place}: an agent is an object with role, prompt and with_answer")
     types = {"role": str, "prompt": str, "with_answer": bool}
+    # First: a misspelt key would else be reported as a missing one.
+    if unknown := [key for key in data if key not in (*types, *IGNORED)]:
+        hint = did_you_mean(unknown[0], types)
+        raise ValueError(f"{place}: unknown key {unknown[0]}; an agent has {', '.join(types)}{hint}")
     for key, kind in types.items():
         if not isinstance(data.get(key), kind):
             expected = "true or false" if kind is bool else "a text"
             raise ValueError(f"{place}: {key} must be {expected}, not {json.dumps(data.get(key))[:40]}")
-    if unknown := [key for key in data if key not in (*types, *IGNORED)]:
-        raise ValueError(f"{place}: unknown key {unknown[0]}; an agent has {', '.join(types)}")
     return Profile(data["role"], data["prompt"], data["with_answer"])
