@@ -17,6 +17,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from coterie.learners.batch import make_batches
 from coterie.rollout.metrics import TooManyFailures
+from coterie.statistics import mean
 from coterie.training.log import read_episodes
 from coterie.training.loop import Run, train
 from coterie.training.tasks import TaskStream
@@ -81,7 +82,7 @@ def test_a_team_learns_to_name_its_letters_whatever_the_seed(
     rate = 1e-2 if lora else 3e-3
     tree["policies"] = {name: {"model": model, "lr": rate, "lora": lora} for name in ("left", "right")}
     run = trained(tree | {"algorithm": {"name": algorithm}}, tmp_path)
-    assert metrics(run, "eval/reward")[-1] >= 0.95
+    assert mean(metrics(run, "reward")[-5:]) >= 0.95  # of 320 episodes; 32 greedy ones depend on rounding
 
 
 def test_two_roles_on_one_policy_learn_together(model_folder: Folder, tmp_path: Path) -> None:
