@@ -95,8 +95,9 @@ def train(
       coterie train --resume runs/demo --checkpoint 20
 
     Ctrl-C, SIGTERM and SIGHUP stop it after the current step and save a checkpoint; a second signal stops it at once.
-    The exit code is then 130, 143 or 129. On resume you can change steps, epochs, sandbox, eval.*, checkpoint.*, log.*
-    and rollout.*, and nothing else.
+    The exit code is then 130, 143 or 129. On resume you can change how long a run is, how it is
+    evaluated, saved and played (steps, eval.*, checkpoint.*, rollout.* …) and what bounds its memory
+    (learning.microbatch_tokens, learning.checkpointing, engine.rows), and nothing else.
     """
     words = [word for word in [config, *(changes or [])] if word is not None]
     if resume is None and not words:
