@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import sysconfig
 from collections.abc import Iterable
 from difflib import get_close_matches
 from importlib.util import find_spec
+from pathlib import Path
+from traceback import StackSummary, TracebackException
+
+OTHERS_CODE = (str(Path(__file__).parent), *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")))
 
 
 class UserError(Exception):
@@ -17,6 +22,24 @@ class StopsRun(UserError):
 
 class ModelError(UserError):
     """A model, tokenizer or chat template that cannot be loaded or used; the text says what would work."""
+
+
+class BadAnswer(UserError, TypeError):
+    """A workflow returned something that cannot be the team's answer."""
+
+
+class BadReward(UserError, ValueError):
+    """A reward or a metric that is not a finite number, or that has a reserved name."""
+
+
+def failure_text(error: BaseException) -> str:
+    """What is said of an error in an episode: the text of a UserError, else the traceback from the user's code on."""
+    if isinstance(error, UserError):
+        return str(error).rstrip()
+    shown = TracebackException.from_exception(error)
+    users = [i for i, frame in enumerate(shown.stack) if not frame.filename.startswith(OTHERS_CODE)]
+    shown.stack = StackSummary.from_list(shown.stack[users[0] :] if users else shown.stack)
+    return "".join(shown.format())
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:

@@ -7,6 +7,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
+from coterie.errors import BadAnswer
 from coterie.rewards import TIMEOUTS, Grader, make_grader
 from coterie.rewards.verifier import open_source
 from coterie.statistics import mean
@@ -57,6 +58,8 @@ class TaskEnv:
         Raises if the grader hangs or fails: the episode then has no score, which is not a reward of 0.
         """
         episode.metrics.setdefault(TIMEOUTS, 0.0)
+        if episode.answer is None:
+            raise BadAnswer("the workflow returned None, which no reward can grade: end `run` with `return turn.text`")
         if is_by_role(episode):
             await self._score_roles(episode, episode.answer)
         else:
@@ -155,7 +158,7 @@ def _answering(episode: Episode, role: str, answer: Any) -> list[Turn]:
     if not isinstance(answer, list):
         return turns[-1:]
     if len(answer) != len(turns):
-        raise ValueError(f"the workflow returned {len(answer)} answers of {role}, which took {len(turns)} turns")
+        raise BadAnswer(f"the workflow returned {len(answer)} answers of {role}, which took {len(turns)} turns")
     return turns
 
 

@@ -12,7 +12,7 @@ from math import isfinite
 from numbers import Real
 from typing import Any
 
-from coterie.errors import did_you_mean
+from coterie.errors import BadReward, did_you_mean
 from coterie.rewards.batching import Arguments, Batcher
 from coterie.rewards.grader_pool import START_SECONDS, OverLimits, call, call_forked
 from coterie.rewards.reward_function import RewardSignature, load
@@ -73,7 +73,7 @@ class Grader:
         else:
             value = await self._user_function(answer, truth, task)
         if not isinstance(value, Real) or not isfinite(value):
-            raise ValueError(f"reward {self.name} gave {value!r} for {answer!r}; a reward must be a finite number")
+            raise BadReward(f"reward {self.name} gave {value!r} for {answer!r}; a reward must be a finite number")
         return float(value)
 
     async def _user_function(self, answer: Any, truth: Any, task: Task | None) -> Any:
@@ -92,7 +92,7 @@ class Grader:
         values = await call(self.name, lists, self.options, self.deadline)
         if not isinstance(values, Sequence) or len(values) != len(answers):
             what = f"{len(values)} rewards" if isinstance(values, Sequence) else f"{values!r:.80}"
-            raise ValueError(f"reward {self.name} gave {what} for {len(answers)} answers; it must give one per answer")
+            raise BadReward(f"reward {self.name} gave {what} for {len(answers)} answers; it must give one per answer")
         return values
 
     async def _sandboxed(self, function: Callable[..., Any], answer: Any, truth: Any) -> float:

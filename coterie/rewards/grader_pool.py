@@ -25,6 +25,8 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
 
+from coterie.errors import UserError
+
 START_SECONDS = 120.0  # to start a process and import a function; not counted in a call's deadline
 WORKERS = min(4, os.cpu_count() or 1)
 MAX_CALLS = 64  # at once, including those that gave up their slots
@@ -36,11 +38,11 @@ TICK = 0.05  # seconds between samples of CPU time
 TIMEOUTS = "grader_timeouts"  # episode metric: answers whose grader was killed at its deadline
 
 
-class GraderTimeout(TimeoutError):
+class GraderTimeout(UserError, TimeoutError):
     """A call overran its deadline; its process was killed."""
 
 
-class GraderFailed(RuntimeError):
+class GraderFailed(UserError, RuntimeError):
     """A call raised, or its process died. The message has the child's traceback."""
 
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from coterie.errors import UserError
 from coterie.limits import Share
 from coterie.rewards.batching import Arguments, Batcher
 from coterie.rewards.grader import Grader
@@ -29,7 +28,7 @@ DECIMALS = 4
 MOST_KNOWN = 20_000  # scores that are remembered
 
 
-class TooLong(UserError, GraderFailed):
+class TooLong(GraderFailed):
     """A question and an answer that are together longer than the verifier's context."""
 
 

@@ -11,11 +11,11 @@ import os
 import pickle
 import sys
 import threading
-import traceback
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any
 
+from coterie.errors import failure_text
 from coterie.rewards.reward_function import load
 
 
@@ -49,8 +49,8 @@ def _answer(connection: Connection, request: bytes) -> None:
         if inspect.isawaitable(value):
             value = asyncio.run(_wait(value))
         connection.send(("value", value))
-    except BaseException:  # sent as text; the parent raises it
-        connection.send(("failed", traceback.format_exc()))
+    except BaseException as error:  # sent as text; the parent raises it
+        connection.send(("failed", failure_text(error)))
 
 
 async def _wait(value: Any) -> Any:

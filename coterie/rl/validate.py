@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from numbers import Real
 
-from coterie.errors import UserError
+from coterie.errors import BadReward, UserError
 from coterie.types import Episode
 
 RESERVED_METRICS = frozenset(("step", "time", "reward", "failed", "tokens_per_second"))  # logged by every step
@@ -16,11 +16,11 @@ class NotFinite(UserError, RuntimeError):
 
 
 def require_finite(episode: Episode) -> None:
-    """Raise ValueError for rewards and metrics of an episode that are not finite numbers."""
+    """Raise BadReward for rewards and metrics of an episode that are not finite numbers."""
     found = {"its reward": episode.reward}
     found |= {f"the reward of {turn.role}'s turn": turn.reward for turn in episode.turns if turn.reward is not None}
     for what, number in (found | {f"its metric {name}": value for name, value in episode.metrics.items()}).items():
         if not isinstance(number, Real) or not math.isfinite(number):
-            raise ValueError(f"{what} is {number!r}; a finite number was expected")
+            raise BadReward(f"{what} is {number!r}; a finite number was expected")
     if taken := RESERVED_METRICS & episode.metrics.keys():
-        raise ValueError(f"a metric may not be called {', '.join(sorted(taken))}: the run has one of that name")
+        raise BadReward(f"a metric may not be called {', '.join(sorted(taken))}: the run has one of that name")

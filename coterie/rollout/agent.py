@@ -41,9 +41,21 @@ def players_of(config: Config, policies: Mapping[str, str], evaluating: bool) ->
     return {role: Player(policy, sampling(role), later[role]) for role, policy in policies.items()}
 
 
-def truncates(sampling: Sampling) -> bool:
-    """True if top-p, top-k or greedy decoding truncates the distribution."""
-    return sampling.top_p < 1 or sampling.top_k > 0 or sampling.temperature == 0
+def truncates_more(sampling: Sampling, role: Sampling) -> bool:
+    """True if top-p, top-k or greedy decoding truncates the distribution in a way that the role's sampling does not."""
+    top_p = sampling.top_p < 1 and sampling.top_p != role.top_p
+    top_k = sampling.top_k > 0 and sampling.top_k != role.top_k
+    return top_p or top_k or (sampling.temperature == 0 and role.temperature > 0)
+
+
+def as_messages(messages: str | Sequence[Message]) -> list[Message]:
+    """A conversation, also of a text alone. Checked here, where the traceback still ends in the workflow."""
+    conversation = [Message(role="user", content=messages)] if isinstance(messages, str) else list(messages)
+    for message in conversation:
+        if not isinstance(message, Mapping) or not all(isinstance(message.get(k), str) for k in ("role", "content")):
+            form = '{"role": "user", "content": "…"}'
+            raise TypeError(f"say() got {message!r:.80} among its messages; each must be a mapping of texts, as {form}")
+    return conversation
 
 
 class RecordingAgent:
@@ -73,7 +85,7 @@ class RecordingAgent:
         `sampling` overrides max_tokens, temperature, top_p, top_k or stop for this turn. Turns sampled with a top_p,
         top_k or greedy override are excluded from training: the learner scores the full distribution.
         """
-        conversation = [Message(role="user", content=messages)] if isinstance(messages, str) else list(messages)
+        conversation = as_messages(messages)
         if self._text_player is not None:
             turn = await self._reply((), sampling, conversation)
             turn.messages = conversation
@@ -140,7 +152,7 @@ class RecordingAgent:
             temperature=sampling.temperature,
             text=self.chats[policy].text(sample.ids, sampling.stop),
             stop=sample.stop,
-            trainable=not truncates(sampling) or truncates(self.player.sampling),
+            trainable=not truncates_more(sampling, self.player.sampling),
         )
 
     async def _ask(self, player: TextPlayer, messages: Sequence[Message], nth: int, sampling: Sampling) -> Turn:

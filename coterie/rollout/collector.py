@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from coterie.engines.text_player import TextPlayer
-from coterie.errors import StopsRun, UserError
+from coterie.errors import BadAnswer, StopsRun, failure_text
 from coterie.learners.distributed import SINGLE_PROCESS, Processes
 from coterie.models.chat import Chat
 from coterie.rollout.agent import AgentTeam, FixedTurns, Players, RecordingAgent
@@ -113,8 +112,7 @@ class Collector:
                 raise  # no episode of this run can be played; its text says what the user can do
             if isinstance(error, asyncio.CancelledError) and (task := asyncio.current_task()) and task.cancelling():
                 raise  # the run itself is being cancelled
-            # The text of a user error says everything; where it was raised is no news.
-            episode.error = str(error) if isinstance(error, UserError) else traceback.format_exc()
+            episode.error = failure_text(error)
             episode.error_kind = type(error).__name__
 
 
@@ -148,7 +146,7 @@ async def play_episode(
         await close_world(world)
     if isinstance(answer, Turn) or inspect.isawaitable(answer):
         what = "a Turn: return its .text" if isinstance(answer, Turn) else "an awaitable: an await is missing"
-        raise TypeError(f"{type(workflow).__name__}.run returned {what}")
+        raise BadAnswer(f"{type(workflow).__name__}.run returned {what}")
     return answer if isinstance(answer, Outcome) else Outcome(answer)
 
 

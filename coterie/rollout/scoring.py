@@ -117,7 +117,9 @@ async def within_deadline(what: str, seconds: float | None, key: str) -> AsyncIt
             yield
     except TimeoutError as error:
         if limit.expired():
-            raise late from error
+            # The traceback of what was cancelled says where the time went; that of the timeout itself does not.
+            where = error.__cause__.__traceback__ if error.__cause__ else None
+            raise late.with_traceback(where) from None
         raise
     if (end := limit.when()) is not None and asyncio.get_running_loop().time() > end:
         raise late

@@ -198,6 +198,12 @@ def require_turns(run: Run, played: list[Episode]) -> None:
         silent = f"no role took a turn in any of {len(played)} episodes of {type(run.collector.workflow).__name__}"
         ask = "its `run` must call roles, as in `turn = await team[role].say(prompt)`"
         raise NoTurns(f"workflow: {silent}, so there is nothing to learn from; {ask}")
+    turns = [turn for episode in played for turn in episode.turns]
+    longest = max((turn for turn in turns if turn.trainable), key=lambda turn: len(turn.prompt_ids), default=None)
+    if longest is not None and not any(turn.response_ids for turn in turns):
+        full = f"no turn of {len(played)} episodes had room for a token: prompts fill the context"
+        size = f"{longest.role} was asked with {len(longest.prompt_ids)} tokens"
+        raise NoTurns(f"workflow: {full} ({size}); shorten them, or see engine.context and the model's own")
 
 
 def collect_episodes(run: Run, plan: Plan, repeats: int) -> tuple[list[Episode], dict[str, Episode]]:

@@ -26,7 +26,7 @@ class VerifierTimeout(UserError, TimeoutError):
     """The server did not reply within the deadline."""
 
 
-class VerifierRefused(UserError, GraderFailed):
+class VerifierRefused(GraderFailed):
     """The server rejected a request."""
 
 

@@ -147,7 +147,7 @@ def test_a_reward_server_that_is_down_is_a_failed_episode(async_: str, tmp_path:
 def test_a_reward_that_is_no_number_is_a_mistake_and_not_asked_for_again(tmp_path: Path) -> None:
     code = "def grade(answer, truth):\n    first(truth)\n    return float('nan')\n"
     (episode,), _ = played(own(tmp_path, code), [Task("t", "Go.", "x")])
-    assert (episode.error_kind, calls(tmp_path, "x")) == ("ValueError", 1)
+    assert (episode.error_kind, calls(tmp_path, "x")) == ("BadReward", 1)
 
 
 def test_a_grade_that_a_judge_asks_for_is_tried_again_too(tmp_path: Path) -> None:

@@ -130,7 +130,8 @@ def test_a_failed_episode_is_data_with_its_traceback_and_the_others_go_on(collec
     assert [e.error_kind for e in episodes] == [None, None, *["ValueError"] * 2, *["KeyError"] * 2, None, None]
     broken = episodes[2]
     assert broken.error is not None
-    assert "no answer in the reply" in broken.error and "test_rollout.py" in broken.error
+    assert "no answer in the reply" in broken.error
+    assert "test_rollout.py" in broken.error.splitlines()[1]  # the traceback begins in the user's code
     assert len(broken.turns) == 4  # what was said before it failed
     assert said(episodes) == said(collector.collect(TASKS, 2, PLAYERS, seed=1))
     metrics = rollout_metrics(episodes)
@@ -189,6 +190,16 @@ def test_a_turn_that_is_drawn_from_a_part_of_what_could_be_said_is_not_learned_f
         (played,) = replace(collector, workflow=Narrow(options)).collect(TASKS[:1], 1, PLAYERS, seed=1)
         assert played.error is None and [turn.trainable for turn in played.turns] == [learned]
         assert bool(make_batches([played], require_advantages=False)) == learned
+    narrow = {"left": replace(PLAYERS["left"], sampling=Sampling(8, top_p=0.9, top_k=7)), "right": PLAYERS["right"]}
+    for options, learned in ((how, False), ({"max_tokens": 2}, True), ({"top_p": 1.0}, True)):
+        (played,) = replace(collector, workflow=Narrow(options)).collect(TASKS[:1], 1, narrow, seed=1)
+        assert played.error is None and [turn.trainable for turn in played.turns] == [learned]
+
+
+@pytest.mark.parametrize("stop", ["END", ["END", ""]])
+def test_a_stop_text_that_would_end_every_reply_is_refused(stop: Any) -> None:
+    with pytest.raises(ValueError, match=r"stop: got .*END.*, expected a list of texts that are not empty"):
+        Sampling(stop=stop)
 
 
 def ample(collector: Collector) -> float:
@@ -240,10 +251,26 @@ class Returns:
 def test_a_workflow_that_returns_no_answer_is_told_what_it_did(text: bool, why: str, collector: Collector) -> None:
     (played,) = replace(collector, workflow=Returns(text)).collect(TASKS[:1], 1, PLAYERS, seed=1)
     assert (
-        played.error_kind == "TypeError"
+        played.error_kind == "BadAnswer"
         and f"Returns.run returned {'an awaitable' if text else 'a Turn'}" in played.error
     )
     assert why in played.error
+
+
+@dataclass(frozen=True)
+class Tuples:
+    """Asks with pairs in the place of messages."""
+
+    roles: Sequence[str] = ("left", "right")
+
+    async def run(self, task: Task, team: Team, world: Any) -> str:
+        return (await team.left.say([("user", task.prompt)])).text
+
+
+def test_a_message_in_another_form_is_named_with_the_line_that_sent_it(collector: Collector) -> None:
+    (played,) = replace(collector, workflow=Tuples()).collect(TASKS[:1], 1, PLAYERS, seed=1)
+    assert played.error_kind == "TypeError" and played.error is not None
+    assert "team.left.say([" in played.error and "TypeError: say() got ('user', " in played.error
 
 
 def test_an_alarm_that_was_set_before_is_heard_after(collector: Collector) -> None:
@@ -293,7 +320,7 @@ def test_a_reward_or_metric_that_is_no_number_is_the_failure_of_its_episode(
     env: Scores, complaint: str, collector: Collector
 ) -> None:
     (played,) = replace(collector, env=env).collect(TASKS[:1], 1, PLAYERS, seed=1)
-    assert played.error_kind == "ValueError" and complaint in (played.error or "")
+    assert played.error_kind == "BadReward" and (played.error or "").startswith(complaint)
 
 
 def test_a_prompt_that_cannot_be_read_fails_alone(collector: Collector) -> None:

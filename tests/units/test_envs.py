@@ -18,6 +18,7 @@ from coterie.envs.base import TaskEnv, attach_reward
 from coterie.envs.dataset_env import Gsm8k
 from coterie.envs.reasoning_gym import ReasoningGym
 from coterie.envs.rows import Rows
+from coterie.errors import BadAnswer
 from coterie.rewards import GraderTimeout
 from coterie.rollout.collector import Collector
 from coterie.types import Env, Episode, Task
@@ -202,6 +203,12 @@ def test_gsm8k_keeps_the_marked_number(tmp_path: Path, write: Callable[[Path, li
     assert [task.answer for task in tasks] == ["72", "1080", "-5"]
     assert tasks[0].prompt == "Clips in all?"
     assert tasks[0].meta["solution"].startswith("48 + 24")
+
+
+def test_a_workflow_without_an_answer_fails_its_episode_and_never_counts_as_wrong(tmp_path: Path) -> None:
+    env = attach_reward(Gsm8k(train=jsonl(tmp_path / "train.jsonl", QUESTIONS)), "number", {}, 1.0)
+    with pytest.raises(BadAnswer, match=r"the workflow returned None, .* `return turn\.text`"):
+        asyncio.run(env.score(Episode("e", env.tasks("train")[0], 0)))
 
 
 def test_gsm8k_tells_of_a_row_without_a_marked_answer(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,12 @@ class Mute:
     roles = ("reasoner", "actor")
     async def run(self, task, team, world):
         return task.prompt
+"""
+LONG = """\
+class Long:
+    roles = ("reasoner", "actor")
+    async def run(self, task, team, world):
+        return (await team.actor.say(task.prompt * 500)).text
 """
 
 
@@ -102,6 +109,13 @@ def test_a_workflow_in_which_nobody_speaks_ends_the_run_at_its_first_step(tmp_pa
     assert (
         checked.exit_code == 1 and "error: no role took a turn in any of 16 episodes; its `run` must" in checked.stdout
     )
+
+
+def test_prompts_that_all_fill_the_context_end_the_run_at_its_first_step(tmp_path: Path, model: Path) -> None:
+    (tmp_path / "long.py").write_text(LONG)
+    trained = coterie("train", game(tmp_path, model, workflow="long.py:Long"), "--out", tmp_path)
+    told = r"workflow: no turn of 12 episodes had room for a token: prompts fill the context \(actor was asked with \d+"
+    assert trained.exit_code == 2 and re.match(told, trained.stderr.splitlines()[-1])
 
 
 def test_a_check_of_the_graph_recipe_passes_on_the_words_that_it_puts_in(tmp_path: Path, model: Path) -> None:
