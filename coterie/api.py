@@ -9,23 +9,57 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from coterie import api_config
 from coterie.config import ConfigError
 from coterie.config.load import from_tree, to_plain
 from coterie.config.registry import replace_functions
 from coterie.data.tables import rows_of
-from coterie.files import write_atomic
-from coterie.types import Env, Metrics
+from coterie.episode_files import episode_paths, step_of
+from coterie.errors import UserError
+from coterie.files import read_rows, write_atomic
+from coterie.types import Env, Episode, Metrics
+
+if TYPE_CHECKING:
+    from coterie.rollout.playable import PlayableTeam
 
 
 @dataclass(frozen=True)
 class Trained:
-    """The result of a training run."""
+    """A training run and its results; `Trained(Path("runs/demo"))` reads any run."""
 
     folder: Path  # for `coterie eval FOLDER` and `coterie train --resume FOLDER`
-    metrics: Metrics  # of the last evaluation
+
+    @property
+    def metrics(self) -> Metrics:
+        """Those of the last evaluation, without the prefix `eval/`; empty if there was none."""
+        evaluations = [row for row in self.history() if any(name.startswith("eval/") for name in row)]
+        last = evaluations[-1] if evaluations else {}
+        return {name.removeprefix("eval/"): value for name, value in last.items() if name.startswith("eval/")}
+
+    def history(self) -> list[dict[str, Any]]:
+        """The rows of metrics.jsonl, one per step and one per evaluation: `pandas.DataFrame(trained.history())`."""
+        return read_rows(self.folder / "metrics.jsonl")
+
+    def episodes(self, step: int) -> list[Episode]:
+        """The episodes of a step, from 1 on: every turn with its token ids, log-probs, credit and advantages."""
+        from coterie.training.log import read_episodes  # imported here, as in `AgentTrainer.train`
+
+        paths = {step_of(path): path for path in episode_paths(self.folder / "episodes")}
+        if step not in paths:
+            known = ", ".join(map(str, paths))
+            raise UserError(f"{self.folder} has no episodes of step {step}; it has those of {known}")
+        return read_episodes(paths[step])
+
+    def team(self, checkpoint: str | None = None) -> PlayableTeam:
+        """The trained team, to play tasks: `await trained.team().play(Task("mine", "3 + 5", None))`.
+
+        `checkpoint`: latest, best or a step's number; by default latest.
+        """
+        from coterie.training.build import for_inference
+
+        return for_inference(self.folder, checkpoint)
 
 
 def train(config: str | Path | Mapping[str, Any], *overrides: str, out: str | Path | None = None) -> Trained:
@@ -102,9 +136,7 @@ class AgentTrainer:
                 train(run)
             finally:
                 run.log.close()
-        *_, last = (run.folder / "metrics.jsonl").read_text().splitlines()
-        metrics = {name.removeprefix("eval/"): value for name, value in json.loads(last).items() if name[:5] == "eval/"}
-        return Trained(run.folder, metrics)
+        return Trained(run.folder)
 
     def _override(self, tree: dict[str, Any], workflow: Any, arguments: Mapping[str, Any], reward: Any) -> None:
         if workflow is not None:

@@ -17,7 +17,7 @@ Options = dict[str, tuple[Any, Any]]  # by name: the type, and the default
 
 
 def workflow(
-    *, roles: Sequence[str], judges_turns: bool = False, needs_sandbox: bool = False
+    *, roles: Sequence[str], judges_turns: bool = False, needs_sandbox: bool = False, needs_world: bool = False
 ) -> Callable[[Callable[..., Any]], type]:
     """Turn a coroutine function into a workflow. Its keyword-only arguments are its options in the config.
 
@@ -25,7 +25,7 @@ def workflow(
     async def review(task, team, world, *, rounds: int = 2): ...
 
     `judges_turns`: it sets the reward of each turn. `needs_sandbox`: it executes model output, so that a run is refused
-    where no sandbox works.
+    where no sandbox works. `needs_world`: it plays in a world of the environment, so that only its roles are served.
     """
 
     def decorate(function: Callable[..., Any]) -> type:
@@ -38,7 +38,7 @@ def workflow(
             return await function(task, team, world, **{name: getattr(self, name) for name in options})
 
         options = _options(function)
-        flags = {"judges_turns": judges_turns, "needs_sandbox": needs_sandbox}
+        flags = {"judges_turns": judges_turns, "needs_sandbox": needs_sandbox, "needs_world": needs_world}
         return _dataclass_of(function, options, {"roles": property(lambda self: role_names), "run": run, **flags})
 
     return decorate

@@ -53,12 +53,18 @@ class PlayableTeam:
         return [role for role, player in self.players.items() if player.policy in self.chats]
 
     async def play(
-        self, task: Task, players: Players | None = None, seed: int = 0, on_text: OnText | None = None
+        self,
+        task: Task,
+        players: Players | None = None,
+        seed: int = 0,
+        on_text: OnText | None = None,
+        world: Any = None,
     ) -> Episode:
         """Run the workflow on one task: an episode with its answer and turns, and without a reward.
 
         `players`: who plays each role and how it samples; by default as in an evaluation. `on_text` gets each role's
-        text while it is sampled. What the workflow raises becomes WorkflowFailed.
+        text while it is sampled. `world`: what the environment's `open(task)` would return, if the workflow needs one.
+        What the workflow raises becomes WorkflowFailed.
         """
         episode = Episode(task.id, task, 0, seed=seed)
 
@@ -70,7 +76,7 @@ class PlayableTeam:
 
         try:
             async with within_deadline("the episode", self.deadline, "rollout.deadline"):
-                outcome = await play_episode(episode, self.workflow, None, team)
+                outcome = await play_episode(episode, self.workflow, world, team)
         except (UserError, TimeoutError):
             raise
         except Exception as error:  # a workflow is user code, which may raise anything

@@ -87,7 +87,8 @@ def test_the_python_of_the_page_of_workflows_plays(tmp_path: Path, monkeypatch: 
 
     def train(self: AgentTrainer) -> Trained:
         asked.append(self.config)
-        return Trained(tmp_path, {"reward": 1.0})
+        (tmp_path / "metrics.jsonl").write_text('{"step": 2, "eval/reward": 1.0}\n')
+        return Trained(tmp_path)
 
     monkeypatch.setattr(AgentTrainer, "train", train)
     runpy.run_path("fields.py", run_name="__main__")
