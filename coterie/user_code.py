@@ -69,9 +69,11 @@ def _check_name_clashes(file: Path) -> None:
     for name, place in _modules_beside(file, file.parent).items():
         if name in sys.modules:
             module = sys.modules[name]
-            there = Path(next(iter(module.__path__))) if hasattr(module, "__path__") else Path(str(module.__file__))
-            if original_path(there) != original_path(place):
-                raise ImportError(f"imports {name}, but {there} is already imported by that name; rename one of them")
+            there = [*map(Path, module.__path__)] if hasattr(module, "__path__") else [Path(str(module.__file__))]
+            if original_path(place) not in map(original_path, there):
+                raise ImportError(
+                    f"imports {name}, but {there[0]} is already imported by that name; rename one of them"
+                )
 
 
 def _finder(folder: str) -> FileFinder:
@@ -122,12 +124,14 @@ def _modules_beside(file: Path, folder: Path) -> dict[str, Path]:
     """By name, the modules and packages in a folder that a file imports and Python does not find elsewhere."""
     path = [*(entry for entry in sys.path if entry not in _added), str(folder)]
     specs = {name: PathFinder.find_spec(name, path) for name in _imported_names(file) - sys.stdlib_module_names}
-    places = {
-        name: Path((spec.submodule_search_locations or [str(spec.origin)])[0]).resolve()
+    return {
+        name: place
         for name, spec in specs.items()
         if spec is not None
+        # A package without __init__.py is in every folder of that name.
+        for place in map(Path.resolve, map(Path, spec.submodule_search_locations or [str(spec.origin)]))
+        if place.parent == folder
     }
-    return {name: place for name, place in places.items() if place.parent == folder}
 
 
 def _imported_names(file: Path) -> set[str]:

@@ -204,6 +204,15 @@ def test_a_module_beside_a_user_s_file_does_not_stand_in_for_python_s(tmp_path: 
     assert not list(home.rglob("__pycache__"))
 
 
+def test_a_package_without_init_is_found_beside_a_file_though_another_folder_has_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = home_in(tmp_path, "loan")
+    (tmp_path / "other" / "package").mkdir(parents=True)
+    monkeypatch.syspath_prepend(tmp_path / "other")
+    assert imported_files(home / "reward.py") == {home / "loan.py", home / "package" / "inner.py"}
+
+
 def test_two_modules_of_one_name_beside_two_files_are_told_apart(tmp_path: Path) -> None:
     for folder in ("one", "two"):
         (tmp_path / folder).mkdir()
