@@ -27,9 +27,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Trained:
-    """A training run and its results; `Trained(Path("runs/demo"))` reads any run."""
+    """A training run and its results; `Trained("runs/demo")` reads any run."""
 
     folder: Path  # for `coterie eval FOLDER` and `coterie train --resume FOLDER`
+
+    def __init__(self, folder: str | Path) -> None:
+        object.__setattr__(self, "folder", Path(folder))
+        if not self.folder.is_dir():
+            raise UserError(f"{self.folder}: there is no such run")
 
     @property
     def metrics(self) -> Metrics:
@@ -99,6 +104,7 @@ class AgentTrainer:
         out: str | Path | None = None,  # the parent of the run's folder, by default runs
     ) -> None:
         self.out = Path(out or "runs")
+        api_config.check_types(config, overrides)
         workflow = api_config.one_workflow(workflow, workflow_class, agent_class, env_class)
         with _not_nested():
             files = self._files(train_dataset, val_dataset)

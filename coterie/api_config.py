@@ -21,6 +21,14 @@ from coterie.config.registry import BUILTIN, Kind, find, options_of, replace_fun
 AGENT_LOOP = "agent_loop"  # the workflow of one agent with an environment
 
 
+def check_types(config: Any, overrides: Any) -> None:
+    """Reject what is easily passed by mistake: no config, or one override where a list of them is expected."""
+    if not isinstance(config, str | Path | Mapping):
+        raise ConfigError(f"config: got {config!r:.80}, expected the path of a recipe, or a mapping")
+    if isinstance(overrides, str):
+        raise ConfigError(f"overrides: got the text {overrides!r}, expected a list, as in [{overrides!r}]")
+
+
 def tree(config: str | Path | Mapping[str, Any]) -> tuple[dict[str, Any], Problems, Path]:
     """The keys of a recipe, a collector for its problems, and the folder that its relative paths start from."""
     if isinstance(config, Mapping):

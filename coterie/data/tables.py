@@ -25,6 +25,8 @@ def rows_of(table: Any, owner: str) -> list[Raw]:
     for method, arguments in (("to_pylist", ()), ("to_dict", ("records",)), ("get_data", ())):
         if callable(convert := getattr(table, method, None)) and not _iterates_rows(table):
             return _checked(convert(*arguments), owner)
+    if not isinstance(table, Iterable):
+        raise ValueError(f"{owner}: got {table!r:.80}, expected a file, a list of rows, or a table")
     return _checked(table, owner)
 
 

@@ -69,6 +69,8 @@ def test_a_run_is_read_back_from_python(
     assert len(first.response_ids) == len(first.logprobs) == len(first.advantages) and first.prompt_ids
     with pytest.raises(UserError, match="has no episodes of step 3; it has those of 1, 2"):
         read.episodes(3)
+    with pytest.raises(UserError, match="runs/none: there is no such run"):
+        Trained("runs/none")
     team = replace(read.team(), workflow=AsksTheWorld())
     assert asyncio.run(team.play(Task("one", "?", None), world=Wall())).answer.startswith("a wall ")
 

@@ -296,6 +296,8 @@ def test_a_graph_is_taken_as_the_command_takes_it(tmp_path: Path) -> None:
         ({"workflow": "chain", "workflow_args": {"rols": ["a"]}}, "workflow.rols: unknown key.*did you mean roles"),
         ({"workflow_args": {"x": 1}}, "workflow_args: no effect without a workflow"),
         ({"config": "nowhere.yaml"}, "nowhere.yaml: there is no such file"),
+        ({"config": None}, "config: got None, expected the path of a recipe, or a mapping"),
+        ({"overrides": "steps=2"}, r"overrides: got the text 'steps=2', expected a list, as in \['steps=2'\]"),
     ],
 )
 def test_a_mistake_is_told_before_a_model_loads(given: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -93,6 +93,7 @@ def test_a_trainer_takes_rllm_s_arguments(tmp_path: Path) -> None:
         ({"workflow": "single", "workflow_class": MathTool}, "workflow_class: workflow is given, too"),
         ({"agent_class": MathTool}, "env_class: missing; an agent and an environment are given together"),
         ({"train_dataset": {"train": ROWS}}, "train_dataset: a mapping with train; pass one split"),
+        ({"train_dataset": 5}, "train_dataset: got 5, expected a file, a list of rows, or a table"),
         ({"train_dataset": [{"question": object()}]}, "train_dataset, row 1: question: a object cannot be stored"),
     ],
 )
