@@ -172,7 +172,7 @@ def exclusive_lock(folder: Path) -> Iterator[None]:
 def write_checksums(folder: Path) -> None:
     """Write the SHA-256 of every file in a folder, in the format of `sha256sum --check SHA256SUMS`."""
     files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    (folder / SUMS).write_text("".join(f"{_sha256(folder / name)}  {name}\n" for name in files))
+    (folder / SUMS).write_text("".join(f"{file_hash(folder / name)}  {name}\n" for name in files))
 
 
 def verify_checksums(folder: Path, part: Path | None = None) -> None:
@@ -186,7 +186,7 @@ def verify_checksums(folder: Path, part: Path | None = None) -> None:
             continue
         if not file.is_file():
             raise ModelError(f"{file} is missing")
-        if _sha256(file) != expected:
+        if file_hash(file) != expected:
             raise ModelError(f"{file} is damaged: its checksum does not match {SUMS}")
 
 
@@ -197,7 +197,8 @@ def verify_saved_adapter(folder: Path) -> None:
         verify_checksums(checkpoint, folder)
 
 
-def _sha256(file: Path) -> str:
+def file_hash(file: Path) -> str:
+    """The SHA-256 of a file, in hex digits."""
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 

@@ -25,7 +25,7 @@ from coterie.config.problems import undotted
 from coterie.config.settings import MEMORY_KEYS
 from coterie.console import show, table
 from coterie.errors import UserError
-from coterie.files import flat, require_same_plan, write_atomic
+from coterie.files import flat, read_rows, require_same_plan, write_atomic
 from coterie.statistics import mean
 from coterie.training import checkpoint
 from coterie.workflows.verified_vote import READ
@@ -45,8 +45,7 @@ def read_result(eval_file: Path, run: Path | None) -> Result:
 
 def sampled_in(run: Path) -> int:
     """The number of tokens that a run sampled in training."""
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return int(sum(row["sampled_tokens"] for row in rows if "sampled_tokens" in row))
+    return int(sum(row.get("sampled_tokens", 0) for row in read_rows(run / "metrics.jsonl")))
 
 
 def memory_changes(config: Config) -> list[str]:

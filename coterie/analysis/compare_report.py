@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import io
-import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from coterie.files import read_rows
 from coterie.view.report import write_report
 
 EPISODES = 8  # of each arm that the page has
@@ -17,8 +17,7 @@ EPISODES = 8  # of each arm that the page has
 def sampled_and_accuracy(run: Path) -> Iterator[tuple[int, float]]:
     """Each evaluation of a run: the tokens sampled in training until then, and the accuracy."""
     sampled = 0
-    for line in (run / "metrics.jsonl").read_text().splitlines():
-        row = json.loads(line)
+    for row in read_rows(run / "metrics.jsonl"):
         sampled += int(row.get("sampled_tokens", 0))
         if "eval/accuracy" in row:
             yield sampled, row["eval/accuracy"]

@@ -16,7 +16,7 @@ from coterie.cli.commands import new_run_folder
 from coterie.config import Lora
 from coterie.config.settings import DEMO
 from coterie.console import show, table
-from coterie.files import check_output_path, exclusive_lock, read_rows, write_atomic
+from coterie.files import check_output_path, exclusive_lock, file_hash, read_rows, write_atomic
 from coterie.models.store import resolve
 from coterie.verifier.answers import read_answers
 from coterie.verifier.evaluate import Evaluation, evaluate
@@ -25,7 +25,7 @@ from coterie.verifier.model import NAME, Verifier, base_hash
 from coterie.verifier.plots import reliability_plot
 from coterie.verifier.selection import Selection
 from coterie.verifier.settings import BadVerifierConfig, VerifierConfig, read_settings
-from coterie.verifier.train import PLOT, VerifierRun, build, file_hash, resume, summary, train
+from coterie.verifier.train import PLOT, VerifierRun, build, resume, summary, train
 
 COLUMNS = {
     "auc": "AUC",

@@ -9,7 +9,6 @@ A run's folder is like that of a team: config.yaml, status.json, metrics.jsonl, 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import random
 import time
@@ -25,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from coterie.errors import UserError
-from coterie.files import append_line, filter_rows, verify_checksums, write_atomic
+from coterie.files import append_line, file_hash, filter_rows, verify_checksums, write_atomic
 from coterie.learners.distributed import SINGLE_PROCESS, Processes
 from coterie.models.store import write_tensors
 from coterie.rewards.verifier import TooLong
@@ -181,11 +180,6 @@ def sampled_if_mixed(answers: Sequence[Answer]) -> list[Answer]:
     """
     sampled = [answer for answer in answers if not answer.perturbed]
     return sampled if mixed_questions(sampled) else list(answers)
-
-
-def file_hash(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def train(run: VerifierRun) -> None:

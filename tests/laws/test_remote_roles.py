@@ -52,7 +52,10 @@ def test_a_team_trains_beside_a_remote_role_that_is_not_trained(
     model_folder: Folder, served: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("A_TEST_KEY", "secret")
-    run = trained(remote_tree(model_folder("llama"), served, api_concurrency=4, api_rate=60_000), tmp_path)
+    limits = {"api_concurrency": 4, "api_rate": 60_000, "api_deadline": 50}
+    run = trained(remote_tree(model_folder("llama"), served, **limits), tmp_path)
+    endpoint = run.collector.text_players["right"].endpoint
+    assert (endpoint.concurrency, endpoint.rate, endpoint.deadline) == (4, 60_000, 50)
     assert list(run.learners) == ["left"] and run.learners["left"].version > 0
     (first, *_) = [e for e in read_episodes(tmp_path / "episodes" / "000001.jsonl.gz") if e.error is None]
     left, right = first.turns

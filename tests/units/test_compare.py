@@ -125,7 +125,8 @@ def test_every_arm_is_trained_and_evaluated_once_on_the_same_tasks(comparison: P
 
 
 def test_a_curve_counts_the_tokens_of_training_until_each_evaluation(tmp_path: Path) -> None:
-    rows = [{"eval/accuracy": 0.1}, {"sampled_tokens": 5}, {"sampled_tokens": 7}, {"eval/accuracy": 0.4, "step": 2}]
+    steps = [{"eval/accuracy": 0.1}, {"sampled_tokens": 5}, {"sampled_tokens": 7}, {"eval/accuracy": 0.4}]
+    rows = [{"step": step, **row} for step, row in zip((0, 1, 2, 2), steps, strict=True)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert list(sampled_and_accuracy(tmp_path)) == [(0, 0.1), (12, 0.4)]
 

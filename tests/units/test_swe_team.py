@@ -237,6 +237,7 @@ def test_a_file_is_named_by_its_whole_path(project: Env) -> None:
     known = replace(checkout, files={**checkout.files, "ops.py": b"", "a.py": b"", "data.py": b""})
     named = Swe()._named("Look at `calc/ops.py`, then at data.py.", known)
     assert named == ["calc/ops.py", "data.py"], "neither ops.py nor a.py was named"
+    assert Swe(max_files=1)._named("Look at `calc/ops.py`, then at data.py.", known) == ["calc/ops.py"]
 
 
 def test_a_change_that_closes_the_issue_and_breaks_something_else_closes_nothing(project: Env) -> None:

@@ -239,8 +239,9 @@ def test_workers_share_the_steps_of_a_plan_and_the_orchestrator_answers() -> Non
 
 def test_steps_in_sequence_know_what_came_before() -> None:
     lines = {"orchestrator": ["two\nand two", "4"], "worker": ["TWO", "4"]}
-    _, team = play(Orchestrate(sequence=True), lines)
+    _, team = play(Orchestrate(sequence=True, combine="{question} Sum up:\n{results}"), lines)
     assert "Done so far:\ntwo\n→ TWO" in team.worker.prompts[1][0]["content"]
+    assert team.orchestrator.prompts[1][-1]["content"] == f"{TASK.prompt} Sum up:\ntwo\n→ TWO\n\nand two\n→ 4"
 
 
 def test_a_plan_of_nothing_is_the_whole_task() -> None:

@@ -6,7 +6,6 @@ task's row, answers actions with observations and rewards. Both are a user's own
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
@@ -16,6 +15,7 @@ from typing import Any
 from coterie.compat.rllm.datasets import ANSWERS, QUESTIONS, Dataset
 from coterie.compat.rllm.rewards import row_of
 from coterie.data.row import Raw
+from coterie.envs.worlds.world import awaited
 from coterie.limits import Count
 from coterie.prompts import check_counts
 from coterie.types import Episode, Message, Outcome, Split, Task, Team, is_correct
@@ -46,7 +46,7 @@ class AgentLoop:
     async def run(self, task: Task, team: Team, world: Any) -> Outcome:
         agent, environment = self.agent_class(**self.agent_args), self._environment(row_of(task, task.answer))
         agent.reset()
-        observation, info = await _awaited(environment.reset())
+        observation, info = await awaited(environment.reset())
         agent.update_from_env(observation, 0.0, False, info)
         rewards: list[float] = []
         done, reply = False, ""
@@ -54,7 +54,7 @@ class AgentLoop:
             reply = (await team.agent.say(_messages(agent.chat_completions))).text
             action = agent.update_from_model(reply)
             action = getattr(action, "action", action)  # rLLM wraps it in an Action
-            observation, reward, done, info = await _awaited(environment.step(action))
+            observation, reward, done, info = await awaited(environment.step(action))
             rewards.append(float(reward))
             agent.update_from_env(observation, float(reward), done, info)
         return Outcome(reply, {"steps": float(len(rewards)), "done": float(done)}, reward=sum(rewards))
@@ -62,10 +62,6 @@ class AgentLoop:
     def _environment(self, row: Mapping[str, Any]) -> Any:
         make = getattr(self.env_class, "from_dict", None)
         return make({**row, **self.env_args}) if callable(make) else self.env_class(task=dict(row), **self.env_args)
-
-
-async def _awaited(value: Any) -> Any:
-    return await value if inspect.isawaitable(value) else value
 
 
 def _messages(conversation: Any) -> list[Message]:
