@@ -110,7 +110,7 @@ def _truncated(dry: DryRun) -> Found:
             yield Finding("error", f"{turns_of} {why}; see engine.context, or shorten them")
         elif cut >= 0.5:
             key = dotted(("roles", role, "max_tokens"))
-            hint = f"raise {key}, or ask for shorter replies"
+            hint = f"raise {key} (or the max_tokens of say() in the workflow), or ask for shorter replies"
             yield Finding("warning", f"{cut:.0%} of {role}'s turns are truncated; {hint}")
 
 
