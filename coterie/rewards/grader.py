@@ -12,7 +12,7 @@ from math import isfinite
 from numbers import Real
 from typing import Any
 
-from coterie.errors import BadReward, did_you_mean
+from coterie.errors import BadAnswer, BadReward, did_you_mean
 from coterie.rewards.batching import Arguments, Batcher
 from coterie.rewards.grader_pool import START_SECONDS, OverLimits, call, call_forked
 from coterie.rewards.reward_function import RewardSignature, load
@@ -35,6 +35,8 @@ FORKED = {
 CPU_SECONDS = {"math": 2}  # CPU time for one answer; an answer that needs more is wrong
 SANDBOXED = {"code": "coterie.rewards.code.grader:code"}  # enforces the deadline itself
 ADAPTERS = {"row_function": "coterie.compat.rllm.rewards:row_function"}  # call a user's function of another form
+TEXT_GRADERS = {*INLINE, *FORKED, *SANDBOXED}
+FORMS = "return a text, {role: text} with roles that spoke, or an Outcome"
 SIGNATURE_OF = "coterie.rewards.reward_function:signature_of_name"
 CHECKS = {"format": "coterie.rewards.format:check", "length": "coterie.rewards.length:check"}  # of their options
 
@@ -64,6 +66,8 @@ class Grader:
         return None
 
     async def __call__(self, answer: Any, truth: Any, task: Task | None = None) -> float:
+        if self.name in TEXT_GRADERS and isinstance(answer, Mapping | list | tuple | None):
+            raise BadAnswer(f"reward {self.name} grades a text, and the workflow returned {answer!r:.80}; {FORMS}")
         if self.name in INLINE:
             value = load(INLINE[self.name])(answer, truth, **self.options)
         elif self.name in SANDBOXED:

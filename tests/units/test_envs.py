@@ -19,7 +19,7 @@ from coterie.envs.dataset_env import Gsm8k
 from coterie.envs.reasoning_gym import ReasoningGym
 from coterie.envs.rows import Rows
 from coterie.errors import BadAnswer
-from coterie.rewards import GraderTimeout
+from coterie.rewards import GraderTimeout, make_grader
 from coterie.rollout.collector import Collector
 from coterie.types import Env, Episode, Task
 from coterie.workflows.refine import Refine
@@ -209,6 +209,14 @@ def test_a_workflow_without_an_answer_fails_its_episode_and_never_counts_as_wron
     env = attach_reward(Gsm8k(train=jsonl(tmp_path / "train.jsonl", QUESTIONS)), "number", {}, 1.0)
     with pytest.raises(BadAnswer, match=r"the workflow returned None, .* `return turn\.text`"):
         asyncio.run(env.score(Episode("e", env.tasks("train")[0], 0)))
+
+
+@pytest.mark.parametrize("answer", [{"nobody": "72"}, ("72", {"metric": 1.0}), ["72"], None])
+def test_an_answer_that_is_no_text_is_never_graded_as_a_wrong_one(answer: Any) -> None:
+    for reward in ("number", "exact", "math", "qa"):
+        told = rf"reward {reward} grades a text, and the workflow returned .*; return a text"
+        with pytest.raises(BadAnswer, match=told):
+            asyncio.run(make_grader(reward, {}, 1.0)(answer, "72"))
 
 
 def test_gsm8k_tells_of_a_row_without_a_marked_answer(tmp_path: Path) -> None:
