@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
-from traceback import StackSummary, TracebackException
+from traceback import FrameSummary, StackSummary, TracebackException
 
 OTHERS_CODE = (str(Path(__file__).parent), *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")))
 
@@ -32,12 +32,17 @@ class BadReward(UserError, ValueError):
     """A reward or a metric that is not a finite number, or that has a reserved name."""
 
 
+def is_users_code(frame: FrameSummary) -> bool:
+    """True outside Coterie, Python and installed packages."""
+    return not frame.filename.startswith(OTHERS_CODE)
+
+
 def failure_text(error: BaseException) -> str:
     """What is said of an error in an episode: the text of a UserError, else the traceback from the user's code on."""
     if isinstance(error, UserError):
         return str(error).rstrip()
     shown = TracebackException.from_exception(error)
-    users = [i for i, frame in enumerate(shown.stack) if not frame.filename.startswith(OTHERS_CODE)]
+    users = [i for i, frame in enumerate(shown.stack) if is_users_code(frame)]
     shown.stack = StackSummary.from_list(shown.stack[users[0] :] if users else shown.stack)
     return "".join(shown.format())
 

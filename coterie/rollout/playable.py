@@ -10,7 +10,7 @@ from typing import Any
 
 from coterie.engines.router import Router
 from coterie.engines.text_player import TextPlayer
-from coterie.errors import UserError
+from coterie.errors import UserError, is_users_code
 from coterie.models.chat import Chat
 from coterie.rollout.agent import AgentTeam, OnText, Players, RecordingAgent
 from coterie.rollout.collector import play_episode
@@ -19,12 +19,13 @@ from coterie.types import Episode, Task, Turn, Workflow
 
 
 class WorkflowFailed(UserError, RuntimeError):
-    """A workflow raised on a message; the text has the error and where it was raised."""
+    """A workflow raised on a message; the text has the error and the last line of the user's code before it."""
 
     @classmethod
     def by(cls, error: Exception) -> WorkflowFailed:
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{Path(place.filename).name}, line {place.lineno}"
+        frames = traceback.extract_tb(error.__traceback__)
+        place = [frame for frame in frames if is_users_code(frame)][-1:] or frames[-1:]
+        where = f"{Path(place[0].filename).name}, line {place[0].lineno}"
         return cls(f"the workflow failed on this message: {type(error).__name__}: {error} ({where})")
 
 
