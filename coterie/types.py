@@ -49,8 +49,13 @@ class Sampling:
         if self.max_tokens < 1 or self.temperature < 0 or not 0 < self.top_p <= 1 or self.top_k < 0:
             expected = "max_tokens ≥ 1, temperature ≥ 0, 0 < top_p ≤ 1 and top_k ≥ 0"
             raise ValueError(f"invalid sampling: {self}; expected {expected}")
-        if isinstance(self.stop, str) or not all(self.stop):  # a text alone would stop at each of its characters
-            raise ValueError(f"stop: got {self.stop!r}, expected a list of texts that are not empty, as in ['END']")
+        check_stop(self.stop)
+
+
+def check_stop(stop: Sequence[str]) -> None:
+    """Reject a text alone, each character of which would end a reply, and an empty one, which would end every reply."""
+    if isinstance(stop, str) or not all(stop):
+        raise ValueError(f"stop: got {stop!r}, expected a list of texts that are not empty, as in ['END']")
 
 
 def is_correct(reward: float) -> bool:

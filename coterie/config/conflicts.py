@@ -270,9 +270,6 @@ def _sampling(config: Config) -> Found:
         if _is_trained(config, name) and config.sampling_of(name).temperature == 0:
             path = ("sampling", "temperature") if role.temperature is None else ("roles", name, "temperature")
             yield path, f"at 0 all episodes of a task are the same, so {name} has nothing to learn from; 1.0 is usual"
-        if "" in config.sampling_of(name).stop:
-            path = ("sampling", "stop") if role.stop is None else ("roles", name, "stop")
-            yield path, f"an empty stop string would end every turn of {name} at once"
 
 
 def _is_trained(config: Config, role: str) -> bool:

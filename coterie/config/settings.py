@@ -27,7 +27,7 @@ from coterie.limits import (
     Share,
     Temperature,
 )
-from coterie.types import Part, Sampling
+from coterie.types import Part, Sampling, check_stop
 
 PARTS: tuple[Kind, ...] = ("workflow", "env", "reward", "algorithm", "credit", "encoder")
 DEMO = "demo"  # the built-in model; never a folder of that name
@@ -105,6 +105,9 @@ class Role:
     max_tokens: Count | None = None  # tokens of a reply, at most; null: as in `sampling`
     temperature: Temperature | None = None  # the sampling temperature; null: as in `sampling`
     stop: tuple[str, ...] | None = None  # texts that end a reply; null: as in `sampling`
+
+    def __post_init__(self) -> None:
+        check_stop(self.stop or ())
 
     @property
     def policies(self) -> tuple[str, ...]:

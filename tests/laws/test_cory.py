@@ -16,6 +16,7 @@ from coterie.config import ConfigError
 from coterie.config.conflicts import check_conflicts
 from coterie.credit.aggregate import Aggregate
 from coterie.envs.base import TaskEnv, attach_reward
+from coterie.errors import BadAnswer
 from coterie.training.log import read_episodes
 from coterie.training.loop import Run
 from coterie.types import Episode, Task
@@ -72,7 +73,7 @@ def test_of_several_turns_the_last_one_answers_or_each_does() -> None:
     assert [t.reward for t in last.turns] == [None, None, 1.0] and last.reward == 1.0
     each = scored({"a": ["4", "5"], "b": ["4", "4"]}, "a", "b", "a", "b")
     assert [t.reward for t in each.turns] == [1.0, 1.0, 0.0, 1.0] and each.reward == 0.5
-    with pytest.raises(ValueError, match="returned 1 answers of a, which took 2 turns"):
+    with pytest.raises(BadAnswer, match="returned 1 answers of a, which took 2 turns"):
         scored({"a": ["4"]}, "a", "a")
 
 

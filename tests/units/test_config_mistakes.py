@@ -167,7 +167,8 @@ MISTAKES_IN_OVERRIDES = {
         "sampling.temperature=0",
         "sampling.temperature: at 0 all episodes of a task are the same, so reasoner",
     ),
-    "ends at once": ("sampling.stop=['']", "sampling.stop: an empty stop string would end every turn"),
+    "ends at once": ("sampling.stop=['']", "sampling.stop: got ('',), expected a list of texts that are not empty"),
+    "a role ends at once": ("roles.actor.stop=['']", "roles.actor.stop: got ('',), expected a list of texts that"),
     "no device": ("policies.doer.device=gpu", "policies.doer.device: 'gpu' is not a device; use cpu, cuda or cuda:1"),
     "one model on two devices": (
         "policies.doer.device=cuda:1",
