@@ -106,8 +106,9 @@ def _common_prefix(a: Tensor, b: Tensor) -> int:
 
 def _pack(batch: Batch, micro: Sequence[_Row], starts: list[int], device: torch.device | str) -> Microbatch:
     tokens, positions, spans, sources, indices = [], [], [], [], []
-    place, at = torch.arange(0), 0  # of the tokens of a row in the stream
-    pieces: list[tuple[int, int]] = []
+    at = 0  # the length of the stream so far
+    place = torch.arange(0)  # where in the stream the tokens of the row are
+    pieces: list[tuple[int, int]] = []  # the same, as starts and lengths
     for row in micro:
         pieces = [*_first(pieces, row.shared), (at, row.cost)]
         spans.append(Span(at, row.cost, tuple(pieces[:-1])))

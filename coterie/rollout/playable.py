@@ -24,8 +24,8 @@ class WorkflowFailed(UserError, RuntimeError):
     @classmethod
     def by(cls, error: Exception) -> WorkflowFailed:
         frames = traceback.extract_tb(error.__traceback__)
-        place = [frame for frame in frames if is_users_code(frame)][-1:] or frames[-1:]
-        where = f"{Path(place[0].filename).name}, line {place[0].lineno}"
+        place = next(filter(is_users_code, reversed(frames)), frames[-1])
+        where = f"{Path(place.filename).name}, line {place.lineno}"
         return cls(f"the workflow failed on this message: {type(error).__name__}: {error} ({where})")
 
 

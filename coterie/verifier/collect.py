@@ -23,12 +23,15 @@ def stored_answers(run: Path, last: int | None = None) -> list[Answer]:
     files = episode_paths(run / "episodes")
     if not files:
         raise NoStoredEpisodes(f"{run}: no stored episodes; `coterie train` writes them, step by step")
-    answers, failed, played = list[Answer](), list[Episode](), 0
-    for file in files[-last if last else 0 :]:
-        for episode in read_episodes(file):
-            answers += answers_of(episode) if episode.error is None else []
-            failed += [episode] if episode.error is not None else []
-            played += 1
+    answers: list[Answer] = []
+    failed: list[Episode] = []
+    played = 0
+    for episode in (episode for file in files[-last if last else 0 :] for episode in read_episodes(file)):
+        played += 1
+        if episode.error is None:
+            answers += answers_of(episode)
+        else:
+            failed.append(episode)
     if failed:
         print(left_out(failed, played), file=sys.stderr)
     return answers
