@@ -189,8 +189,17 @@ def train(
     resume: Annotated[
         Path | None, typer.Option(metavar="RUN", help="Resume the run in this folder from its latest checkpoint.")
     ] = None,
+    adapter: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN|FOLDER",
+            help="Train only a score head, on this adapter as it is: a PEFT folder, or a run with one adapter.",
+        ),
+    ] = None,
     epochs: Annotated[int | None, typer.Option(min=1, metavar="N", help="Passes over the questions.")] = None,
-    lr: Annotated[float | None, typer.Option(min=0, max=1, metavar="RATE", help="The learning rate.")] = None,
+    lr: Annotated[
+        float | None, typer.Option(min=0, max=1, metavar="RATE", help="The learning rate; with --adapter the head's.")
+    ] = None,
     rank: Annotated[int | None, typer.Option(min=1, metavar="N", help="The rank of the LoRA adapter.")] = None,
     questions_per_step: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="A step trains on all answers to N questions.")
@@ -205,6 +214,9 @@ def train(
         int | None, typer.Option(min=1, metavar="TOKENS", help="The longest conversation.  [default: the model's]")
     ] = None,
     seed: Annotated[int | None, typer.Option(metavar="N", help="The seed of split, order and first weights.")] = None,
+    microbatch_tokens: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Tokens per pass: less memory.  [default: what fits]")
+    ] = None,
 ) -> None:
     """Train a verifier on labelled answers, or resume its training.
 
@@ -215,21 +227,23 @@ def train(
     Examples:
       coterie verifier train balanced.parquet --model demo --out runs/v
       coterie verifier train balanced.parquet --out runs/v --epochs 5 --lr 1e-3 --rank 32
+      coterie verifier train answers.parquet --out runs/v --adapter runs/solver
       coterie verifier train --resume runs/v
     """
     options: dict[str, Any] = {"epochs": epochs, "lr": lr, "questions_per_step": questions_per_step}
     options |= {"held_out": held_out, "evaluations": evaluations, "context": context, "seed": seed}
+    options |= {"adapter": adapter, "rank": rank, "microbatch_tokens": microbatch_tokens}
     given = {name: value for name, value in options.items() if value is not None}
     if (answers is None) == (resume is None):
         raise typer.BadParameter("pass a file of answers, or --resume RUN, and not both")
     with user_errors():
         runs = import_module("coterie.cli.verifier_runs")
         if answers is None:
-            fixed = {"model": model, "out": out, "rank": rank}
+            fixed = {"model": model, "out": out}
             given |= {name: value for name, value in fixed.items() if value is not None}
             raise typer.Exit(runs.resume_verifier(resume, given))
         folder = out or Path("runs/verifier")
-        raise typer.Exit(runs.train_verifier(answers, model or "demo", folder, rank, given))
+        raise typer.Exit(runs.train_verifier(answers, model or "demo", folder, given))
 
 
 @app.command("eval")

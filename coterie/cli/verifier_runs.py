@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,16 @@ from coterie.config import Lora
 from coterie.config.settings import DEMO
 from coterie.console import show, table
 from coterie.files import check_output_path, exclusive_lock, file_hash, read_rows, write_atomic
+from coterie.models.peft import ADAPTER_CONFIG
 from coterie.models.store import resolve
+from coterie.training.checkpoint import find
 from coterie.verifier.answers import read_answers
 from coterie.verifier.evaluate import Evaluation, evaluate
 from coterie.verifier.metrics import Measures
 from coterie.verifier.model import NAME, Verifier, base_hash
 from coterie.verifier.plots import reliability_plot
 from coterie.verifier.selection import Selection
-from coterie.verifier.settings import BadVerifierConfig, VerifierConfig, read_settings
+from coterie.verifier.settings import FILE, BadVerifierConfig, VerifierConfig, default_learning, read_settings
 from coterie.verifier.train import PLOT, VerifierRun, build, resume, summary, train
 
 COLUMNS = {
@@ -37,24 +39,55 @@ COLUMNS = {
 }
 
 
-def train_verifier(answers: Path, model: str, out: Path, rank: int | None, options: dict[str, Any]) -> int:
+def train_verifier(answers: Path, model: str, out: Path, options: dict[str, Any]) -> int:
     """Train a new verifier; returns the exit code."""
     read_answers(answers)  # before the model is loaded
+    settings = settings_of(options)
     name = str(Path(model).resolve()) if model != DEMO and Path(model).exists() else model
     with rich.get_console().status("loading the model"):
         base = base_hash(resolve(name))
-    lora = Lora() if rank is None else Lora(rank=rank, alpha=2.0 * rank)
-    config = VerifierConfig(str(answers.resolve()), file_hash(answers), name, base, lora, **options)
+    config = VerifierConfig(str(answers.resolve()), file_hash(answers), name, base, **settings)
     with new_run_folder(out) as folder:
         return _train(config, folder, resuming=False)
 
 
+def settings_of(options: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a verifier's config that the command's options set."""
+    settings = dict(options)
+    if (tokens := settings.pop("microbatch_tokens", None)) is not None:
+        settings["learning"] = replace(default_learning(), microbatch_tokens=tokens)
+    if (rank := settings.pop("rank", None)) is not None:
+        settings["lora"] = Lora(rank=rank, alpha=2.0 * rank)
+    if (source := settings.get("adapter")) is not None:
+        if rank is not None:
+            raise BadVerifierConfig("--rank: has no effect with --adapter, whose rank it is")
+        settings["adapter"] = str(adapter_folder(source).resolve())
+        settings |= {"head_lr": settings.pop("lr")} if "lr" in settings else {}
+    return settings
+
+
+def adapter_folder(source: Path) -> Path:
+    """A PEFT adapter's folder, or the adapter in the latest checkpoint of a run that has one."""
+    if (source / ADAPTER_CONFIG).is_file():
+        return source
+    found = sorted(file.parent for file in (find(source) / "policies").glob(f"*/{ADAPTER_CONFIG}"))
+    if len(found) == 1:
+        return found[0]
+    what = "no adapter: its whole model is trained" if not found else "several adapters"
+    paths = "".join(f"\n  {folder}" for folder in found)
+    raise BadVerifierConfig(f"--adapter {source}: this run has {what}{'; name one' if found else ''}{paths}")
+
+
 def resume_verifier(folder: Path, options: dict[str, Any]) -> int:
     """Resume a verifier's training from its latest checkpoint; returns the exit code."""
-    if options:
-        raise BadVerifierConfig(f"--{next(iter(options)).replace('_', '-')}: cannot change when a run is resumed")
+    fixed = [name for name in options if name != "microbatch_tokens"]
+    if fixed:
+        raise BadVerifierConfig(f"--{fixed[0].replace('_', '-')}: cannot change when a run is resumed")
     config = read_settings(folder)
     with exclusive_lock(folder):
+        if options:
+            config = replace(config, learning=replace(config.learning, **options))
+            write_atomic(folder / FILE, config.to_yaml())
         return _train(config, folder, resuming=True)
 
 
@@ -80,8 +113,10 @@ def plan(run: VerifierRun) -> str:
     """The size of the run, in one line."""
     answers = sum(map(len, run.training))  # distinct ones, to questions with right and wrong answers
     held_out = {one.answer.question for one in run.held_out}
+    adapter = run.config.adapter
+    trained = f"LoRA of rank {run.config.lora.rank}" if adapter is None else f"a score head on the adapter {adapter}"
     size = (
-        f"{run.folder}: {run.config.model}, LoRA of rank {run.config.lora.rank}; {run.steps} steps; "
+        f"{run.folder}: {run.config.model}, {trained}; {run.steps} steps; "
         f"{answers} answers to {len(run.training)} questions, {len(run.held_out)} to {len(held_out)} held-out ones"
     )
     long = f"left out: {run.too_long} answers that are longer than the verifier's context of {run.verifier.context}"

@@ -111,7 +111,8 @@ def fit_together(jobs: Sequence[FitJob]) -> list[Metrics]:
         segments = [(end - size, end, name) for size, end, name in zip(sizes, ends, names, strict=True)]
         # Around `backward` too: gradient checkpointing recomputes the layers there.
         with learner.base.routing.on(segments), learner.autocast():
-            hidden = learner.base.hidden(joint.tokens, joint.positions, joint.layout, segments).split(sizes)
+            with torch.set_grad_enabled(any(job.learner.trains_trunk for job, _ in members)):  # or only heads learn
+                hidden = learner.base.hidden(joint.tokens, joint.positions, joint.layout, segments).split(sizes)
             losses = [job.microbatch_loss(micro, part) for (job, micro), part in zip(members, hidden, strict=True)]
             total = torch.stack(losses).sum()
             if total.requires_grad:  # not for a filler if the trunk is frozen

@@ -19,6 +19,8 @@ from coterie.files import verify_checksums
 from coterie.learners.batch import make_batches
 from coterie.learners.learner import TorchLearner
 from coterie.models.base import Base
+from coterie.models.lora import Adapter
+from coterie.models.peft import load_adapter
 from coterie.models.store import read_tensors, resolve
 from coterie.rewards.verifier import TooLong
 from coterie.seeds import stable_hash
@@ -55,7 +57,7 @@ class Verifier:
         config = read_settings(run)
         folder = find(run, checkpoint)
         verify_checksums(folder)
-        verifier = build_verifier(config, device)
+        verifier = build_verifier(config, device, folder)
         verifier.restore(folder)
         verifier.hash = _weights_hash(verifier, config.base_sha256)
         return verifier
@@ -106,8 +108,11 @@ def pack_rows(rows: Sequence[tuple[int, ...]], labels: Sequence[float] | None = 
     return make_batches(episodes, require_advantages=False)[NAME]
 
 
-def build_verifier(config: VerifierConfig, device: torch.device | str | None = None) -> Verifier:
-    """A verifier with fresh weights."""
+def build_verifier(
+    config: VerifierConfig, device: torch.device | str | None = None, checkpoint: Path | None = None
+) -> Verifier:
+    """A verifier with a fresh score head and a fresh adapter. An adapter that does not learn is loaded: from the
+    `checkpoint` of a run, which has a copy, or from where it was trained."""
     folder = resolve(config.model)
     if (found := base_hash(folder)) != config.base_sha256:
         raise ModelError(
@@ -117,12 +122,22 @@ def build_verifier(config: VerifierConfig, device: torch.device | str | None = N
     on = pick_device(str(device or config.device))
     bf16 = config.learning.precision == "bf16" or (config.learning.precision == "auto" and on.type == "cuda")
     base = Base(folder, on, torch.bfloat16 if bf16 else torch.float32, bf16=bf16)
-    try:
-        adapter = fresh_adapter(NAME, config.lora, base, stable_hash(config.seed, NAME))
-    except ValueError as error:
-        raise BadVerifierConfig(f"--rank: {error}") from error
-    learner = TorchLearner(NAME, base, adapter, config.lr, config.learning, 1, value_lr=config.head_lr, is_critic=True)
+    adapter = _adapter(config, base, checkpoint)
+    learner = TorchLearner(
+        NAME, base, adapter, config.lr, config.learning, 1, value_lr=config.head_lr, is_critic=True,
+        trains_trunk=config.adapter is None,
+    )  # fmt: skip
     return Verifier(learner, min(base.context, config.context or base.context))
+
+
+def _adapter(config: VerifierConfig, base: Base, checkpoint: Path | None) -> Adapter:
+    option = "--rank" if config.adapter is None else "--adapter"
+    try:
+        if config.adapter is None:
+            return fresh_adapter(NAME, config.lora, base, stable_hash(config.seed, NAME))
+        return load_adapter(NAME, policy_folder(checkpoint, NAME) if checkpoint else Path(config.adapter), base.layers)
+    except ValueError as error:
+        raise BadVerifierConfig(f"{option}: {error}") from error
 
 
 def base_hash(folder: Path) -> str:

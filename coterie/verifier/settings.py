@@ -20,6 +20,10 @@ class BadVerifierConfig(UserError, ValueError):
     """A run's config.yaml that is missing, damaged, or not of a verifier."""
 
 
+def default_learning() -> Learning:
+    return Learning(schedule="linear")
+
+
 @dataclass(frozen=True)
 class VerifierConfig:
     """What a verifier is trained on, and how."""
@@ -28,8 +32,9 @@ class VerifierConfig:
     answers_sha256: str  # of that file: a resumed run must read the same answers
     model: str  # the base model
     base_sha256: str  # of its files: the adapter means nothing on another base
-    lora: Lora = field(default_factory=Lora)
-    learning: Learning = field(default_factory=lambda: Learning(schedule="linear"))
+    lora: Lora = field(default_factory=Lora)  # the adapter that learns, if `adapter` is null
+    adapter: str | None = None  # a trained PEFT adapter, such as a solver's: only a score head learns, on top of it
+    learning: Learning = field(default_factory=default_learning)
     lr: PositiveShare = 5e-4  # of the adapter
     head_lr: PositiveShare = 1e-3  # of the score head
     epochs: Count = 3  # passes over the training questions

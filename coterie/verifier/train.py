@@ -110,7 +110,7 @@ def build(config: VerifierConfig, folder: Path, console: bool = True) -> Verifie
         raise BadTrainingData(f"{file} has changed since this run started; a resumed run needs the same answers")
     train, test = split_by_question(answers, config.held_out, config.seed)
     check_kinds(file, train, test)  # before the model is loaded
-    verifier = build_verifier(config)
+    verifier = build_verifier(config, checkpoint=checkpoint.latest(folder))
     training, held_out = fitting(verifier, train), fitting(verifier, test)
     too_long = len(answers) - len(training) - len(held_out)
     short = [one.answer for one in training], [one.answer for one in held_out]

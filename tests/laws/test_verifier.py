@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 from collections.abc import Callable
 from dataclasses import replace
@@ -160,19 +161,24 @@ def test_a_killed_run_resumes_to_the_bit(tmp_path: Path) -> None:
         assert_same_run(whole, again)
 
 
+def stop_at(last: int, run: VerifierRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run will get a SIGTERM in this step."""
+    step = run.log.step
+
+    def signalled(number: int) -> Any:
+        if number == last:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return step(number)
+
+    monkeypatch.setattr(run.log, "step", signalled)
+
+
 def test_a_stopped_run_goes_on_as_the_same_run(
     model_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, stopped = (built(model_folder("llama"), tmp_path / name) for name in ("whole", "stopped"))
     train(whole)
-    step = stopped.log.step
-
-    def signalled(number: int) -> Any:
-        if number == 5:  # between two evaluations
-            os.kill(os.getpid(), signal.SIGTERM)
-        return step(number)
-
-    monkeypatch.setattr(stopped.log, "step", signalled)
+    stop_at(5, stopped, monkeypatch)  # between two evaluations
     train(stopped)
     assert stopped.step == 5 and stopped.signal == signal.SIGTERM
     again = built(model_folder("llama"), tmp_path / "stopped")
@@ -221,6 +227,40 @@ def test_a_damaged_checkpoint_is_refused(model_folder: Folder, tmp_path: Path) -
         Verifier.load(tmp_path)
 
 
+def test_a_score_head_learns_on_an_adapter_that_does_not_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny("llama", tmp_path / "model")
+    solver = built(model, tmp_path / "solver", epochs=1)  # any trained adapter
+    train(solver)
+    adapter = checkpoint.policy_folder(checkpoint.find(solver.folder), "verifier")
+    run = built(model, tmp_path / "v", adapter=str(adapter), head_lr=0.1)
+    before = {name: tensor.clone() for name, tensor in run.verifier.learner.parameters().items()}
+    trained = solver.verifier.learner.parameters()
+    assert all(torch.equal(tensor, trained[name]) for name, tensor in before.items())
+    assert [len(group["params"]) for group in run.verifier.learner.optimizer.param_groups] == [2]  # type: ignore[union-attr]
+    train(run)
+    for name, tensor in run.verifier.learner.parameters().items():
+        assert torch.equal(tensor, before[name]) and tensor.grad is None, name
+    rows = figures(run.folder)
+    assert rows[-1]["loss"] < rows[0]["loss"] - 0.05 and rows[-1]["eval/auc"] > 0.7
+    # A checkpoint has all that is needed: the solver's run may be gone.
+    stopped = built(model, tmp_path / "stopped", adapter=str(adapter), head_lr=0.1)
+    stop_at(5, stopped, monkeypatch)
+    train(stopped)
+    adapter.rename(tmp_path / "elsewhere")
+    assert Verifier.load(run.folder, "cpu", "latest").hash != Verifier.load(stopped.folder, "cpu", "latest").hash
+    again = built(model, tmp_path / "stopped", adapter=str(adapter), head_lr=0.1)
+    resume(again)
+    assert again.step == 5
+    train(again)
+    assert_same_run(run, again)
+    with pytest.raises(ModelError, match=r"adapter_config\.json is missing"):
+        built(model, tmp_path / "new", adapter=str(adapter))
+    with pytest.raises(BadVerifierConfig, match=r"--adapter: .*: no adapter_config\.json; a PEFT adapter folder"):
+        built(model, tmp_path / "new", adapter=str(tmp_path))
+
+
 def test_answers_from_which_nothing_can_be_learned_are_refused(model_folder: Folder, tmp_path: Path) -> None:
     answers = toy_answers(8)
     right = [replace(answer, label=1.0) for answer in answers]
@@ -264,6 +304,17 @@ def test_the_commands_train_and_evaluate(model_folder: Folder, tmp_path: Path) -
     for option, value in {"--lr": 0.1, "--model": "demo", "--rank": 4, "--out": run}.items():
         refused = coterie("verifier", "train", "--resume", run, option, value)
         assert refused.exit_code == 2 and f"{option}: cannot change when a run is resumed" in refused.output
+    shared = [answers, "--model", model_folder("llama"), "--out", tmp_path / "s", "--epochs", 1, "--adapter", run]
+    assert "a score head on the adapter " in stdout_of("verifier", "train", *shared, "--lr", 0.02)
+    assert (read_settings(tmp_path / "s").head_lr, read_settings(tmp_path / "s").lr) == (0.02, 5e-4)
+    stdout_of("verifier", "train", "--resume", tmp_path / "s", "--microbatch-tokens", 128)
+    assert read_settings(tmp_path / "s").learning.microbatch_tokens == 128
+    useless = coterie("verifier", "train", *shared, "--rank", 8)
+    assert useless.exit_code == 2 and "--rank: has no effect with --adapter" in useless.output
+    shutil.copytree(policies := checkpoint.find(run) / "policies" / "verifier", policies.with_name("other"))
+    several = coterie("verifier", "train", *shared)
+    assert several.exit_code == 2 and "has several adapters; name one\n" in several.output
+    assert f"{policies}\n" in several.output
     high = coterie(
         "verifier", "train", answers, "--model", model_folder("llama"), "--out", tmp_path / "h", "--rank", 99
     )
