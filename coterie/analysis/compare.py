@@ -10,21 +10,22 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from rich.text import Text
 
 from coterie.analysis.compare_report import curves, page, summary
 from coterie.analysis.compare_table import Result, markdown, mean_of, require_same_tasks, rows_of
-from coterie.analysis.comparison import Comparison, load
+from coterie.analysis.comparison import Arm, Comparison, load
 from coterie.config import Config
 from coterie.config.load import to_tree
 from coterie.config.problems import undotted
 from coterie.config.settings import MEMORY_KEYS
 from coterie.console import show, table
-from coterie.errors import UserError
+from coterie.errors import UserError, did_you_mean
 from coterie.files import flat, read_rows, require_same_plan, write_atomic
 from coterie.statistics import mean
 from coterie.training import checkpoint
@@ -65,19 +66,30 @@ class Runner:
     comparison: Comparison
     out: Path
     changes: tuple[str, ...]  # to every arm, such as seed=1
+    only: tuple[str, ...] = ()  # the arms to run; none named: all
+
+    @property
+    def arms(self) -> dict[str, Arm]:
+        """The arms that are run, and those that they are `of`; an arm that was evaluated before costs nothing."""
+        arms = self.comparison.arms
+        named = {name for name in arms if not self.only or name in self.only or self.eval_file(name).exists()}
+        needed = named | {arm.of for name, arm in arms.items() if name in named}
+        return {name: arm for name, arm in arms.items() if name in needed}
+
+    def eval_file(self, name: str) -> Path:
+        return self.out / f"{name}.json"
 
     def run(self, name: str) -> Result:
         """An arm's result; existing runs and evaluations are reused, if they were made with the same options."""
-        arm = self.comparison.arms[name]
-        eval_file = self.out / f"{name}.json"
+        arm, eval_file = self.comparison.arms[name], self.eval_file(name)
         what, remedy = f"arm {name} in {self.out}", "give another --out"
         may_differ = [f"{when}{key}" for key in MEMORY_KEYS for when in ("", "evaluate ")]
         require_same_plan(self.out / f"{name}.plan.json", self._plan(name), what, remedy, may_differ)
-        if arm.recipe is not None and arm.train:
-            self._train(name)
-        if arm.verifier is not None:
-            self._train_verifier(name)
         if not eval_file.exists():
+            if arm.recipe is not None and arm.train:
+                self._train(name)
+            if arm.verifier is not None:
+                self._train_verifier(name)
             self._command(name, self.commands(name)[-1])
         return read_result(eval_file, self.run_of(name))
 
@@ -86,7 +98,8 @@ class Runner:
         trained = flat(to_tree(self.comparison.training_config(name, self.changes)))
         evaluated = flat(to_tree(self.comparison.evaluation_config(name, self.changes)))
         changed = {f"evaluate {key}": value for key, value in evaluated.items() if trained.get(key) != value}
-        return trained | changed | {"verifier": self.comparison.arms[name].verifier}
+        arm = self.comparison.arms[name]
+        return trained | changed | {"verifier": arm.verifier, "shared": arm.shared}
 
     def commands(self, name: str) -> list[list[object]]:
         """The commands that train and evaluate an arm from the beginning."""
@@ -101,7 +114,7 @@ class Runner:
             *changes,
             "--no-baselines",
             "--json",
-            self.out / f"{name}.json",
+            self.eval_file(name),
         ]
         trained = arm.recipe is not None and arm.train
         train = [["train", *config, f"name={name}", "--out", self.out]] if trained else self._verifier_commands(name)
@@ -112,8 +125,10 @@ class Runner:
         if arm.verifier is None or arm.of is None:
             return []
         seed = self.comparison.training_config(name, self.changes).seed
+        run = self.run_of(name)
         options = [*arm.verifier_options, "--seed", seed, "--out", self._verifier_of(name)]
-        collect: list[object] = ["verifier", "collect", self.run_of(name), "--out", answers]
+        options += ["--adapter", run] if arm.shared else []
+        collect: list[object] = ["verifier", "collect", run, "--out", answers]
         return [collect, ["verifier", "train", answers, *options]]
 
     def _verifier_of(self, name: str) -> Path:
@@ -125,6 +140,11 @@ class Runner:
         if arm.of is not None:
             return self.run_of(arm.of)
         return self.out / name if arm.train else None
+
+    def trained_runs(self) -> dict[str, Path]:
+        """The runs of the arms that are trained, as far as they are in the folder."""
+        trained = [name for name, arm in self.comparison.arms.items() if arm.recipe is not None and arm.train]
+        return {name: self.out / name for name in trained if (self.out / name).is_dir()}
 
     def _train(self, name: str) -> None:
         run = self.out / name
@@ -145,7 +165,7 @@ class Runner:
             self._command(name, collect)
         if checkpoint.latest(self._verifier_of(name)) is None:
             self._command(name, train)
-        elif not (self.out / f"{name}.json").exists():  # a verifier that is trained to its end ends at once
+        else:  # a verifier that is trained to its end ends at once
             self._command(name, ["verifier", "train", "--resume", self._verifier_of(name)])
 
     def _command(self, name: str, words: Sequence[object]) -> None:
@@ -160,46 +180,105 @@ class Runner:
             raise ArmFailed(f"{name}: coterie {words[0]} failed with exit code {code}; the end of {log}:\n{tail}")
 
 
-def compare_seeds(file: Path, changes: tuple[str, ...], out: Path, jobs: int, seeds: int) -> None:
+def compare_seeds(
+    file: Path, changes: tuple[str, ...], out: Path, jobs: int, seeds: int, only: tuple[str, ...] = ()
+) -> None:
     """The comparison with seeds 0, 1, …, each in a folder of its own; then `out`/table.md of all, task by task."""
     folders = {seed: out / f"seed-{seed}" for seed in range(seeds)}
-    found = [compare(file, (*changes, f"seed={seed}"), folder, jobs) for seed, folder in folders.items()]
-    results, against = {name: mean_of([one[name] for one in found]) for name in found[0]}, load(file).against
+    runners = [open_runner(file, (*changes, f"seed={seed}"), folder, only) for seed, folder in folders.items()]
+    found, against = run_all(runners, jobs), load(file).against
+    common = [name for name in runners[0].comparison.arms if all(name in one for one in found)]
+    results = {name: mean_of([one[name] for one in found]) for name in common}
+    if against not in results:
+        return
     require_same_tasks(results, against)
     by_seed = {name: ", ".join(f"{mean([*one[name].scores.values()]):.3f}" for one in found) for name in results}
     rows = [{"arm": row["arm"], "by seed": by_seed[str(row["arm"])], **row} for row in rows_of(results, against)]
     write_atomic(out / "table.md", markdown(rows))
+    runs = [runner.trained_runs() for runner in runners]
+    names = [name for name in load(file).arms if any(name in one for one in runs)]
+    write_atomic(out / "curves.png", curves({name: [one[name] for one in runs if name in one] for name in names}))
     write_atomic(
         out / "comparison.json", json.dumps(summary(f"Mean of {seeds} seeds", rows, []) | {"runs": []}, indent=1)
     )
-    show([table(f"mean of {seeds} seeds", rows), Text(f"  {out}: table.md, and a folder of each seed")])
+    show([table(f"mean of {seeds} seeds", rows), Text(f"  {out}: table.md, curves.png, and a folder of each seed")])
 
 
-def compare(file: Path, changes: tuple[str, ...], out: Path, jobs: int) -> dict[str, Result]:
-    """Run all arms, `jobs` at a time; write `out`/table.md, curves.png and report.html. Returns the results by arm."""
+def compare(
+    file: Path, changes: tuple[str, ...], out: Path, jobs: int, only: tuple[str, ...] = ()
+) -> dict[str, Result]:
+    """Run the arms, `jobs` at a time; write `out`/table.md, curves.png and report.html. Returns the results by arm."""
+    return run_all([open_runner(file, changes, out, only)], jobs)[0]
+
+
+def open_runner(file: Path, changes: tuple[str, ...], out: Path, only: tuple[str, ...]) -> Runner:
+    """Check the configs of all arms, and make the folder."""
     comparison = load(file)
+    for name in only:
+        if name not in comparison.arms:
+            there = ", ".join(comparison.arms)
+            raise UserError(f"--arms: {file} has no arm {name}; there is {there}{did_you_mean(name, comparison.arms)}")
     comparison.check_configs(changes)
     if out.is_file():
         raise UserError(f"--out {out}: is a file; a comparison writes a folder")
     out.mkdir(parents=True, exist_ok=True)
-    runner = Runner(comparison, out, changes)
-    results, failures = run_all(runner, jobs)
-    ordered = {name: results[name] for name in comparison.arms if name in results}
-    if comparison.against in ordered:
-        _write(runner, ordered)
+    return Runner(comparison, out, changes, only)
+
+
+def run_all(runners: Sequence[Runner], jobs: int) -> list[dict[str, Result]]:
+    """Run the arms of all runners, `jobs` at a time, and write each runner's table when its arms are done.
+
+    The first runner's arms go first. An arm `of` another waits until that one is evaluated. An arm that fails stops no
+    other but those `of` it; its error is raised at the end.
+    """
+    results: list[dict[str, Result]] = [{} for _ in runners]
+    failures: list[BaseException] = []
+    waiting = [job for number, runner in enumerate(runners) for job in _arms_of(runner, number, None)]
+    running: dict[Future[Result], Job] = {}
+    with ThreadPoolExecutor(jobs) as pool:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                job = waiting.pop(0)
+                running[pool.submit(runners[job.runner].run, job.name)] = job
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                done = running.pop(future)
+                if (error := future.exception()) is not None:
+                    failures.append(error)
+                else:
+                    results[done.runner][done.name] = future.result()
+                    waiting = sorted([*waiting, *_arms_of(runners[done.runner], done.runner, done.name)])
+                if done.runner not in {job.runner for job in (*waiting, *running.values())}:
+                    _write(runners[done.runner], results[done.runner])
     if failures:
         others = "".join(f"\nalso failed: {str(error).splitlines()[0]}" for error in failures[1:])
         raise ArmFailed(f"{failures[0]}{others}") from failures[0]
-    return ordered
+    return results
 
 
-def _write(runner: Runner, ordered: Mapping[str, Result]) -> None:
-    """Write and show the table of the arms that were evaluated."""
+class Job(NamedTuple):
+    """An arm that can run now; they run in this order."""
+
+    runner: int
+    is_of: bool  # those of which others wait go first
+    place: int  # in the file
+    name: str
+
+
+def _arms_of(runner: Runner, number: int, of: str | None) -> list[Job]:
+    """The arms `of` another; of None: those that wait for no other."""
+    arms = enumerate(runner.arms.items())
+    return [Job(number, of is not None, place, name) for place, (name, arm) in arms if arm.of == of]
+
+
+def _write(runner: Runner, results: Mapping[str, Result]) -> None:
+    """Write and show the table of the arms that were evaluated, if what they are compared with is among them."""
     comparison, out = runner.comparison, runner.out
+    ordered = {name: results[name] for name in comparison.arms if name in results}
+    if comparison.against not in ordered:
+        return
     require_same_tasks(ordered, comparison.against)
-    trained = [name for name, arm in comparison.arms.items() if arm.recipe is not None and arm.train]
-    runs = {name: out / name for name in trained if name in ordered}
-    write_atomic(out / "curves.png", curves(runs))
+    runs = {name: run for name, run in runner.trained_runs().items() if name in ordered}
+    write_atomic(out / "curves.png", curves({name: [run] for name, run in runs.items()}))
     commands = [command for name in ordered for command in runner.commands(name)]
     rows = list(rows_of(ordered, comparison.against))
     write_atomic(out / "table.md", markdown(rows))
@@ -208,23 +287,3 @@ def _write(runner: Runner, ordered: Mapping[str, Result]) -> None:
     write_atomic(out / "report.html", page(found, runs))
     title = f"{len(ordered[comparison.against].scores)} held-out tasks"
     show([table(title, rows), Text(f"  {out}: table.md, curves.png and report.html")])
-
-
-def run_all(runner: Runner, jobs: int) -> tuple[dict[str, Result], list[BaseException]]:
-    """The results of all arms, and the errors of those that failed, which stop no other arm but those `of` them.
-
-    Arms with a recipe come first: an arm `of` another needs that one's run.
-    """
-    results: dict[str, Result] = {}
-    failures: list[BaseException] = []
-    arms = runner.comparison.arms
-    for names in (
-        [name for name, arm in arms.items() if arm.of is None],
-        [name for name, arm in arms.items() if arm.of is not None],
-    ):
-        ready = [name for name in names if arms[name].of is None or arms[name].of in results]
-        with ThreadPoolExecutor(jobs) as pool:
-            running = {name: pool.submit(runner.run, name) for name in ready}
-        failures += [error for future in running.values() if (error := future.exception()) is not None]
-        results |= {name: future.result() for name, future in running.items() if future.exception() is None}
-    return results, failures

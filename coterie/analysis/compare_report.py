@@ -23,15 +23,17 @@ def sampled_and_accuracy(run: Path) -> Iterator[tuple[int, float]]:
             yield sampled, row["eval/accuracy"]
 
 
-def curves(runs: Mapping[str, Path]) -> bytes:
-    """The evaluations of every trained arm over its sampled tokens, as PNG."""
+def curves(runs: Mapping[str, Sequence[Path]]) -> bytes:
+    """The evaluations of every trained arm over its sampled tokens, as PNG: a colour per arm, a line per seed."""
     from matplotlib.figure import Figure  # takes a second
 
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
-    for name, run in runs.items():
-        points = list(sampled_and_accuracy(run))
-        axes.plot([sampled for sampled, _ in points], [accuracy for _, accuracy in points], "o-", label=name)
+    for number, (name, seeds) in enumerate(runs.items()):
+        for seed, run in enumerate(seeds):
+            points = list(sampled_and_accuracy(run))
+            label = name if seed == 0 else None
+            axes.plot([x for x, _ in points], [y for _, y in points], "o-", color=f"C{number}", label=label)
     axes.set(xlabel="tokens sampled in training", ylabel="accuracy on held-out tasks", ylim=(0, 1))
     axes.grid(alpha=0.3)
     if runs:

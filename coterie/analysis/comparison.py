@@ -15,9 +15,10 @@ from coterie.config.problems import Problems, Sources
 from coterie.config.reader import Reader
 from coterie.errors import did_you_mean
 
-# Of `coterie verifier train`; the comparison itself sets --out and --seed.
+# Of `coterie verifier train`; the comparison itself sets --out, --seed and --adapter.
 VERIFIER_OPTIONS = (
     *("--model", "--epochs", "--lr", "--rank", "--questions-per-step", "--held-out", "--evaluations", "--context"),
+    "--microbatch-tokens",
 )
 
 
@@ -33,6 +34,7 @@ class Arm:
     evaluate: tuple[str, ...] = ()  # changes for its evaluation alone
     # options of `coterie verifier train`, as `--model demo --lr 1e-3`; the workflow of its evaluation uses the verifier
     verifier: str | None = None
+    shared: bool = False  # true: that verifier is a score head on the policy's own adapter
 
     def __post_init__(self) -> None:
         if (self.recipe is None) == (self.of is None):
@@ -41,6 +43,8 @@ class Arm:
             raise ValueError(f"set: an arm `of: {self.of}` is not trained; put its changes into evaluate")
         if self.verifier is not None and self.of is None:
             raise ValueError("verifier: it learns from the rollouts of another arm; name that arm with `of`")
+        if self.shared and self.verifier is None:
+            raise ValueError("shared: has no effect without verifier, whose score head is on the policy's adapter")
         for option in self.verifier_options:
             name = option.partition("=")[0]
             if name.startswith("-") and name not in VERIFIER_OPTIONS:

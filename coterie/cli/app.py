@@ -218,6 +218,10 @@ def compare(
     seeds: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Repeat it with seeds 0 to N − 1, and average by task.")
     ] = None,
+    arms: Annotated[
+        str | None,
+        typer.Option(metavar="NAMES", help="Only these arms, as S1,T: the others can be added later.  [default: all]"),
+    ] = None,
 ) -> None:
     """Train and evaluate several arms on the same tasks, and compare them task by task.
 
@@ -227,10 +231,12 @@ def compare(
     \b
     Example:
       coterie compare recipes/results/gsm8k_vote/compare.yaml seed=1 --out runs/gsm8k_vote-1
-      coterie compare recipes/results/split_work/compare.yaml --seeds 3
+      coterie compare recipes/results/split_work/compare.yaml --seeds 3 --jobs 2
+      coterie compare recipes/results/split_work/compare.yaml --arms T,S4
     """
     with user_errors() as commands:
-        commands.compare(file, changes or [], out or Path("runs") / file.resolve().parent.name, jobs, seeds)
+        only = [name.strip() for name in arms.split(",")] if arms is not None else []
+        commands.compare(file, changes or [], out or Path("runs") / file.resolve().parent.name, jobs, seeds, only)
 
 
 @app.command()

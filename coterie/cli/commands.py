@@ -149,14 +149,14 @@ def replay(folder: Path, changes: Sequence[str], most: int, out: Path | None) ->
     run.replay_run(config, folder, "reward" in groups, most, out)
 
 
-def compare(file: Path, changes: Sequence[str], out: Path, jobs: int, seeds: int | None) -> None:
+def compare(file: Path, changes: Sequence[str], out: Path, jobs: int, seeds: int | None, only: Sequence[str]) -> None:
     """Train and evaluate the arms of a comparison."""
     from coterie.analysis import compare as comparison
 
     if seeds is None:
-        comparison.compare(file, tuple(changes), out, jobs)
+        comparison.compare(file, tuple(changes), out, jobs, tuple(only))
     else:
-        comparison.compare_seeds(file, tuple(changes), out, jobs, seeds)
+        comparison.compare_seeds(file, tuple(changes), out, jobs, seeds, tuple(only))
 
 
 def serve(

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import replace
 from pathlib import Path
+from threading import Barrier, Event
 from typing import Any
 
 import pytest
+import torch
 import yaml
+from safetensors.torch import load_file
 from typer.main import get_command
 from typer.testing import CliRunner
 
@@ -21,7 +25,9 @@ from coterie.analysis.comparison import VERIFIER_OPTIONS, load
 from coterie.cli.app import app
 from coterie.cli.verifier import app as verifier
 from coterie.config import ConfigError
+from coterie.errors import UserError
 from coterie.files import OtherPlan
+from coterie.training.checkpoint import find
 from coterie.view.listing import Listing
 from tests.commands import coterie
 
@@ -145,6 +151,29 @@ def test_what_is_already_there_is_not_made_again(comparison: Path, here: list[st
     assert here == ["S1 eval"]
 
 
+def test_arms_can_be_added_later_and_evaluations_brought_from_elsewhere(comparison: Path, here: list[str]) -> None:
+    out = comparison.parent / "out"
+    compare(comparison, (), out, jobs=1, only=("S3", "T"))
+    assert here == ["S1 train", "S1 eval", "T train", "T eval", "S3 eval"]  # S3 is of S1
+    whole = (out / "table.md").read_text()
+    assert [row.split(" | ")[0] for row in whole.splitlines()[2:]] == ["| S1", "| S3", "| T"]
+    elsewhere = comparison.parent / "elsewhere"
+    for name in ("S1", "S3", "T"):  # evaluations and metrics, without a checkpoint
+        (elsewhere / name).mkdir(parents=True)
+        for kind in ("json", "plan.json"):
+            shutil.copy(out / f"{name}.{kind}", elsewhere / f"{name}.{kind}")
+        if name != "S3":
+            for file in ("metrics.jsonl", "config.yaml"):
+                shutil.copy(out / name / file, elsewhere / name)
+    here.clear()
+    compare(comparison, (), elsewhere, jobs=1, only=("U1",))
+    assert here == ["U1 eval"]
+    added = (elsewhere / "table.md").read_text().splitlines()
+    assert added[2].startswith("| U1") and set(whole.splitlines()) <= set(added)
+    with pytest.raises(UserError, match=r"--arms: .*compare.yaml has no arm S4; there is U1, S1, S3, T"):
+        compare(comparison, (), out, jobs=1, only=("S4",))
+
+
 def test_training_that_was_stopped_goes_on(comparison: Path, here: list[str]) -> None:
     out = comparison.parent / "out"
     stopped = CliRunner().invoke(
@@ -161,18 +190,47 @@ def test_seeds_are_averaged_by_task(comparison: Path, monkeypatch: pytest.Monkey
         "seed=0": {"T": Result({"a": 1.0, "b": 1.0}, cost, 100), "S": Result({"b": 0.0, "a": 1.0}, cost, 80)},
         "seed=1": {"T": Result({"a": 1.0, "b": 0.0}, cost, 100), "S": Result({"a": 0.0, "b": 0.0}, cost, 90)},
     }
-    folders: list[str] = []
+    arms = {"T": {"recipe": "team.yaml", "train": False}, "S": {"recipe": "single.yaml", "train": False}}
+    comparison.write_text(yaml.safe_dump({"against": "T", "arms": arms}, sort_keys=False))
+    ran: list[str] = []
 
-    def one(file: Path, changes: tuple[str, ...], out: Path, jobs: int) -> dict[str, Result]:
-        folders.append(out.name)
-        return by_seed[changes[-1]]
+    def one(self: Runner, name: str) -> Result:
+        ran.append(f"{self.out.name} {name}")
+        return by_seed[self.changes[-1]][name]
 
-    monkeypatch.setattr("coterie.analysis.compare.compare", one)
+    monkeypatch.setattr(Runner, "run", one)
     compare_seeds(comparison, ("steps=1",), comparison.parent, 1, 2)
     head, _, team, single = (comparison.parent / "table.md").read_text().splitlines()
-    assert folders == ["seed-0", "seed-1"] and head.startswith("| arm | by seed | accuracy |")
+    assert sorted(ran) == ["seed-0 S", "seed-0 T", "seed-1 S", "seed-1 T"] and ran[0].startswith("seed-0")
+    assert head.startswith("| arm | by seed | accuracy |")
     assert team.startswith("| T | 1.000, 0.500 | 0.750 (")
     assert single.startswith("| S | 0.500, 0.000 | 0.250 (") and "| 85 | +0.500 (" in single
+    assert (comparison.parent / "seed-1" / "table.md").read_text().count("\n") == 2 + 2
+
+
+def test_arms_of_all_seeds_fill_the_jobs_and_an_arm_waits_only_for_the_one_it_is_of(
+    comparison: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    single, team = ({"recipe": f"{name}.yaml", "train": False} for name in ("single", "team"))
+    arms = {"S3": {"of": "S1"}, "S1": single, "T": team}
+    comparison.write_text(yaml.safe_dump({"against": "T", "arms": arms}, sort_keys=False))
+    two_train, s3_is_played = Barrier(2, timeout=20), Event()
+    order: list[str] = []
+
+    def run(self: Runner, name: str) -> Result:
+        seed = self.changes[-1].removeprefix("seed=")
+        order.append(f"{name}-{seed}")
+        if order[-1] in ("S1-0", "T-0"):
+            two_train.wait()  # at the same time
+        if order[-1] == "S3-0":
+            s3_is_played.set()
+        if name == "T" and seed == "0":
+            assert s3_is_played.wait(20)  # S3 does not wait for T
+        return Result({"a": 1.0}, {"tokens": 1.0, "prompt_tokens": 1.0}, 0)
+
+    monkeypatch.setattr(Runner, "run", run)
+    compare_seeds(comparison, (), comparison.parent, 2, 2)
+    assert sorted(order[:2]) == ["S1-0", "T-0"] and order[2] == "S3-0" and sorted(order[3:]) == ["S1-1", "S3-1", "T-1"]
 
 
 def test_an_arm_may_add_a_verifier_that_learns_from_another_arms_rollouts(comparison: Path, here: list[str]) -> None:
@@ -202,6 +260,33 @@ def test_an_arm_may_add_a_verifier_that_learns_from_another_arms_rollouts(compar
     here.clear()
     compare(comparison, ("seed=3",), out, jobs=1)
     assert here == ["T verifier", "T eval"] and json.loads((out / "T.json").read_text()) == found
+
+
+def test_a_shared_verifier_is_a_head_on_the_adapter_of_the_arm_it_learns_from(
+    comparison: Path, here: list[str]
+) -> None:
+    (comparison.parent / "odd.py").write_text("def odd(answer, truth):\n    return float(len(answer) % 2)\n")
+    model = yaml.safe_load((comparison.parent / "single.yaml").read_text())["policies"]["solver"]["model"]
+    arms = {
+        "S1": {"recipe": "single.yaml", "set": ["episodes_per_task=8", "reward=odd.py:odd"]},
+        "S4": {
+            "of": "S1",
+            "shared": True,
+            "verifier": f"--model {model} --epochs 1 --held-out 0.5 --microbatch-tokens 64",
+            "evaluate": ["workflow={name: verified_vote, answers: 3}", "eval.temperature=1"],
+        },
+    }
+    comparison.write_text(yaml.safe_dump({"against": "S4", "arms": arms}, sort_keys=False))
+    out = comparison.parent / "out"
+    compare(comparison, (), out, jobs=1)
+    assert here == ["S1 train", "S1 eval", "S4 verifier", "S4 verifier", "S4 eval"]
+    made = yaml.safe_load((out / "S4-verifier" / "config.yaml").read_text())
+    assert made["learning"]["microbatch_tokens"] == 64
+    trained = find(out / "S1") / "policies" / "solver"
+    assert Path(made["adapter"]) == trained.resolve()
+    saved = find(out / "S4-verifier", "best") / "policies" / "verifier"
+    ours, theirs = (load_file(folder / "adapter_model.safetensors") for folder in (trained, saved))
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 def test_an_arm_runs_in_a_process_of_its_own_and_its_failure_is_told(comparison: Path) -> None:
@@ -286,7 +371,7 @@ def test_arms_on_other_tasks_are_not_compared() -> None:
 
 def test_the_options_of_a_verifier_are_those_of_its_command() -> None:
     options = {option for parameter in get_command(verifier).commands["train"].params for option in parameter.opts}  # type: ignore[attr-defined]
-    assert options - set(VERIFIER_OPTIONS) == {"answers", "--out", "--resume", "--seed"}
+    assert options - set(VERIFIER_OPTIONS) == {"answers", "--adapter", "--out", "--resume", "--seed"}
 
 
 def test_the_table_compares_task_by_task() -> None:
@@ -316,6 +401,10 @@ def test_the_table_compares_task_by_task() -> None:
             "verifier: No closing quotation",
         ),
         ({"arms": {"T": {"recipe": "team.yaml", "trian": False}}}, "arms.T.trian: unknown key"),
+        (
+            {"arms": {"T": {"recipe": "team.yaml"}, "V": {"of": "T", "shared": True}}},
+            "arms.V.shared: has no effect without verifier",
+        ),
     ],
 )
 def test_mistakes_are_told_with_their_key(comparison: Path, change: dict[str, Any], message: str) -> None:
