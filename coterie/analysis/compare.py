@@ -150,14 +150,17 @@ class Runner:
         run = self.out / name
         latest = checkpoint.latest(run)
         config = self.comparison.training_config(name, self.changes)
-        if latest is None:
+        resume = ["train", "--resume", run]
+        if not (run / "config.yaml").is_file():
             self._command(name, self.commands(name)[0])
+        elif latest is None:  # it failed before its first checkpoint
+            self._command(name, [*resume, *memory_changes(config)])
         elif config.max_sampled_tokens is not None and sampled_in(run) >= config.max_sampled_tokens:
             return
         elif config.epochs is not None:  # a run that has done them ends at once
-            self._command(name, ["train", "--resume", run, f"epochs={config.epochs}", *memory_changes(config)])
+            self._command(name, [*resume, f"epochs={config.epochs}", *memory_changes(config)])
         elif int(latest.name) < config.steps:
-            self._command(name, ["train", "--resume", run, f"steps={config.steps}", *memory_changes(config)])
+            self._command(name, [*resume, f"steps={config.steps}", *memory_changes(config)])
 
     def _train_verifier(self, name: str) -> None:
         collect, train = self._verifier_commands(name)

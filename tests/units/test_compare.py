@@ -184,6 +184,20 @@ def test_training_that_was_stopped_goes_on(comparison: Path, here: list[str]) ->
     assert json.loads((out / "S1.json").read_text())["step"] == 2
 
 
+def test_an_arm_that_failed_before_its_first_checkpoint_starts_again_in_its_folder(
+    comparison: Path, here: list[str]
+) -> None:
+    out = comparison.parent / "out"
+    compare(comparison, (), out, jobs=1, only=("S1",))
+    (out / "S1.json").rename(out / "before.json")
+    shutil.rmtree(out / "S1" / "checkpoints")
+    (out / "S1" / "latest").unlink()
+    here.clear()
+    compare(comparison, (), out, jobs=1, only=("S1",))
+    assert here == ["S1 train", "S1 eval"] and not (out / "S1-2").exists()
+    assert json.loads((out / "S1.json").read_text()) == json.loads((out / "before.json").read_text())
+
+
 def test_seeds_are_averaged_by_task(comparison: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cost = {"tokens": 10.0, "prompt_tokens": 20.0}
     by_seed = {
