@@ -24,6 +24,7 @@ FALLBACK_TEMPLATE = (
 # Control tokens that are kept in a reply's text: without them a tool call could not be recognized.
 TOOL_CALL_TOKENS = ("<|python_tag|>", "<tool_call>", "</tool_call>")
 TOOL = "tool"  # the role of messages with tool results
+CACHED_PROMPTS = 1024
 
 
 class Chat:
@@ -40,7 +41,7 @@ class Chat:
         Templates may add text of their own: SmolLM2's adds a system message unless there is one.
         Without a template it is `User:`, the message, an empty line, then `Assistant:`.
         """
-        return _encode(self.tokenizer, self._render(messages))
+        return _prompt_ids(self.tokenizer, self._render(messages))
 
     def reply(self, text: str) -> tuple[int, ...]:
         """The ids of a reply that is given as text, to follow `prompt`; without an end token."""
@@ -263,6 +264,13 @@ def _control_pattern(tokenizer: PreTrainedTokenizerBase) -> re.Pattern[str] | No
     # Longest first: one token's text may be a prefix of another's. A token of one character cannot be split.
     words = sorted((re.escape(token) for token in tokens if len(token) > 1), key=len, reverse=True)
     return re.compile("|".join(words)) if words else None
+
+
+@lru_cache(
+    maxsize=CACHED_PROMPTS
+)  # the members of a group have the same prompt; encoding one takes up to a millisecond
+def _prompt_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[int, ...]:
+    return _encode(tokenizer, text)
 
 
 def _encode(tokenizer: PreTrainedTokenizerBase, text: str, special: bool = False) -> tuple[int, ...]:

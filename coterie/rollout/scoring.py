@@ -35,13 +35,13 @@ class Scorer:
         """Write the answer, the rewards and the metrics of an episode."""
         episode.answer = outcome.answer
         episode.reward = outcome.reward or 0.0
-        await self._score_env(episode, owner=episode)
+        await self._score_env(episode)
         episode.metrics |= outcome.metrics
         if outcome.judge is not None:
             episode.metrics |= await self._run_judge(episode, outcome.judge)
         require_finite(episode)
 
-    async def _score_env(self, episode: Episode, owner: Episode) -> None:
+    async def _score_env(self, episode: Episode) -> None:
         """Let the environment score a copy, so that a retry starts from the same state."""
 
         async def attempt() -> None:
@@ -49,7 +49,7 @@ class Scorer:
             await self.env.score(scored)
             _write_back(scored, episode)
 
-        await with_retries(attempt, owner, self.deadline)
+        await with_retries(attempt, episode, self.deadline)
 
     async def _run_judge(self, episode: Episode, judge: Judge) -> Metrics:
         """Let the workflow reward its turns; each attempt starts from the rewards that the environment gave."""
@@ -69,9 +69,13 @@ class Scorer:
         """The reward that the environment gives for another answer."""
         if answer == episode.answer:
             return episode.reward
-        trial = replace(_copy(episode), answer=answer, metrics={})
-        await self._score_env(trial, owner=episode)
-        return trial.reward
+
+        async def attempt() -> float:
+            trial = _copy(replace(episode, answer=answer, metrics={}))
+            await self.env.score(trial)
+            return trial.reward
+
+        return await with_retries(attempt, episode, self.deadline)
 
 
 async def with_retries(attempt: Callable[[], Awaitable[T]], owner: Episode, deadline: float | None) -> T:

@@ -98,9 +98,10 @@ async def until(happened: Callable[[], Any]) -> None:
 
 
 def idle(engine: NativeEngine) -> bool:
-    """No row waits or runs, and no slot is in use."""
+    """No row waits or runs, and no slot is in use; slots are evicted in the order in which their rows finished."""
     held = [row for row in engine.slots.rows if row is not None and not row.finished]
-    return not (engine.waiting or engine.slots.running or held)
+    order = [0 if row is None else row.finished for row in engine.slots.rows]
+    return not (engine.waiting or engine.slots.running or held) and engine.slots.eviction_order.tolist() == order
 
 
 def ragged(count: int) -> list[Request]:

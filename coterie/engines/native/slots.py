@@ -21,6 +21,7 @@ from coterie.models.chat import StopText
 from coterie.types import OnTokens, Sample, Sampling, Stop
 
 MIN_SHARED = 16  # tokens; a shorter common prefix is not worth a copy
+FREE, IN_USE = 0, np.iinfo(np.int64).max  # of a slot: evicted first, and never
 FEW_TOKENS = 2  # recomputing so many tokens takes less time than waiting for another row's prefill
 
 
@@ -69,6 +70,7 @@ class SlotScheduler:
         """`limit`: slots at most; `compact`: running rows must have the first slots."""
         self.cache, self.limit, self.compact = cache, limit, compact
         self.rows: list[Row | None] = []  # by slot
+        self.eviction_order = np.zeros(0, dtype=np.int64)  # by slot: FREE, when its row finished, or IN_USE
         self.running: list[Row] = []  # by slot, if compact
         self.clock = count(1)
         self.keys: dict[Row, PrefixKey] = {}
@@ -91,7 +93,7 @@ class SlotScheduler:
         for row in self.rows:
             if row is not None:
                 row.mark_evicted()
-        self.rows, self.running = [], []
+        self.rows, self.running, self.eviction_order = [], [], self.eviction_order[:0]
         self.keys, self.index = {}, PrefixIndex()
 
     def _assign(self, slot: int, row: Row | None) -> None:
@@ -99,9 +101,10 @@ class SlotScheduler:
         if (old := self.rows[slot]) is not None:
             self.index.remove(self.keys.pop(old), old)
         self.rows[slot] = row
+        self.eviction_order[slot] = FREE if row is None else row.finished or IN_USE
         if row is not None:
-            self.keys[row] = row.key
-            self.index.add(row.key, row)
+            self.keys[row] = key = row.key
+            self.index.add(key, row)
 
     def finish(self, row: Row) -> None:
         """The row has finished or was cancelled; if it was running, the last running row takes its place."""
@@ -110,9 +113,8 @@ class SlotScheduler:
             if last is not row:
                 self.running[place] = last
                 self._move(last, place)
-        self._assign(row.slot, None)
-        self._assign(row.slot, row)  # its key now has the reply as well
         row.finished = next(self.clock)
+        self._assign(row.slot, row)  # its key now has the reply as well
 
     def run(self, row: Row) -> None:
         """The row decodes from now on."""
@@ -165,8 +167,9 @@ class SlotScheduler:
 
     def _evict_slot(self) -> int:
         """A free slot, or that of the least recently finished row."""
-        evictable = [slot for slot, row in enumerate(self.rows) if row is None or row.finished]
-        return min(evictable, key=lambda slot: row.finished if (row := self.rows[slot]) is not None else 0)
+        slot = int(self.eviction_order.argmin())
+        assert self.eviction_order[slot] != IN_USE, "all slots are in use"
+        return slot
 
     def admissible(self, rows: Sequence[Row]) -> list[Row]:
         """The longest prefix of `rows` that fits beside all running and ready rows."""
@@ -184,7 +187,7 @@ class SlotScheduler:
         return found
 
     def _slots_in_use(self) -> int:
-        return sum(row is not None and not row.finished for row in self.rows)
+        return int((self.eviction_order == IN_USE).sum())
 
     def _reserve(self, rows: list[Row]) -> None:
         """Grow the cache for new rows. Where it must shrink to fewer, longer slots, evict everything first."""
@@ -197,6 +200,7 @@ class SlotScheduler:
         slots = max(len(self.rows), needed, min(limit, self._slots_without_eviction(rows, enough)))
         self.cache.reserve(slots, longest)
         self.rows += [None] * (slots - len(self.rows))
+        self.eviction_order = np.pad(self.eviction_order, (0, slots - len(self.eviction_order)), constant_values=FREE)
 
     def _slots_without_eviction(self, rows: list[Row], enough: bool) -> int:
         """The slots with which no finished row would be evicted. On a GPU, where growing the cache invalidates the CUDA
@@ -217,6 +221,7 @@ class SlotScheduler:
         one, two = self.rows[a], self.rows[b]
         self.cache.swap(a, b, one.computed if one else 0, two.computed if two else 0)
         self.rows[a], self.rows[b] = two, one
+        self.eviction_order[[a, b]] = self.eviction_order[[b, a]]
         for slot in (a, b):
             if (row := self.rows[slot]) is not None:
                 row.slot = slot
