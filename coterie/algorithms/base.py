@@ -205,7 +205,7 @@ class Algorithm:
         history: list[list[Metrics]] = [[] for _ in learners]
         while todo:
             minis = {i: parts.popleft() for i, parts in todo.items()}
-            jobs = [(learners[i], m, self.loss_weights(m), self.loss, self.token_metrics) for i, m in minis.items()]
+            jobs = [(learners[i], m, self.gradient_weights(m), self.loss, self.token_metrics) for i, m in minis.items()]
             for i, metrics in zip(minis, learners[0].fit_together(jobs), strict=True):
                 history[i].append(metrics)
                 if not todo[i] or (self.stop_kl is not None and metrics["kl_step"] > self.stop_kl):
@@ -227,6 +227,13 @@ class Algorithm:
         mask, reduce = batch.mask, self.reduce or self.level
         weights[mask] = losses.token_weights(batch.turn[mask], batch.episode[mask], reduce, self.reduce_length)
         return weights
+
+    def gradient_weights(self, batch: Batch) -> Tensor:
+        """The loss weights, and zero where the loss and its gradient are zero: at tokens without an advantage, as in a
+        group of equal rewards. The learner then runs such rows without a backward pass: [T]."""
+        weights = self.loss_weights(batch)
+        others = self.entropy > 0 or (self.kl > 0 and self.kl_in == "loss") or type(self).loss is not Algorithm.loss
+        return weights if others else weights * (batch.advantages != 0)
 
     def token_kl_penalty(self, turn: Turn) -> Tensor:
         """The KL penalty of each token with `kl_in: reward`, else zeros: [L]."""

@@ -1,11 +1,14 @@
 """One optimizer step of each of several policies; adapters on one base share its forward and backward passes.
 
-A fit accumulates the gradients of its microbatches. Metrics are reduced on the device, with one host sync at the end.
+A fit accumulates the gradients of its microbatches. Rows whose loss weights are all zero have no gradient: they are run
+forward only, for the metrics. Metrics are reduced on the device, with one host sync at the end.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,6 +17,7 @@ from torch import Tensor
 from coterie.learners.distributed import Processes
 from coterie.learners.packing import Microbatch, concatenate, filler
 from coterie.models.attention import to_device_async
+from coterie.models.lora_routing import Segment
 from coterie.types import Batch, Loss, Measure, Metrics, Scores, TokenMetrics
 
 if TYPE_CHECKING:
@@ -67,9 +71,17 @@ class FitJob:
         assert learner.optimizer is not None, f"{learner.policy} is frozen"
         learner.optimizer.zero_grad(set_to_none=True)
         self.learner, self.batch, self.loss = learner, batch, loss
+        self.has_gradient = None if learner.base.sharded else tokens_with_gradient(batch, weights)
         self.on_device, self.weights = learner.on_device(batch), to_device_async(weights, learner.base.device)
         self.metrics = FitMetrics(learner.base.device, learner.is_critic, measure)
         self.tokens = None if learner.recorded is None else torch.zeros(2, len(batch), device=learner.base.device)
+
+    def microbatches(self, with_gradient: bool) -> Iterator[Microbatch]:
+        """Of the rows that have a gradient, or of the others."""
+        if self.has_gradient is not None:
+            yield from self.learner.microbatches(self.batch, self.has_gradient == with_gradient)
+        elif with_gradient:
+            yield from self.learner.microbatches(self.batch)
 
     def microbatch_loss(self, micro: Microbatch, hidden: Tensor) -> Tensor:
         """The weighted loss of one microbatch from its hidden states: []."""
@@ -100,24 +112,52 @@ class FitJob:
             self.learner.recorded.setdefault(turn, part)
 
 
+def tokens_with_gradient(batch: Batch, weights: Tensor) -> Tensor | None:
+    """True for the tokens of rows with a loss weight: [T]. None: all of them, also where no row has one, since the
+    optimizer must see a gradient of zero there."""
+    rows = torch.zeros(batch.rows).index_add(0, batch.row, weights.abs().float()) > 0
+    return rows[batch.row] if rows.any() and not rows.all() else None
+
+
 def fit_together(jobs: Sequence[FitJob]) -> list[Metrics]:
     """Run the jobs' microbatches in shared passes. Policies share no trained weights, so each gets its own gradient."""
     for members in _passes(jobs):
-        learner = members[0][0].learner
-        joint = concatenate([micro for _, micro in members])
-        sizes = [len(micro.tokens) for _, micro in members]
-        ends = torch.tensor(sizes).cumsum(0).tolist()
-        names = [job.learner.adapter_name for job, _ in members]
-        segments = [(end - size, end, name) for size, end, name in zip(sizes, ends, names, strict=True)]
-        # Around `backward` too: gradient checkpointing recomputes the layers there.
-        with learner.base.routing.on(segments), learner.autocast():
-            with torch.set_grad_enabled(any(job.learner.trains_trunk for job, _ in members)):  # or only heads learn
-                hidden = learner.base.hidden(joint.tokens, joint.positions, joint.layout, segments).split(sizes)
-            losses = [job.microbatch_loss(micro, part) for (job, micro), part in zip(members, hidden, strict=True)]
-            total = torch.stack(losses).sum()
+        with _routed(members):
+            total = _loss(members)
             if total.requires_grad:  # not for a filler if the trunk is frozen
                 total.backward()
+    with torch.no_grad():
+        for members in _own_passes(jobs, with_gradient=False):
+            with _routed(members):
+                _loss(members)
     return [job.finish() for job in jobs]
+
+
+Members = Sequence[tuple["FitJob", Microbatch]]  # of one pass
+
+
+@contextmanager
+def _routed(members: Members) -> Iterator[None]:
+    """Route each member's tokens to its adapter. Around `backward` too: gradient checkpointing reruns the layers."""
+    learner = members[0][0].learner
+    with learner.base.routing.on(_segments(members)), learner.autocast():
+        yield
+
+
+def _segments(members: Members) -> list[Segment]:
+    ends = list(accumulate(len(micro.tokens) for _, micro in members))
+    return [(end - len(m.tokens), end, job.learner.adapter_name) for end, (job, m) in zip(ends, members, strict=True)]
+
+
+def _loss(members: Members) -> Tensor:
+    """The sum of the members' losses, from one forward pass: []."""
+    base, joint = members[0][0].learner.base, concatenate([micro for _, micro in members])
+    # Without gradients where only heads learn.
+    with torch.set_grad_enabled(torch.is_grad_enabled() and any(job.learner.trains_trunk for job, _ in members)):
+        hidden = base.hidden(joint.tokens, joint.positions, joint.layout, _segments(members))
+    parts = hidden.split([len(micro.tokens) for _, micro in members])
+    losses = [job.microbatch_loss(micro, part) for (job, micro), part in zip(members, parts, strict=True)]
+    return torch.stack(losses).sum()
 
 
 def _passes(jobs: Sequence[FitJob]) -> Iterator[list[tuple[FitJob, Microbatch]]]:
@@ -130,11 +170,12 @@ def _passes(jobs: Sequence[FitJob]) -> Iterator[list[tuple[FitJob, Microbatch]]]
         yield from own[0].learner.processes.pad(list(_own_passes(own)), [(own[0], filler(base.device))])
 
 
-def _own_passes(jobs: Sequence[FitJob]) -> Iterator[list[tuple[FitJob, Microbatch]]]:
-    """Microbatches of policies on one base model, grouped into forward and backward passes within the token budget."""
+def _own_passes(jobs: Sequence[FitJob], with_gradient: bool = True) -> Iterator[list[tuple[FitJob, Microbatch]]]:
+    """Microbatches of policies on one base model, grouped into passes within the token budget: of the rows that have a
+    gradient, or of the others."""
     open_passes: list[list[tuple[FitJob, Microbatch]]] = []
     for job in jobs:
-        for micro in job.learner.microbatches(job.batch):
+        for micro in job.microbatches(with_gradient):
             fitting = [members for members in open_passes if _fits(members, job, micro)]
             if len(jobs) == 1:
                 yield [(job, micro)]

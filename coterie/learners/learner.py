@@ -222,11 +222,12 @@ class TorchLearner:
         """The batch on the model's device: copied once, and cut into microbatches there."""
         return batch.each(lambda column: to_device_async(column, self.base.device))
 
-    def microbatches(self, batch: Batch) -> Iterator[Microbatch]:
-        """This process's rows, packed; `index` is into the batch."""
-        start, part = self.processes.shard_rows(batch).start, self.processes.own_rows(batch)
-        for micro in pack_microbatches(part, self.token_budget, self.base.device, share=self.base.native):
-            yield replace(micro, index=micro.index + start)
+    def microbatches(self, batch: Batch, selected: Tensor | None = None) -> Iterator[Microbatch]:
+        """This process's rows, packed; `index` is into the batch. `selected`: True for the tokens [T] of some rows."""
+        own, part = self.processes.shard_rows(batch), self.processes.own_rows(batch)
+        chosen = None if selected is None else selected[own]
+        for micro in pack_microbatches(part, self.token_budget, self.base.device, self.base.native, chosen):
+            yield replace(micro, index=micro.index + own.start)
 
     def _reading_passes(self, base: Base, batch: Batch) -> Iterable[Microbatch]:
         """The microbatches of a batch, as many as in every other process if the model is sharded."""

@@ -69,11 +69,18 @@ class _Row:
 
 
 def pack_microbatches(
-    batch: Batch, budget: int, device: torch.device | str = "cpu", share: bool = True
+    batch: Batch,
+    budget: int,
+    device: torch.device | str = "cpu",
+    share: bool = True,
+    selected: Tensor | None = None,
 ) -> Iterator[Microbatch]:
-    """Cut a batch by token budget. How it is cut changes no gradient: the loss weights are already fixed."""
+    """Cut a batch by token budget. How it is cut changes no gradient: the loss weights are already fixed.
+
+    `selected`: True for the tokens [T] of the rows to pack; None: all.
+    """
     starts = torch.searchsorted(batch.row, torch.arange(batch.rows + 1)).tolist()
-    rows = [_Row(r, batch.tokens[a:b]) for r, (a, b) in enumerate(pairwise(starts))]
+    rows = [_Row(r, batch.tokens[a:b]) for r, (a, b) in enumerate(pairwise(starts)) if selected is None or selected[a]]
     micro: list[_Row] = []
     used = 0
     for row in _sorted_rows(rows) if share else rows:

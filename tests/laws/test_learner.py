@@ -139,6 +139,52 @@ def test_the_reported_ratio_clip_fraction_and_kl_are_those_of_the_plain_forward(
     assert metrics["kl"] == pytest.approx(sum(far) / count, rel=1e-3)
 
 
+@pytest.mark.parametrize("budget", [100_000, 60], ids=["one microbatch", "many"])
+@pytest.mark.parametrize("level", ["token", "turn"])
+@pytest.mark.parametrize("lora", [True, False], ids=["lora", "whole"])
+def test_rows_without_an_advantage_have_no_gradient_and_need_no_backward(
+    lora: bool, level: Any, budget: int, model_folder: Folder
+) -> None:
+    algorithm, found, passes = Algorithm(epochs=2, level=level), [], []
+    for weights_of in (algorithm.loss_weights, algorithm.gradient_weights):
+        made = learner(model_folder("llama"), lora, microbatch_tokens=budget)
+        batch = random_batch(made, seed=2)
+        batch.advantages = torch.where(batch.row % 3 > 0, 0.0, batch.advantages)
+        run: list[tuple[bool, int]] = []
+        true = made.base.hidden
+        made.base.hidden = lambda tokens, *given, true=true, run=run: (  # type: ignore[method-assign]
+            run.append((torch.is_grad_enabled(), len(tokens))) or true(tokens, *given)  # type: ignore[func-returns-value]
+        )
+        found.append((gradients(made, batch, weights_of(batch), algorithm.loss),
+                      made.fit(batch, weights_of(batch), algorithm.loss, algorithm.token_metrics)))  # fmt: skip
+        passes.append(run)
+    (plain, measured), (less, measured_too) = found
+    assert_same_gradients(less, plain)
+    assert measured_too == pytest.approx(measured, rel=1e-4, abs=1e-6)  # of all rows
+    assert all(with_gradient for with_gradient, _ in passes[0])
+    backward, forward_only = (sum(n for on, n in passes[1] if on is kind) for kind in (True, False))
+    assert forward_only > 0 and backward < sum(n for _, n in passes[0])
+
+
+def test_a_batch_without_any_advantage_has_a_gradient_of_zero(model_folder: Folder) -> None:
+    made = learner(model_folder("llama"))
+    batch = random_batch(made)
+    batch.advantages = torch.zeros(len(batch))
+    weights = Algorithm().gradient_weights(batch)
+    assert not weights.any()
+    found = gradients(made, batch, weights, Algorithm().loss)  # none would keep Adam from its momentum
+    assert found.keys() == made.parameters().keys() and not any(gradient.any() for gradient in found.values())
+
+
+@pytest.mark.parametrize("algorithm", [Algorithm(entropy=0.02), Algorithm(kl=0.1), WHOLE_LOSS])
+def test_other_terms_of_a_loss_act_on_tokens_without_an_advantage(algorithm: Algorithm, model_folder: Folder) -> None:
+    batch = random_batch(learner(model_folder("llama")))
+    batch.advantages = torch.zeros(len(batch))
+    assert torch.equal(algorithm.gradient_weights(batch), algorithm.loss_weights(batch))
+    in_reward = Algorithm(kl=0.1, kl_in="reward")
+    assert not in_reward.gradient_weights(batch).any()
+
+
 @pytest.mark.parametrize("reduce", get_args(Reduce))
 def test_cutting_a_batch_into_microbatches_changes_no_gradient(reduce: Reduce, model_folder: Folder) -> None:
     algorithm = Ppo(reduce=reduce, kl=0.1, entropy=0.02)
