@@ -79,6 +79,19 @@ def test_gradients_on_a_gpu_are_those_of_a_cpu(
     assert float(flat[0].norm() / flat[1].norm()) == pytest.approx(1, abs=0.05)
 
 
+@pytest.mark.parametrize("checkpointing", [False, True], ids=["kept", "checkpointed"])
+def test_rows_without_an_advantage_have_no_gradient_on_a_gpu_either(checkpointing: bool, model_folder: Folder) -> None:
+    made = on_gpu(model_folder("llama"), lora=True, checkpointing=checkpointing)
+    batch = random_batch(made, seed=2)
+    batch.advantages = torch.where(batch.row % 3 > 0, 0.0, batch.advantages)
+    algorithm = Algorithm()
+    found = [
+        gradients(made, batch, of(batch), algorithm.loss) for of in (algorithm.loss_weights, algorithm.gradient_weights)
+    ]
+    flat = [torch.cat([gradient.flatten().float() for gradient in each.values()]) for each in found]
+    assert float((flat[0] - flat[1]).norm() / flat[0].norm()) < 0.01
+
+
 def host_syncs(made: TorchLearner, batch: Batch) -> int:
     """The number of host syncs in one fit."""
     weights = Algorithm().loss_weights(batch)
