@@ -166,7 +166,7 @@ class Runner:
         collect, train = self._verifier_commands(name)
         if not (self.out / f"{name}.parquet").exists():
             self._command(name, collect)
-        if checkpoint.latest(self._verifier_of(name)) is None:
+        if not (self._verifier_of(name) / "config.yaml").is_file():
             self._command(name, train)
         else:  # a verifier that is trained to its end ends at once
             self._command(name, ["verifier", "train", "--resume", self._verifier_of(name)])
@@ -189,8 +189,8 @@ def compare_seeds(
     """The comparison with seeds 0, 1, …, each in a folder of its own; then `out`/table.md of all, task by task."""
     folders = {seed: out / f"seed-{seed}" for seed in range(seeds)}
     runners = [open_runner(file, (*changes, f"seed={seed}"), folder, only) for seed, folder in folders.items()]
-    found, against = run_all(runners, jobs), load(file).against
-    common = [name for name in runners[0].comparison.arms if all(name in one for one in found)]
+    found, comparison = run_all(runners, jobs), runners[0].comparison
+    against, common = comparison.against, [name for name in comparison.arms if all(name in one for one in found)]
     results = {name: mean_of([one[name] for one in found]) for name in common}
     if against not in results:
         return
@@ -199,7 +199,7 @@ def compare_seeds(
     rows = [{"arm": row["arm"], "by seed": by_seed[str(row["arm"])], **row} for row in rows_of(results, against)]
     write_atomic(out / "table.md", markdown(rows))
     runs = [runner.trained_runs() for runner in runners]
-    names = [name for name in load(file).arms if any(name in one for one in runs)]
+    names = [name for name in comparison.arms if any(name in one for one in runs)]
     write_atomic(out / "curves.png", curves({name: [one[name] for one in runs if name in one] for name in names}))
     write_atomic(
         out / "comparison.json", json.dumps(summary(f"Mean of {seeds} seeds", rows, []) | {"runs": []}, indent=1)

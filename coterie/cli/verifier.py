@@ -180,7 +180,8 @@ def train(
     model: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="The base model: demo, a folder, a .gguf file or a hub name.  [default: demo]"
+            metavar="NAME",
+            help="The base model: demo, a folder, a .gguf file or a hub name.  [default: the adapter's, or demo]",
         ),
     ] = None,
     out: Annotated[
@@ -243,7 +244,7 @@ def train(
             given |= {name: value for name, value in fixed.items() if value is not None}
             raise typer.Exit(runs.resume_verifier(resume, given))
         folder = out or Path("runs/verifier")
-        raise typer.Exit(runs.train_verifier(answers, model or "demo", folder, given))
+        raise typer.Exit(runs.train_verifier(answers, model, folder, given))
 
 
 @app.command("eval")

@@ -17,7 +17,7 @@ from coterie.config import Lora
 from coterie.config.settings import DEMO
 from coterie.console import show, table
 from coterie.files import check_output_path, exclusive_lock, file_hash, read_rows, write_atomic
-from coterie.models.peft import ADAPTER_CONFIG
+from coterie.models.peft import ADAPTER_CONFIG, base_model
 from coterie.models.store import resolve
 from coterie.training.checkpoint import find
 from coterie.verifier.answers import read_answers
@@ -39,10 +39,12 @@ COLUMNS = {
 }
 
 
-def train_verifier(answers: Path, model: str, out: Path, options: dict[str, Any]) -> int:
-    """Train a new verifier; returns the exit code."""
+def train_verifier(answers: Path, model: str | None, out: Path, options: dict[str, Any]) -> int:
+    """Train a new verifier; returns the exit code. `model` None: that of the adapter, or the demo model."""
     read_answers(answers)  # before the model is loaded
     settings = settings_of(options)
+    if model is None:
+        model = base_model(Path(settings["adapter"])) if "adapter" in settings else DEMO
     name = str(Path(model).resolve()) if model != DEMO and Path(model).exists() else model
     with rich.get_console().status("loading the model"):
         base = base_hash(resolve(name))

@@ -71,6 +71,14 @@ def load_adapter(name: str, folder: Path, layers: Mapping[str, LoraLinear]) -> A
     return adapter
 
 
+def base_model(folder: Path) -> str:
+    """The model that a saved adapter was trained on, as it says: a folder or a hub name."""
+    name = _settings(folder).get("base_model_name_or_path")
+    if not name:
+        raise ModelError(f"{folder / ADAPTER_CONFIG}: does not say which model it was trained on")
+    return str(name)
+
+
 def _settings(folder: Path) -> dict[str, Any]:
     """The adapter's config, checked to be plain LoRA."""
     file = folder / ADAPTER_CONFIG

@@ -304,7 +304,15 @@ def test_the_commands_train_and_evaluate(model_folder: Folder, tmp_path: Path) -
     for option, value in {"--lr": 0.1, "--model": "demo", "--rank": 4, "--out": run}.items():
         refused = coterie("verifier", "train", "--resume", run, option, value)
         assert refused.exit_code == 2 and f"{option}: cannot change when a run is resumed" in refused.output
-    shared = [answers, "--model", model_folder("llama"), "--out", tmp_path / "s", "--epochs", 1, "--adapter", run]
+    shared = [
+        answers,
+        "--out",
+        tmp_path / "s",
+        "--epochs",
+        1,
+        "--adapter",
+        run,
+    ]  # the adapter says which model it is of
     assert "a score head on the adapter " in stdout_of("verifier", "train", *shared, "--lr", 0.02)
     assert (read_settings(tmp_path / "s").head_lr, read_settings(tmp_path / "s").lr) == (0.02, 5e-4)
     stdout_of("verifier", "train", "--resume", tmp_path / "s", "--microbatch-tokens", 128)

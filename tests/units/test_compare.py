@@ -294,6 +294,11 @@ def test_a_shared_verifier_is_a_head_on_the_adapter_of_the_arm_it_learns_from(
     out = comparison.parent / "out"
     compare(comparison, (), out, jobs=1)
     assert here == ["S1 train", "S1 eval", "S4 verifier", "S4 verifier", "S4 eval"]
+    shutil.rmtree(out / "S4-verifier" / "checkpoints")  # as if it had failed before its first one
+    for file in ("S4.json", "S4-verifier/latest", "S4-verifier/best"):
+        (out / file).unlink()
+    compare(comparison, (), out, jobs=1)
+    assert here[5:] == ["S4 verifier", "S4 eval"] and not (out / "S4-verifier-2").exists()
     made = yaml.safe_load((out / "S4-verifier" / "config.yaml").read_text())
     assert made["learning"]["microbatch_tokens"] == 64
     trained = find(out / "S1") / "policies" / "solver"
