@@ -7,6 +7,7 @@ continues where it stopped.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -67,6 +68,7 @@ class Runner:
     out: Path
     changes: tuple[str, ...]  # to every arm, such as seed=1
     only: tuple[str, ...] = ()  # the arms to run; none named: all
+    jobs: int = 1  # arms that run at the same time, and share the cores
 
     @property
     def arms(self) -> dict[str, Arm]:
@@ -177,10 +179,19 @@ class Runner:
         show([Text(f"  {name}: coterie {' '.join(map(str, words))}")])
         log = self.out / f"{name}.log"
         with log.open("ab") as file:
-            code = subprocess.run(line, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL).returncode
+            code = subprocess.run(
+                line, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=environment(self.jobs)
+            ).returncode
         if code:
             tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
             raise ArmFailed(f"{name}: coterie {words[0]} failed with exit code {code}; the end of {log}:\n{tail}")
+
+
+def environment(jobs: int) -> dict[str, str]:
+    """The environment of an arm: each of several gets its share of the cores. Two that use all cores each would take
+    ten times as long as one after the other."""
+    threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs))} if jobs > 1 else {}
+    return threads | os.environ
 
 
 def compare_seeds(
@@ -188,7 +199,7 @@ def compare_seeds(
 ) -> None:
     """The comparison with seeds 0, 1, …, each in a folder of its own; then `out`/table.md of all, task by task."""
     folders = {seed: out / f"seed-{seed}" for seed in range(seeds)}
-    runners = [open_runner(file, (*changes, f"seed={seed}"), folder, only) for seed, folder in folders.items()]
+    runners = [open_runner(file, (*changes, f"seed={seed}"), folder, jobs, only) for seed, folder in folders.items()]
     found, comparison = run_all(runners, jobs), runners[0].comparison
     against, common = comparison.against, [name for name in comparison.arms if all(name in one for one in found)]
     results = {name: mean_of([one[name] for one in found]) for name in common}
@@ -211,10 +222,10 @@ def compare(
     file: Path, changes: tuple[str, ...], out: Path, jobs: int, only: tuple[str, ...] = ()
 ) -> dict[str, Result]:
     """Run the arms, `jobs` at a time; write `out`/table.md, curves.png and report.html. Returns the results by arm."""
-    return run_all([open_runner(file, changes, out, only)], jobs)[0]
+    return run_all([open_runner(file, changes, out, jobs, only)], jobs)[0]
 
 
-def open_runner(file: Path, changes: tuple[str, ...], out: Path, only: tuple[str, ...]) -> Runner:
+def open_runner(file: Path, changes: tuple[str, ...], out: Path, jobs: int, only: tuple[str, ...]) -> Runner:
     """Check the configs of all arms, and make the folder."""
     comparison = load(file)
     for name in only:
@@ -225,7 +236,7 @@ def open_runner(file: Path, changes: tuple[str, ...], out: Path, only: tuple[str
     if out.is_file():
         raise UserError(f"--out {out}: is a file; a comparison writes a folder")
     out.mkdir(parents=True, exist_ok=True)
-    return Runner(comparison, out, changes, only)
+    return Runner(comparison, out, changes, only, jobs)
 
 
 def run_all(runners: Sequence[Runner], jobs: int) -> list[dict[str, Result]]:

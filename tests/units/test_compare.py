@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from coterie.analysis.compare import ArmFailed, Runner, compare, compare_seeds
+from coterie.analysis.compare import ArmFailed, Runner, compare, compare_seeds, environment
 from coterie.analysis.compare_report import page, sampled_and_accuracy, summary
 from coterie.analysis.compare_table import OtherTasks, Result, markdown, require_same_tasks, rows_of
 from coterie.analysis.comparison import VERIFIER_OPTIONS, load
@@ -313,6 +313,14 @@ def test_an_arm_runs_in_a_process_of_its_own_and_its_failure_is_told(comparison:
     out.mkdir()
     with pytest.raises(ArmFailed, match=r"U1: coterie eval failed with exit code 2(.|\n)*nothing.jsonl"):
         Runner(load(comparison), out, ("env.test=nothing.jsonl",)).run("U1")
+
+
+def test_arms_that_run_at_the_same_time_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert [environment(jobs).get("OMP_NUM_THREADS") for jobs in (1, 3, 16)] == [None, "2", "1"]
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")  # the user's own choice
+    assert environment(3)["OMP_NUM_THREADS"] == "5"
 
 
 def test_an_arm_that_fails_stops_none_but_those_of_it(
