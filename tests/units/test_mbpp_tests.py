@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +14,12 @@ import pytest
 
 from coterie.config import load
 from coterie.rewards.code.grader import Failure, Verdict
+from coterie.sandbox import bubblewrap
 from coterie.types import Outcome, Task
 from tests.scripted import Scripted
 
-RESULTS = Path(__file__).parents[2] / "recipes" / "results" / "mbpp_tests"
+REPOSITORY = Path(__file__).parents[2]
+RESULTS = REPOSITORY / "recipes" / "results" / "mbpp_tests"
 ROW = {
     "task_id": 601,
     "text": "Write a function to add two numbers.",
@@ -34,8 +39,6 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture(scope="module")
 def module(config: Any) -> Any:
-    import sys
-
     return sys.modules[type(config.workflow.instance).__module__]
 
 
@@ -118,3 +121,46 @@ def test_ties_go_to_the_largest_cluster_of_equal_outputs_then_to_the_earliest(mo
     assert module.elect([fails("3", "4"), fails("5", "6"), fails("5", "6")], pool) == 1
     assert module.elect([None, fails("3", "4")], pool) == 1
     assert module.elect([fails("3", "4"), fails("5", "6")], pool) == 0
+
+
+LEETCODE = {
+    "problem": "Please solve the task below.\n\nReturn a minus b.\n \n"
+    "Please complete the following python code precisely:\n```python\nclass Solution:\n```",
+    "solutions": "class Solution:\n    def minus(self, a: int, b: int) -> int:\n        return List and a - b",
+    "tests": {
+        "functional": "def check(candidate):\n    assert candidate(b = 2, a = 5) == 3\n"
+        "    assert candidate(1, b = 1) == 0\n    assert candidate(a = tree([1]), b = 1) == 0\n"
+        "\n\ncheck(Solution().minus)"
+    },
+}
+HUMANEVAL = {
+    "task_id": "HumanEval/7",
+    "entry_point": "half",
+    "prompt": 'def half(x: float) -> float:\n    """Half of x.\n    >>> half(4)\n    2.0\n    """\n',
+    "canonical_solution": "    return x / 2\n",
+    "test": "def check(candidate):\n    assert abs(candidate(3) - 1.5) < 1e-6\n    for i in range(3):\n"
+    "        assert candidate(2 * i) == i\n    assert candidate(candidate(8)) == 2\n",
+}
+
+
+@pytest.mark.skipif(bubblewrap.problem() is not None, reason="bubblewrap does not work here")
+def test_leetcode_and_humaneval_become_rows_of_mbpp(tmp_path: Path) -> None:
+    script = RESULTS / "prepare.py"
+    wrong = LEETCODE | {"solutions": LEETCODE["solutions"].replace("a - b", "b - a")}  # type: ignore[attr-defined]
+    on_trees = LEETCODE | {"tests": {"functional": "def check(candidate):\n    assert same(candidate(t()), 1)\n"}}
+    for name, rows in {"leetcode": [wrong, LEETCODE, on_trees], "humaneval": [HUMANEVAL]}.items():
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        words = [sys.executable, script, name, tmp_path / f"{name}.jsonl", tmp_path / f"{name}_rows.jsonl"]
+        ran = subprocess.run([str(word) for word in words], capture_output=True, text=True, check=True, cwd=REPOSITORY,
+                             env={**os.environ, "PYTHONPATH": str(REPOSITORY)})  # fmt: skip
+        assert f"1 of {len(rows)} rows" in ran.stdout
+    files = [
+        f"env.{split}={tmp_path / name}_rows.jsonl"
+        for split, name in {"train": "leetcode", "test": "humaneval"}.items()
+    ]
+    env = load(RESULTS / "team.yaml", files).env.instance
+    (minus,), (half,) = env.tasks("train"), env.tasks("test")
+    assert minus.prompt == "Return a minus b.\nThe function is called as minus(a, b)."
+    assert minus.meta["tests"]["test_list"] == ["assert minus(5, 2) == 3", "assert minus(1, 1) == 0"]
+    assert half.prompt.startswith("Half of x.\n>>> half(4)") and half.meta["call"] == "half(x)"
+    assert half.meta["tests"]["test_list"] == ["assert abs(half(3) - 1.5) < 1e-06"]
