@@ -20,7 +20,7 @@ from rich.text import Text
 
 from coterie.analysis.compare_report import curves, page, summary
 from coterie.analysis.compare_table import Result, markdown, mean_of, require_same_tasks, rows_of
-from coterie.analysis.comparison import Arm, Comparison, load
+from coterie.analysis.comparison import VERIFIER_MEMORY, Arm, Comparison, load
 from coterie.config import Config
 from coterie.config.load import to_tree
 from coterie.config.problems import undotted
@@ -86,6 +86,7 @@ class Runner:
         arm, eval_file = self.comparison.arms[name], self.eval_file(name)
         what, remedy = f"arm {name} in {self.out}", "give another --out"
         may_differ = [f"{when}{key}" for key in MEMORY_KEYS for when in ("", "evaluate ")]
+        may_differ.append(f"verifier {VERIFIER_MEMORY}")
         require_same_plan(self.out / f"{name}.plan.json", self._plan(name), what, remedy, may_differ)
         if not eval_file.exists():
             if arm.recipe is not None and arm.train:
@@ -101,7 +102,8 @@ class Runner:
         evaluated = flat(to_tree(self.comparison.evaluation_config(name, self.changes)))
         changed = {f"evaluate {key}": value for key, value in evaluated.items() if trained.get(key) != value}
         arm = self.comparison.arms[name]
-        return trained | changed | {"verifier": arm.verifier, "shared": arm.shared}
+        verifier = {f"verifier {option}": value for option, value in arm.verifier_values.items()}
+        return trained | changed | verifier | {"verifier": arm.verifier is not None, "shared": arm.shared}
 
     def commands(self, name: str) -> list[list[object]]:
         """The commands that train and evaluate an arm from the beginning."""
@@ -171,7 +173,9 @@ class Runner:
         if not (self._verifier_of(name) / "config.yaml").is_file():
             self._command(name, train)
         else:  # a verifier that is trained to its end ends at once
-            self._command(name, ["verifier", "train", "--resume", self._verifier_of(name)])
+            tokens = self.comparison.arms[name].verifier_values.get(VERIFIER_MEMORY)
+            memory = [] if tokens is None else [VERIFIER_MEMORY, tokens]
+            self._command(name, ["verifier", "train", "--resume", self._verifier_of(name), *memory])
 
     def _command(self, name: str, words: Sequence[object]) -> None:
         """Run a `coterie` command; its output goes to the arm's log."""

@@ -16,9 +16,10 @@ from coterie.config.reader import Reader
 from coterie.errors import did_you_mean
 
 # Of `coterie verifier train`; the comparison itself sets --out, --seed and --adapter.
+VERIFIER_MEMORY = "--microbatch-tokens"
 VERIFIER_OPTIONS = (
     *("--model", "--epochs", "--lr", "--rank", "--questions-per-step", "--held-out", "--evaluations", "--context"),
-    "--microbatch-tokens",
+    VERIFIER_MEMORY,
 )
 
 
@@ -57,6 +58,14 @@ class Arm:
             return shlex.split(self.verifier or "")
         except ValueError as error:
             raise ValueError(f"verifier: {error}: {self.verifier}") from error
+
+    @property
+    def verifier_values(self) -> dict[str, str]:
+        """The values of these options by name."""
+        words = [
+            part for word in self.verifier_options for part in (word.split("=", 1) if word[:2] == "--" else [word])
+        ]
+        return dict(zip(words[::2], words[1::2], strict=False))
 
 
 @dataclass(frozen=True)

@@ -299,8 +299,16 @@ def test_a_shared_verifier_is_a_head_on_the_adapter_of_the_arm_it_learns_from(
         (out / file).unlink()
     compare(comparison, (), out, jobs=1)
     assert here[5:] == ["S4 verifier", "S4 eval"] and not (out / "S4-verifier-2").exists()
+    (out / "S4.json").unlink()
+    arms["S4"]["verifier"] = f"--model {model} --epochs 1 --held-out 0.5 --microbatch-tokens=32"  # after an OutOfMemory
+    comparison.write_text(yaml.safe_dump({"against": "S4", "arms": arms}, sort_keys=False))
+    compare(comparison, (), out, jobs=1)
     made = yaml.safe_load((out / "S4-verifier" / "config.yaml").read_text())
-    assert made["learning"]["microbatch_tokens"] == 64
+    assert made["learning"]["microbatch_tokens"] == 32
+    arms["S4"]["verifier"] = f"--model {model} --epochs 2 --held-out 0.5"
+    comparison.write_text(yaml.safe_dump({"against": "S4", "arms": arms}, sort_keys=False))
+    with pytest.raises(UserError, match="was begun with verifier --epochs='1', not '2'"):
+        compare(comparison, (), out, jobs=1)
     trained = find(out / "S1") / "policies" / "solver"
     assert Path(made["adapter"]) == trained.resolve()
     saved = find(out / "S4-verifier", "best") / "policies" / "verifier"
