@@ -277,7 +277,7 @@ class Job(NamedTuple):
     """An arm that can run now; they run in this order."""
 
     runner: int
-    is_of: bool  # those of which others wait go first
+    is_of: bool  # True if it is `of` another; those that others may wait for go first
     place: int  # in the file
     name: str
 
@@ -293,6 +293,7 @@ def _write(runner: Runner, results: Mapping[str, Result]) -> None:
     comparison, out = runner.comparison, runner.out
     ordered = {name: results[name] for name in comparison.arms if name in results}
     if comparison.against not in ordered:
+        show([Text(f"  {out}: no table yet, {comparison.against} has not been evaluated")])
         return
     require_same_tasks(ordered, comparison.against)
     runs = {name: run for name, run in runner.trained_runs().items() if name in ordered}

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from coterie.errors import ModelError, UserError
-from coterie.files import verify_checksums
+from coterie.files import file_hash, verify_checksums
 from coterie.learners.batch import make_batches
 from coterie.learners.learner import TorchLearner
 from coterie.models.base import Base
@@ -145,8 +145,7 @@ def base_hash(folder: Path) -> str:
     files = sorted({file for pattern in BASE_FILES for file in folder.glob(pattern) if file.is_file()})
     whole = hashlib.sha256()
     for file in files:
-        with file.open("rb") as opened:
-            whole.update(f"{file.name} {hashlib.file_digest(opened, 'sha256').hexdigest()}\n".encode())
+        whole.update(f"{file.name} {file_hash(file)}\n".encode())
     return whole.hexdigest()
 
 

@@ -185,10 +185,11 @@ def test_training_that_was_stopped_goes_on(comparison: Path, here: list[str]) ->
 
 
 def test_an_arm_that_failed_before_its_first_checkpoint_starts_again_in_its_folder(
-    comparison: Path, here: list[str]
+    comparison: Path, here: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = comparison.parent / "out"
     compare(comparison, (), out, jobs=1, only=("S1",))
+    assert "no table yet, T has not been evaluated" in capsys.readouterr().out and not (out / "table.md").exists()
     (out / "S1.json").rename(out / "before.json")
     shutil.rmtree(out / "S1" / "checkpoints")
     (out / "S1" / "latest").unlink()
