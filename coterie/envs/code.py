@@ -34,12 +34,12 @@ class CodeWorld:
         self.tests = read_tests(tests)
         self.visible = (len(self.tests.inputs) + 1) // 2
 
-    async def test(self, text: str) -> CodeResult:
-        """Run all tests on the program in a text."""
+    async def test(self, text: str, *, test_seconds: float = 4.0, seconds: float = 20.0) -> CodeResult:
+        """Run all tests on the program in a text, with deadlines of one test and of all."""
         program = code_in(text)
         if program is None:
             return CodeResult(Verdict(0, self.visible, (Failure(0, "", "a program", NO_PROGRAM),)), 0.0)
-        verdict = await run_tests(program, self.tests)
+        verdict = await run_tests(program, self.tests, test_seconds=test_seconds, seconds=seconds)
         return CodeResult(verdict.first(self.visible), verdict.fraction)
 
     async def outputs(self, text: str) -> tuple[str, ...] | None:

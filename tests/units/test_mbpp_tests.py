@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,25 @@ def test_the_margin_of_an_assert_is_right_programs_that_pass_minus_wrong_ones(co
     _, _, team = play(config, task, [WRONG, WRONG, RIGHT], [asserts], "margin")
     # 1 + 2 separates, 2 + 2 passes everywhere, 0 + 7 = 8 nowhere; only wrong programs, which multiply, pass 3 + 3 = 9.
     assert team.tester.turns[0].reward == pytest.approx((1 + 0 + 0 - 1) / 4)
+
+
+def test_equal_programs_are_run_once(module: Any) -> None:
+    ran: list[str] = []
+
+    async def run(text: str) -> int:
+        ran.append(text)
+        return len(text)
+
+    assert asyncio.run(module.of_each(["a", "bb", "a", "bb", "ccc"], run)) == [1, 2, 1, 2, 3]
+    assert ran == ["a", "bb", "ccc"]
+
+
+def test_a_program_that_never_ends_is_stopped_after_three_seconds(config: Any, task: Task) -> None:
+    endless = "```python\ndef add(a, b):\n    while True:\n        pass\n```"
+    started = time.monotonic()
+    outcome, metrics, _ = play(config, task, [endless, RIGHT], ["```python\nassert add(1, 2) == 3\n```"])
+    assert outcome.answer == RIGHT and metrics["coder_right"] == 0.5
+    assert time.monotonic() - started < 10  # 1 s for the assert, 3 for the hidden tests, at most
 
 
 @pytest.mark.parametrize(

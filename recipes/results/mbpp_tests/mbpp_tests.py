@@ -10,10 +10,10 @@ import ast
 import asyncio
 import builtins
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from coterie.envs.code import CodeWorld, Mbpp
 from coterie.prompts import chat_messages
@@ -27,7 +27,9 @@ TEST = (
     "assert {call} == expected_value\nwith literal values, in one ```python block."
 )
 MOST = 4  # asserts of a reply
+TEST_SECONDS, SECONDS = 1.0, 3.0  # deadlines of one test and of all; a step waits for the last program that never ends
 UNREADABLE, INVALID, VALID = -1.0, -0.5, 0.5
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ class CoderTester:
         tested = await asyncio.gather(*(team.tester.say(test) for test in tests))
         found = [asserts_in(turn.text, task.meta["function"]) for turn in tested]
         pool = list(dict.fromkeys(source for sources in found for source in sources))
-        verdicts = await asyncio.gather(*(check(turn.text, pool) for turn in coded))
+        verdicts = await of_each([turn.text for turn in coded], partial(check, pool=pool))
         chosen = coded[elect(verdicts, pool, self.select)]
         reward = margin_reward if self.assert_reward == "margin" else validity_reward
         score = partial(judge, task, world, coded, tested, found, pool, verdicts, chosen, reward)
@@ -132,7 +134,15 @@ async def check(text: str, pool: Sequence[str]) -> Verdict | None:
     program = code_in(text)
     if program is None or not pool:
         return None
-    return await run_tests(program, read_tests({"test_list": list(pool)}), test_seconds=1.0, seconds=4.0)
+    tests = read_tests({"test_list": list(pool)})
+    return await run_tests(program, tests, test_seconds=TEST_SECONDS, seconds=SECONDS)
+
+
+async def of_each(texts: Sequence[str], run: Callable[[str], Awaitable[Result]]) -> list[Result]:
+    """What `run` returns for each text; equal texts are run once."""
+    distinct = list(dict.fromkeys(texts))
+    results = dict(zip(distinct, await asyncio.gather(*map(run, distinct)), strict=True))
+    return [results[text] for text in texts]
 
 
 def passed(verdict: Verdict | None, pool: Sequence[str]) -> list[bool]:
@@ -174,7 +184,8 @@ async def judge(
     grade: Grade,
 ) -> Metrics:
     """Reward every turn, and measure how valid and how sharp the asserts are."""
-    for turn, result in zip(coded, await asyncio.gather(*(world.test(turn.text) for turn in coded)), strict=True):
+    test = partial(world.test, test_seconds=TEST_SECONDS, seconds=SECONDS)
+    for turn, result in zip(coded, await of_each([turn.text for turn in coded], test), strict=True):
         turn.reward = result.score
     valid = dict(zip(pool, passed(await check(f"```python\n{task.answer}\n```", pool), pool), strict=True))
     rows = [(turn.reward == 1, passed(verdict, pool)) for turn, verdict in zip(coded, verdicts, strict=True)]
