@@ -176,3 +176,40 @@ def test_a_row_keeps_what_it_had_when_the_cache_grows(base: Base) -> None:
         capacities.append(engine.cache.capacity)
         ids = [*ids, *samples[0].ids, *random_ids(45, seed=turn)]
     assert capacities[-1] > capacities[0]
+
+
+async def talk(engine: NativeEngine, speaker: int, turns: int, done: list[int]) -> list[Sample]:
+    """A conversation: each prompt is the last one with its reply and three new tokens."""
+    prompt, samples = random_ids(MIN_SHARED + 9, seed=speaker), []
+    for turn in range(turns):
+        samples.append(await engine.sample("a", prompt, 10 * speaker + turn, Sampling(4)))
+        done.append(speaker)
+        prompt = [*prompt, *samples[-1].ids, *random_ids(3, seed=turn)]
+    return samples
+
+
+def test_conversations_go_on_before_others_begin_and_no_prompt_is_computed_twice(
+    base: Base, prefilled: list[int]
+) -> None:
+    """Twelve conversations with room for four in the cache: in order of arrival each second turn would find nothing."""
+
+    async def all_of(engine: NativeEngine) -> list[list[Sample]]:
+        return await asyncio.gather(*(talk(engine, speaker, 3, []) for speaker in range(12)))
+
+    together = asyncio.run(all_of(NativeEngine(base, POLICIES, rows=2)))
+    # Later turns: three new tokens and the reply's last one, which no step computed, but not the last of all.
+    assert sum(prefilled) == 12 * (MIN_SHARED + 9 - 1 + 2 * (3 + 1 - 1))
+    alone = [asyncio.run(talk(NativeEngine(base, POLICIES), speaker, 3, [])) for speaker in range(12)]
+    for one, other in zip(together, alone, strict=True):
+        assert_same(one, other)
+
+
+def test_a_waiting_request_is_overtaken_only_so_often(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coterie.engines.native.engine.OVERTAKEN", 3)
+    done: list[int] = []
+
+    async def both(engine: NativeEngine) -> None:
+        await asyncio.gather(talk(engine, 0, 6, done), talk(engine, 1, 1, done))
+
+    asyncio.run(both(NativeEngine(base, POLICIES, rows=1)))
+    assert done == [0, 0, 0, 1, 0, 0, 0]

@@ -1,14 +1,17 @@
 """The native engine (the default): continuous batching in this process, on the learner's own weights.
 
-Requests enter and leave between decode steps; no row pads another. Prefill computes a prompt up to its last token, and
-that token is the input of the row's first decode step, so that all log-probs come from decode steps. Where steps run
-asynchronously on a GPU, the prompts of waiting requests are prefilled behind them, ahead of their admission.
+Requests enter and leave between decode steps; no row pads another. Conversations go on before others begin, while their
+keys and values are in the cache. Prefill computes a prompt up to its last token, and that token is the input of the
+row's first decode step, so that all log-probs come from decode steps. Where steps run asynchronously on a GPU, the
+prompts of waiting requests are prefilled behind them, ahead of their admission.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import sys
+from bisect import insort
 from collections.abc import Sequence
 
 import numpy as np
@@ -23,6 +26,7 @@ from coterie.models.chat import StopText
 from coterie.types import OnTokens, Sample, Sampling, Weights
 from coterie.watchdog import watchdog_paused
 
+OVERTAKEN = 1024  # later requests that may go before one that waits, because they continue a conversation
 SETTLE = 8  # event loop iterations after a reply, in which its workflow may send the next request
 
 
@@ -43,7 +47,8 @@ class NativeEngine:
         self.decoder = make_decoder(base, cache, self.sampler, adapters)
         self.slots = SlotScheduler(cache, limit=2 * rows, compact=self.decoder.compact)
         self.versions = dict.fromkeys(policies, 0)
-        self.waiting: list[Row] = []
+        self.waiting: list[Row] = []  # by place
+        self.arrivals = itertools.count()
         self.driver: asyncio.Task[None] | None = None
 
     def weights_changed(self, policy: str, version: int, weights: Weights | None = None) -> None:
@@ -81,7 +86,9 @@ class NativeEngine:
         stop_text = StopText(self.base.tokenizer, sampling.stop) if sampling.stop else None
         future: asyncio.Future[Sample] = asyncio.get_running_loop().create_future()
         adapter, version, length = self.policies[policy], self.versions[policy], len(prompt_ids)
-        self.waiting.append(Row(adapter, version, seed, sampling, ids, length, future, stop_text, length, on_tokens))
+        row = Row(adapter, version, seed, sampling, ids, length, future, stop_text, length, on_tokens)
+        row.place = next(self.arrivals) - (OVERTAKEN if self.slots.is_cached_conversation(row) else 0)
+        insort(self.waiting, row, key=lambda row: row.place)
         if self.driver is None or self.driver.done():
             self.driver = asyncio.create_task(self._drive())
             self.driver.add_done_callback(self._driver_done)

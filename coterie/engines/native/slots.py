@@ -39,6 +39,7 @@ class Row:
     stop_text: StopText | None
     length: int  # known tokens
     on_tokens: OnTokens | None = None
+    place: int = 0  # in the queue
     computed: int = 0  # tokens whose keys and values are in the cache
     slot: int = -1
     finished: int = 0  # logical time of finishing; 0: not yet
@@ -214,6 +215,11 @@ class SlotScheduler:
     def _longest_cached_prefix(self, row: Row) -> tuple[Row | None, int]:
         source, shared = self.index.longest_prefix(prefix_key(row.adapter, row.version, row.ids[: row.prompt - 1]))
         return (source, shared) if shared >= MIN_SHARED else (None, 0)
+
+    def is_cached_conversation(self, row: Row) -> bool:
+        """True if the prompt goes on after a finished row's reply: its slot may be evicted while the row waits."""
+        source, shared = self._longest_cached_prefix(row)
+        return source is not None and source.finished > 0 and shared >= source.prompt
 
     def _swap(self, a: int, b: int) -> None:
         if a == b:
