@@ -29,6 +29,10 @@ SHAPES: dict[str, PreTrainedConfig] = {
         vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
         num_key_value_heads=3, max_position_embeddings=8192, tie_word_embeddings=True, **NO_WORDS,
     ),
+    "1.5b": Qwen2Config(  # Qwen2.5-1.5B
+        vocab_size=151936, hidden_size=1536, intermediate_size=8960, num_hidden_layers=28, num_attention_heads=12,
+        num_key_value_heads=2, max_position_embeddings=32768, tie_word_embeddings=True, **NO_WORDS,
+    ),
     "3b": Qwen2Config(  # Qwen2.5-3B
         vocab_size=151936, hidden_size=2048, intermediate_size=11008, num_hidden_layers=36, num_attention_heads=16,
         num_key_value_heads=2, max_position_embeddings=32768, tie_word_embeddings=True, **NO_WORDS,
