@@ -61,7 +61,8 @@ TEAMS: dict[str, tuple[list[str], list[str]]] = {  # who speaks, who may
 def test_a_team_takes_two_steps_on_real_weights(team: str, tmp_path: Path) -> None:
     speaking, others = TEAMS[team]
     tree = parts(team, written(tmp_path)) | {
-        "steps": 2, "tasks_per_step": 1, "episodes_per_task": 2, "device": "cpu", "algorithm": "grpo",
+        "steps": 2, "tasks_per_step": 1, "episodes_per_task": 2, "device": "cpu",
+        "algorithm": {"name": "grpo", "gamma_turn": 0},
         "policies": {"all": {"model": "demo", "lr": 1e-4}}, "roles": dict.fromkeys([*speaking, *others], "all"),
         "sampling": {"max_tokens": 16}, "eval": {"tasks": 1}, "rollout": {"max_failed": 0.0},
     }  # fmt: skip
