@@ -12,7 +12,7 @@ import weakref
 from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import cache
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from coterie.sandbox import bubblewrap, unshare
 from coterie.sandbox.bubblewrap import PACKAGES, SandboxMissing
 from coterie.sandbox.limits import Limits, RunResult
 from coterie.sandbox.process import SandboxProcess, cpu_limit
+from coterie.sandbox.slots import SLOTS, machine_slot
 
 BOOTSTRAP = Path(__file__).with_name("bootstrap.py").read_text()
 
@@ -32,14 +33,15 @@ class Sandbox:
     """Runs Python scripts, each in a fresh process without access to the network, your files or other jobs.
 
     A process serves one job and is replaced: nothing that a job does to it outlives the job. `concurrency` processes
-    are started ahead, so a small script starts within milliseconds. Jobs may import what is installed beside Coterie.
+    are started ahead, so a small script starts within milliseconds. Without a number it is that of the cores, which
+    are shared with the sandboxes of other processes. Jobs may import what is installed beside Coterie.
 
     Raises SandboxMissing where bubblewrap does not work. `reduced` runs without it: a job still has limits, an empty
     environment and a folder of its own, but it has your rights on your files; where the kernel forbids unprivileged
     namespaces, it can also use the network and signal your processes.
     """
 
-    def __init__(self, limits: Limits | None = None, concurrency: int = os.cpu_count() or 1, reduced: bool = False):
+    def __init__(self, limits: Limits | None = None, concurrency: int | None = None, reduced: bool = False):
         self.limits = limits or Limits()
         self.reduced = reduced
         if not reduced and (problem := bubblewrap.problem()):
@@ -48,10 +50,11 @@ class Sandbox:
         self._isolated = bool(wrapper)
         self._command = [*wrapper, *bubblewrap.python(), "-c", BOOTSTRAP]
         self._warm: deque[SandboxProcess] = deque()
-        self._concurrency = concurrency
+        self._shares_cores = concurrency is None
+        self._concurrency = concurrency or SLOTS
         # Threads instead of asyncio subprocesses: the pool outlives any one event loop. And with --die-with-parent,
         # bwrap dies with the thread that started it, so that thread must stay alive.
-        self._threads = ThreadPoolExecutor(concurrency, thread_name_prefix="sandbox")
+        self._threads = ThreadPoolExecutor(self._concurrency, thread_name_prefix="sandbox")
         _open.add(self)
 
     async def run(
@@ -82,13 +85,14 @@ class Sandbox:
         _open.discard(self)
 
     def _run(self, request: bytes, limits: Limits, cancelled: threading.Event) -> RunResult:
-        try:
-            process = self._warm.popleft()
-        except IndexError:
-            process = self._start()
-        if len(self._warm) < self._concurrency:
-            self._warm.append(self._start())
-        return process.run(request, limits, cancelled)
+        with machine_slot(cancelled) if self._shares_cores else nullcontext():
+            try:
+                process = self._warm.popleft()
+            except IndexError:
+                process = self._start()
+            if len(self._warm) < self._concurrency:
+                self._warm.append(self._start())
+            return process.run(request, limits, cancelled)
 
     def _start(self) -> SandboxProcess:
         environment = bubblewrap.environment(bubblewrap.WORKDIR) if self.reduced else {}
