@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from coterie.data.deepcoder import DEEPCODER
 from coterie.data.humaneval import HUMANEVAL
 from coterie.data.mbpp import MBPP
 from coterie.envs.dataset_env import DatasetEnv
-from coterie.rewards.code.grader import Failure, Verdict, code_in, run_tests
+from coterie.rewards.code.grader import SECONDS, TEST_SECONDS, Failure, Verdict, code_in, run_tests
 from coterie.rewards.code.test_formats import read_tests
 from coterie.types import Task
 
+Result = TypeVar("Result")
 NO_PROGRAM = "there is no program in the answer; give it in a ```python block"
 
 
@@ -34,7 +37,7 @@ class CodeWorld:
         self.tests = read_tests(tests)
         self.visible = (len(self.tests.inputs) + 1) // 2
 
-    async def test(self, text: str, *, test_seconds: float = 4.0, seconds: float = 20.0) -> CodeResult:
+    async def test(self, text: str, *, test_seconds: float = TEST_SECONDS, seconds: float = SECONDS) -> CodeResult:
         """Run all tests on the program in a text, with deadlines of one test and of all."""
         program = code_in(text)
         if program is None:
@@ -45,6 +48,13 @@ class CodeWorld:
     async def outputs(self, text: str) -> tuple[str, ...] | None:
         """What the program in a text returns on the visible tests; None if there is no program."""
         return None if code_in(text) is None else (await self.test(text)).visible.outputs(self.visible)
+
+
+async def of_each(texts: Sequence[str], run: Callable[[str], Awaitable[Result]]) -> list[Result]:
+    """What `run` returns for each text; equal texts are run once."""
+    distinct = list(dict.fromkeys(texts))
+    results = dict(zip(distinct, await asyncio.gather(*map(run, distinct)), strict=True))
+    return [results[text] for text in texts]
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from coterie.envs.code import CodeWorld
+from coterie.envs.code import CodeWorld, of_each
 from coterie.prompts import Examples, chat_messages, check, check_counts, fill
 from coterie.rewards.answer_extraction import NUMBER, last_number, marked_answer
 from coterie.types import Task, Team
@@ -46,7 +46,7 @@ async def elect(answers: Sequence[str], world: Any) -> str:
     an answer without a program has no vote."""
     if not isinstance(world, CodeWorld):
         return majority(answers)
-    outputs = await asyncio.gather(*map(world.outputs, answers))
+    outputs = await of_each(answers, world.outputs)
     votes = Counter(outputs)
     votes[None] = 0
     return max(zip(answers, outputs, strict=True), key=lambda pair: votes[pair[1]])[0]

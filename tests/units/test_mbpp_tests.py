@@ -93,17 +93,6 @@ def test_the_margin_of_an_assert_is_right_programs_that_pass_minus_wrong_ones(co
     assert team.tester.turns[0].reward == pytest.approx((1 + 0 + 0 - 1) / 4)
 
 
-def test_equal_programs_are_run_once(module: Any) -> None:
-    ran: list[str] = []
-
-    async def run(text: str) -> int:
-        ran.append(text)
-        return len(text)
-
-    assert asyncio.run(module.of_each(["a", "bb", "a", "bb", "ccc"], run)) == [1, 2, 1, 2, 3]
-    assert ran == ["a", "bb", "ccc"]
-
-
 def test_a_program_that_never_ends_is_stopped_after_three_seconds(config: Any, task: Task) -> None:
     endless = "```python\ndef add(a, b):\n    while True:\n        pass\n```"
     started = time.monotonic()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -156,6 +156,19 @@ def test_programs_vote_by_what_they_do() -> None:
     assert majority(programs) == programs[2]
     also_wrong = f"```python\n{wrong.replace('x + 7', '7 + x')}\n```"
     assert asyncio.run(elect([programs[1], programs[0], also_wrong], world)) == programs[0]
+
+
+def test_equal_programs_run_once_and_vote_as_often_as_they_were_given() -> None:
+    class Counts(CodeWorld):
+        ran: ClassVar[list[str]] = []
+
+        async def outputs(self, text: str) -> tuple[str, ...] | None:
+            self.ran.append(text)
+            return (text[-1],)
+
+    world = Counts({"test_list": ["assert f(2) == 4"]})
+    assert asyncio.run(elect(["a", "b", "c", "b", "a", "b"], world)) == "b"
+    assert world.ran == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ sys.modules[name].main(job)
 """
 OUTPUT = 32 << 20  # bytes that all tests of a program may print together
 SHOWN = 2000  # characters of an input or an output in a report
+TEST_SECONDS, SECONDS = 4.0, 20.0  # deadlines of one test and of all
 FENCE = re.compile(r"[ \t]*+```[ \t]*+(?P<language>[\w+#.-]*+)")
 PYTHON = ("python", "python3", "py")
 MAX_UNFENCED = 20_000  # characters of a program without a code fence: parsing blocks the event loop
@@ -87,8 +88,8 @@ async def code(
     truth: Any,
     *,
     partial: bool = False,  # give the fraction of tests passed, not 0 or 1
-    test_seconds: float = 4.0,  # seconds for one test
-    seconds: float = 20.0,  # seconds for all tests; at most rollout.score_deadline
+    test_seconds: float = TEST_SECONDS,  # seconds for one test
+    seconds: float = SECONDS,  # seconds for all tests; at most rollout.score_deadline
 ) -> float:
     """1 if the program in the answer passes all of its tests; `partial: true` gives the fraction that it passes.
 
@@ -130,7 +131,9 @@ def _blocks(text: str) -> list[tuple[str, str]]:
     return [(language, "".join(lines)) for language, lines in blocks]
 
 
-async def run_tests(program: str, tests: ProgramTests, *, test_seconds: float = 4.0, seconds: float = 20.0) -> Verdict:
+async def run_tests(
+    program: str, tests: ProgramTests, *, test_seconds: float = TEST_SECONDS, seconds: float = SECONDS
+) -> Verdict:
     """Run a program's tests in the sandbox; the verdict lists each failure with input, expected and got."""
     token = secrets.token_hex(8)
     request = {

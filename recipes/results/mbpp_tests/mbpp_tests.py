@@ -10,12 +10,12 @@ import ast
 import asyncio
 import builtins
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
-from coterie.envs.code import CodeWorld, Mbpp
+from coterie.envs.code import CodeWorld, Mbpp, of_each
 from coterie.prompts import chat_messages
 from coterie.rewards.code.grader import Verdict, code_in, run_tests
 from coterie.rewards.code.test_formats import read_tests
@@ -29,7 +29,6 @@ TEST = (
 MOST = 4  # asserts of a reply
 TEST_SECONDS, SECONDS = 1.0, 3.0  # deadlines of one test and of all; a step waits for the last program that never ends
 UNREADABLE, INVALID, VALID = -1.0, -0.5, 0.5
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -136,13 +135,6 @@ async def check(text: str, pool: Sequence[str]) -> Verdict | None:
         return None
     tests = read_tests({"test_list": list(pool)})
     return await run_tests(program, tests, test_seconds=TEST_SECONDS, seconds=SECONDS)
-
-
-async def of_each(texts: Sequence[str], run: Callable[[str], Awaitable[Result]]) -> list[Result]:
-    """What `run` returns for each text; equal texts are run once."""
-    distinct = list(dict.fromkeys(texts))
-    results = dict(zip(distinct, await asyncio.gather(*map(run, distinct)), strict=True))
-    return [results[text] for text in texts]
 
 
 def passed(verdict: Verdict | None, pool: Sequence[str]) -> list[bool]:
