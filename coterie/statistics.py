@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import comb, fsum
+from fractions import Fraction
+from math import atan, comb, cos, fsum, lcm, pi, sin, sqrt
 
 import numpy
 
 RESAMPLES = 10_000
+FINEST = 1000  # the largest denominator of a score, such as a share of episodes; finer ones are rounded
 CHUNK = 500  # resamples at once: [CHUNK, tasks] indices are held in memory
 
 
@@ -47,28 +50,64 @@ class Paired:
     low: float  # 95 % bootstrap interval over tasks
     high: float
     discordant: float  # share of tasks on which the two differ
-    p: float  # two-sided exact sign test over those tasks; McNemar's exact test where scores are 0 or 1
+    p: float  # over tasks: `sign_flip_test`
 
 
 def paired(first: Sequence[float], second: Sequence[float]) -> Paired:
     """Compare two arms task by task: `first[i]` and `second[i]` are their scores on task i."""
     off = numpy.array(first, dtype=float) - numpy.array(second, dtype=float)
-    differ = off[off != 0]
     low, high = bootstrap_interval(off)
-    p = sign_test(int((differ > 0).sum()), len(differ))
-    return Paired(len(off), float(off.mean()), low, high, len(differ) / len(off), p)
+    return Paired(len(off), float(off.mean()), low, high, float((off != 0).mean()), sign_flip_test(off))
 
 
 def bootstrap_interval(values: Sequence[float] | numpy.ndarray) -> tuple[float, float]:
-    """The 2.5 % and 97.5 % quantiles of the mean, over tasks drawn with replacement; the same at every call."""
-    data, rng = numpy.asarray(values, dtype=float), numpy.random.default_rng(0)
-    draws = (rng.integers(len(data), size=(CHUNK, len(data))) for _ in range(RESAMPLES // CHUNK))
-    means = numpy.concatenate([data[drawn].mean(1) for drawn in draws])
-    low, high = numpy.quantile(means, [0.025, 0.975])
+    """The 2.5 % and 97.5 % quantiles of the mean, over tasks drawn with replacement; the same at every call.
+
+    With a row per seed, [seeds, tasks], seeds are drawn as well, the same tasks for each of them.
+    """
+    data, rng = numpy.atleast_2d(numpy.asarray(values, dtype=float)), numpy.random.default_rng(0)
+    seeds, tasks = data.shape
+    means = []
+    for _ in range(RESAMPLES // CHUNK):
+        drawn = rng.integers(tasks, size=(CHUNK, tasks))
+        by_task = data[rng.integers(seeds, size=(CHUNK, seeds))].mean(1) if seeds > 1 else data.repeat(CHUNK, 0)
+        means.append(numpy.take_along_axis(by_task, drawn, 1).mean(1))
+    low, high = numpy.quantile(numpy.concatenate(means), [0.025, 0.975])
     return float(low), float(high)
 
 
-def sign_test(wins: int, trials: int) -> float:
-    """Two-sided exact binomial test of a fair coin; over discordant pairs it is McNemar's exact test."""
-    tail = sum(comb(trials, k) for k in range(min(wins, trials - wins) + 1))
-    return min(1.0, 2 * tail / 2**trials)
+def sign_flip_test(differences: Sequence[float] | numpy.ndarray) -> float:
+    """Two-sided exact permutation test that paired differences have mean 0: the chance of a sum at least as far from 0,
+    if each had the opposite sign with probability 1/2. With scores of 0 and 1 it is McNemar's exact test."""
+    exact = [Fraction(float(one)).limit_denominator(FINEST) for one in differences if one]
+    unit = min(FINEST, lcm(*(one.denominator for one in exact)))
+    steps = [round(one * unit) for one in exact]  # the differences in multiples of 1/unit
+    chances = numpy.ones(1)  # of the sums −n … n, for the differences so far
+    for size, count in Counter(map(abs, steps)).items():
+        longer = numpy.zeros(len(chances) + 2 * size * count)
+        for k in range(count + 1):
+            longer[2 * size * k :][: len(chances)] += comb(count, k) / 2**count * chances
+        chances = longer
+    middle, far = len(chances) // 2, abs(sum(steps))
+    return min(1.0, float(chances[: middle - far + 1].sum() + chances[middle + far :].sum()))
+
+
+def t_test(differences: Sequence[float]) -> float | None:
+    """Two-sided p of Student's t-test that numbers, such as the differences of each seed, have mean 0; None for fewer
+    than two."""
+    spread = standard_error([[one] for one in differences])
+    if spread is None:
+        return None
+    center, freedom = abs(mean(differences)), len(differences) - 1
+    if spread == 0:
+        return 1.0 if center == 0 else 0.0
+    angle = atan(center / spread / sqrt(freedom))
+    # The finite series of the distribution for whole degrees of freedom.
+    first = 2 if freedom % 2 == 0 else 3
+    terms, term = [1.0] if freedom > 1 else [], 1.0
+    for k in range(first, freedom, 2):
+        term *= (k - 1) / k * cos(angle) ** 2
+        terms.append(term)
+    if freedom % 2 == 0:
+        return max(0.0, 1 - sin(angle) * fsum(terms))
+    return max(0.0, 1 - (angle + sin(angle) * cos(angle) * fsum(terms)) * 2 / pi)

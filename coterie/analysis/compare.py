@@ -19,7 +19,7 @@ from typing import NamedTuple
 from rich.text import Text
 
 from coterie.analysis.compare_report import curves, page, summary
-from coterie.analysis.compare_table import Result, markdown, mean_of, require_same_tasks, rows_of
+from coterie.analysis.compare_table import Result, markdown, require_same_tasks, rows_of, rows_over_seeds
 from coterie.analysis.comparison import VERIFIER_MEMORY, Arm, Comparison, load
 from coterie.config import Config
 from coterie.config.load import to_tree
@@ -28,7 +28,6 @@ from coterie.config.settings import MEMORY_KEYS
 from coterie.console import show, table
 from coterie.errors import UserError, did_you_mean
 from coterie.files import flat, read_rows, require_same_plan, write_atomic
-from coterie.statistics import mean
 from coterie.training import checkpoint
 from coterie.workflows.verified_vote import READ
 
@@ -205,13 +204,13 @@ def compare_seeds(
     folders = {seed: out / f"seed-{seed}" for seed in range(seeds)}
     runners = [open_runner(file, (*changes, f"seed={seed}"), folder, jobs, only) for seed, folder in folders.items()]
     found, comparison = run_all(runners, jobs), runners[0].comparison
-    against, common = comparison.against, [name for name in comparison.arms if all(name in one for one in found)]
-    results = {name: mean_of([one[name] for one in found]) for name in common}
-    if against not in results:
+    against = comparison.against
+    if not all(against in one for one in found):
         return
-    require_same_tasks(results, against)
-    by_seed = {name: ", ".join(f"{mean([*one[name].scores.values()]):.3f}" for one in found) for name in results}
-    rows = [{"arm": row["arm"], "by seed": by_seed[str(row["arm"])], **row} for row in rows_of(results, against)]
+    of_seeds = {f"{against} of seed {seed}": one[against] for seed, one in enumerate(found)}
+    require_same_tasks(of_seeds, f"{against} of seed 0")
+    in_order = [{name: one[name] for name in comparison.arms if name in one} for one in found]
+    rows = list(rows_over_seeds(in_order, against))
     write_atomic(out / "table.md", markdown(rows))
     runs = [runner.trained_runs() for runner in runners]
     names = [name for name in comparison.arms if any(name in one for one in runs)]

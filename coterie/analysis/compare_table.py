@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy
+
 from coterie.errors import UserError
-from coterie.statistics import Paired, bootstrap_interval, mean, paired
+from coterie.statistics import Paired, bootstrap_interval, mean, paired, sign_flip_test, t_test
 
 Row = dict[str, str | float | int]  # cells by column
 
@@ -18,13 +20,6 @@ class Result:
     scores: Mapping[str, float]  # by task: the share of its episodes that were correct
     metrics: Mapping[str, float]
     trained_tokens: int  # sampled in training
-
-
-def mean_of(results: Sequence[Result]) -> Result:
-    """The result of an arm over several seeds: means by task."""
-    scores = {task: mean([one.scores[task] for one in results]) for task in results[0].scores}
-    metrics = {name: mean([one.metrics[name] for one in results]) for name in ("tokens", "prompt_tokens")}
-    return Result(scores, metrics, round(mean([one.trained_tokens for one in results])))
 
 
 class OtherTasks(UserError):
@@ -62,6 +57,46 @@ def rows_of(results: Mapping[str, Result], against: str) -> Iterator[Row]:
 def _difference(against: str, found: Paired) -> Row:
     interval = f"{found.difference:+.3f} ({found.low:+.3f} to {found.high:+.3f})"
     return {f"{against} − arm": interval, "differ": f"{found.discordant:.0%}", "p": f"{found.p:.2g}"}
+
+
+def rows_over_seeds(found: Sequence[Mapping[str, Result]], against: str) -> Iterator[Row]:
+    """One row per arm that was evaluated with every seed: `found` has the results of each seed by arm.
+
+    Intervals are over seeds and tasks. Over tasks alone, the p-value speaks of these runs; over seeds, of others that
+    would be trained in the same way.
+    """
+    tasks = list(found[0][against].scores)
+    base = _by_seed_and_task([one[against] for one in found], tasks)
+    for name in [name for name in found[0] if all(name in one for one in found)]:
+        results = [one[name] for one in found]
+        scores = _by_seed_and_task(results, tasks)
+        low, high = bootstrap_interval(scores)
+        row: Row = {
+            "arm": name,
+            "by seed": ", ".join(f"{one:.3f}" for one in scores.mean(1)),
+            "accuracy": f"{scores.mean():.3f} ({low:.3f}–{high:.3f})",
+            "sampled / task": round(mean([one.metrics["tokens"] for one in results])),
+            "prompt / task": round(mean([one.metrics["prompt_tokens"] for one in results])),
+            "sampled in training": round(mean([one.trained_tokens for one in results])),
+        }
+        yield row if name == against else row | _difference_over_seeds(against, base - scores)
+
+
+def _by_seed_and_task(results: Sequence[Result], tasks: Sequence[str]) -> numpy.ndarray:
+    return numpy.array([[one.scores[task] for task in tasks] for one in results])
+
+
+def _difference_over_seeds(against: str, differences: numpy.ndarray) -> Row:
+    """`differences`: [seeds, tasks]."""
+    low, high = bootstrap_interval(differences)
+    by_seed = [float(one) for one in differences.mean(1)]
+    over_seeds = t_test(by_seed)
+    return {
+        f"{against} − arm": f"{mean(by_seed):+.3f} ({low:+.3f} to {high:+.3f})",
+        f"{against} − arm by seed": ", ".join(f"{one:+.3f}" for one in by_seed),
+        "p, tasks": f"{sign_flip_test(differences.mean(0)):.2g}",
+        "p, seeds": "" if over_seeds is None else f"{over_seeds:.2g}",
+    }
 
 
 def markdown(rows: Sequence[Row]) -> str:

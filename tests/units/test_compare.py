@@ -203,7 +203,7 @@ def test_seeds_are_averaged_by_task(comparison: Path, monkeypatch: pytest.Monkey
     cost = {"tokens": 10.0, "prompt_tokens": 20.0}
     by_seed = {
         "seed=0": {"T": Result({"a": 1.0, "b": 1.0}, cost, 100), "S": Result({"b": 0.0, "a": 1.0}, cost, 80)},
-        "seed=1": {"T": Result({"a": 1.0, "b": 0.0}, cost, 100), "S": Result({"a": 0.0, "b": 0.0}, cost, 90)},
+        "seed=1": {"T": Result({"b": 0.0, "a": 1.0}, cost, 100), "S": Result({"a": 0.0, "b": 0.0}, cost, 90)},
     }
     arms = {"T": {"recipe": "team.yaml", "train": False}, "S": {"recipe": "single.yaml", "train": False}}
     comparison.write_text(yaml.safe_dump({"against": "T", "arms": arms}, sort_keys=False))
@@ -220,6 +220,8 @@ def test_seeds_are_averaged_by_task(comparison: Path, monkeypatch: pytest.Monkey
     assert head.startswith("| arm | by seed | accuracy |")
     assert team.startswith("| T | 1.000, 0.500 | 0.750 (")
     assert single.startswith("| S | 0.500, 0.000 | 0.250 (") and "| 85 | +0.500 (" in single
+    # Task by task T leads by 0.5 and 0.5, so one of two signs is as far from 0; the seeds by 0.5 and 0.5.
+    assert single.endswith("| +0.500, +0.500 | 0.5 | 0 |")
     assert (comparison.parent / "seed-1" / "table.md").read_text().count("\n") == 2 + 2
 
 

@@ -221,6 +221,6 @@ async function pairedPage(page, first, step, second, other) {
 function verdict({ result, tasks, only_one }) {
   if (!result) return el("p.soft", {}, `${tasks.length} tasks in common; at least two are needed to compare.`);
   const clear = result.low > 0 || result.high < 0;
-  const text = `On ${result.tasks} tasks the reward changes by ${signed(result.difference)}, 95 % interval ${number(result.low)} to ${number(result.high)}; ${number(100 * result.discordant, 0)} % of the tasks differ, sign test p = ${number(result.p)}.`;
+  const text = `On ${result.tasks} tasks the reward changes by ${signed(result.difference)}, 95 % interval ${number(result.low)} to ${number(result.high)}; ${number(100 * result.discordant, 0)} % of the tasks differ, sign-flip test p = ${number(result.p)}.`;
   return el("p.note", {}, chip(clear ? "clear" : "not clear", clear ? "good" : "warn"), " ", text, only_one ? ` ${only_one} tasks are in one of the two only.` : "");
 }
