@@ -27,7 +27,7 @@ from coterie.config.problems import undotted
 from coterie.config.settings import MEMORY_KEYS
 from coterie.console import show, table
 from coterie.errors import UserError, did_you_mean
-from coterie.files import flat, read_rows, require_same_plan, write_atomic
+from coterie.files import flat, read_rows, reporting_write_errors, require_same_plan, write_atomic
 from coterie.training import checkpoint
 from coterie.workflows.verified_vote import READ
 
@@ -44,9 +44,10 @@ def read_result(eval_file: Path, run: Path | None) -> Result:
     return Result(scores, metrics, sampled_in(run) if run else 0)
 
 
-def sampled_in(run: Path) -> int:
-    """The number of tokens that a run sampled in training."""
-    return int(sum(row.get("sampled_tokens", 0) for row in read_rows(run / "metrics.jsonl")))
+def sampled_in(run: Path, until: int | None = None) -> int:
+    """The number of tokens that a run sampled in training, or in its steps up to and including `until`."""
+    rows = [row for row in read_rows(run / "metrics.jsonl") if until is None or row["step"] <= until]
+    return int(sum(row.get("sampled_tokens", 0) for row in rows))
 
 
 def memory_changes(config: Config) -> list[str]:
@@ -158,8 +159,8 @@ class Runner:
             self._command(name, self.commands(name)[0])
         elif latest is None:  # it failed before its first checkpoint
             self._command(name, [*resume, *memory_changes(config)])
-        elif config.max_sampled_tokens is not None and sampled_in(run) >= config.max_sampled_tokens:
-            return
+        elif config.max_sampled_tokens is not None and sampled_in(run, int(latest.name)) >= config.max_sampled_tokens:
+            return  # counted up to the checkpoint: a run may have been killed while it wrote the last one
         elif config.epochs is not None:  # a run that has done them ends at once
             self._command(name, [*resume, f"epochs={config.epochs}", *memory_changes(config)])
         elif int(latest.name) < config.steps:
@@ -238,7 +239,8 @@ def open_runner(file: Path, changes: tuple[str, ...], out: Path, jobs: int, only
     comparison.check_configs(changes)
     if out.is_file():
         raise UserError(f"--out {out}: is a file; a comparison writes a folder")
-    out.mkdir(parents=True, exist_ok=True)
+    with reporting_write_errors(out):
+        out.mkdir(parents=True, exist_ok=True)
     return Runner(comparison, out, changes, only, jobs)
 
 
@@ -265,7 +267,10 @@ def run_all(runners: Sequence[Runner], jobs: int) -> list[dict[str, Result]]:
                     results[done.runner][done.name] = future.result()
                     waiting = sorted([*waiting, *_arms_of(runners[done.runner], done.runner, done.name)])
                 if done.runner not in {job.runner for job in (*waiting, *running.values())}:
-                    _write(runners[done.runner], results[done.runner])
+                    try:
+                        _write(runners[done.runner], results[done.runner])
+                    except Exception as error:  # other runners go on
+                        failures.append(error)
     if failures:
         others = "".join(f"\nalso failed: {str(error).splitlines()[0]}" for error in failures[1:])
         raise ArmFailed(f"{failures[0]}{others}") from failures[0]

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from coterie.analysis.compare import ArmFailed, Runner, compare, compare_seeds, environment
+from coterie.analysis.compare import ArmFailed, Runner, compare, compare_seeds, environment, sampled_in
 from coterie.analysis.compare_report import page, sampled_and_accuracy, summary
 from coterie.analysis.compare_table import OtherTasks, Result, markdown, require_same_tasks, rows_of
 from coterie.analysis.comparison import VERIFIER_OPTIONS, load
@@ -182,6 +182,26 @@ def test_training_that_was_stopped_goes_on(comparison: Path, here: list[str]) ->
     assert stopped.exit_code == 0
     Runner(load(comparison), out, ()).run("S1")
     assert json.loads((out / "S1.json").read_text())["step"] == 2
+
+
+def test_training_killed_while_its_last_checkpoint_was_written_goes_on(comparison: Path, here: list[str]) -> None:
+    out, run = comparison.parent / "out", comparison.parent / "out" / "S1"
+    compare(comparison, (), out, jobs=1, only=("S1",))
+    budget = f"max_sampled_tokens={sampled_in(run)}"
+    again = comparison.parent / "again"
+    compare(comparison, (budget,), again, jobs=1, only=("S1",))
+    (again / "S1.json").unlink()
+    shutil.rmtree(again / "S1" / "checkpoints" / "000002")
+    (again / "S1" / "latest").write_text("000001")
+    here.clear()
+    compare(comparison, (budget,), again, jobs=1, only=("S1",))
+    assert here == ["S1 train", "S1 eval"] and sampled_in(again / "S1") == sampled_in(run)
+
+
+def test_an_output_folder_that_cannot_be_made_is_named(comparison: Path, here: list[str]) -> None:
+    with pytest.raises(UserError, match=r"compare.yaml/out could not be written: Not a directory"):
+        compare(comparison, (), comparison / "out", jobs=1)
+    assert here == []
 
 
 def test_an_arm_that_failed_before_its_first_checkpoint_starts_again_in_its_folder(
