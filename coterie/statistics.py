@@ -6,12 +6,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from math import atan, comb, cos, fsum, lcm, pi, sin, sqrt
+from math import atan, cos, exp, fsum, lcm, lgamma, log, pi, sin, sqrt
 
 import numpy
 
 RESAMPLES = 10_000
 FINEST = 1000  # the largest denominator of a score, such as a share of episodes; finer ones are rounded
+SAME = 1e-9  # differences below are rounding
 CHUNK = 500  # resamples at once: [CHUNK, tasks] indices are held in memory
 
 
@@ -57,7 +58,7 @@ def paired(first: Sequence[float], second: Sequence[float]) -> Paired:
     """Compare two arms task by task: `first[i]` and `second[i]` are their scores on task i."""
     off = numpy.array(first, dtype=float) - numpy.array(second, dtype=float)
     low, high = bootstrap_interval(off)
-    return Paired(len(off), float(off.mean()), low, high, float((off != 0).mean()), sign_flip_test(off))
+    return Paired(len(off), float(off.mean()), low, high, float((abs(off) > SAME).mean()), sign_flip_test(off))
 
 
 def bootstrap_interval(values: Sequence[float] | numpy.ndarray) -> tuple[float, float]:
@@ -86,10 +87,15 @@ def sign_flip_test(differences: Sequence[float] | numpy.ndarray) -> float:
     for size, count in Counter(map(abs, steps)).items():
         longer = numpy.zeros(len(chances) + 2 * size * count)
         for k in range(count + 1):
-            longer[2 * size * k :][: len(chances)] += comb(count, k) / 2**count * chances
+            longer[2 * size * k :][: len(chances)] += _binomial(count, k) * chances
         chances = longer
     middle, far = len(chances) // 2, abs(sum(steps))
     return min(1.0, float(chances[: middle - far + 1].sum() + chances[middle + far :].sum()))
+
+
+def _binomial(count: int, k: int) -> float:
+    """The chance of k heads of `count` coins; by logarithms, because whole numbers of that size are slow."""
+    return exp(lgamma(count + 1) - lgamma(k + 1) - lgamma(count - k + 1) - count * log(2))
 
 
 def t_test(differences: Sequence[float]) -> float | None:

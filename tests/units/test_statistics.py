@@ -57,6 +57,8 @@ def test_flipping_signs_takes_any_numbers_and_many() -> None:
     z = abs(sum(shifted)) / sum(one**2 for one in shifted) ** 0.5  # the sum of the signs is nearly normal
     assert sign_flip_test(shifted) == pytest.approx(erfc(z / 2**0.5), rel=0.05)
     assert sign_flip_test([1.0] * 3000 + [-1.0] * 3000) == 1
+    # 3100 against 2900 discordant tasks: the normal approximation with continuity correction.
+    assert sign_flip_test([1.0] * 3100 + [-1.0] * 2900) == pytest.approx(erfc(199 / 6000**0.5 / 2**0.5), rel=0.01)
 
 
 def test_students_t_is_that_of_the_tables() -> None:
@@ -92,3 +94,4 @@ def test_pairs_are_compared_task_by_task() -> None:
     assert found.low < 0.25 < found.high
     alike = paired([1.0] * 50 + [0.0] * 50, [1.0] * 50 + [0.0] * 50)
     assert (alike.difference, alike.low, alike.high, alike.p) == (0, 0, 0, 1)
+    assert paired([0.1 + 0.2], [0.3]).discordant == 0  # rounding is no difference
