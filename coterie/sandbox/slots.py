@@ -18,6 +18,7 @@ from pathlib import Path
 SLOTS = os.cpu_count() or 1
 PATIENCE = 10.0  # seconds; a job that finds no slot by then runs without one, for a grader has a deadline too
 TICK = 0.01  # seconds between two looks
+_searching = threading.Lock()  # held by the one thread of this process that looks for a slot
 
 
 @contextmanager
@@ -28,6 +29,7 @@ def machine_slot(cancelled: threading.Event, slots: int = SLOTS, patience: float
         yield
     finally:
         if slot is not None:
+            fcntl.flock(slot, fcntl.LOCK_UN)  # a fork of this process may have a copy of the open file
             os.close(slot)
 
 
@@ -36,11 +38,17 @@ def _wait(cancelled: threading.Event, slots: int, until: float) -> int | None:
     folder = slot_folder()
     if folder is None:
         return None
+    # On a machine of many cores, trying the lock of every slot is not cheap: one thread does it, the others wait.
+    while not _searching.acquire(timeout=TICK):
+        if time.monotonic() > until or cancelled.is_set():
+            return None
     try:
         while (slot := _free_slot(folder, slots)) is None and time.monotonic() < until and not cancelled.is_set():
             time.sleep(TICK)
     except OSError:
         return None
+    finally:
+        _searching.release()
     return slot
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -96,6 +97,20 @@ def test_threads_of_one_process_share_the_slots_as_well() -> None:
     for thread in threads:
         thread.join()
     assert most == 3
+
+
+def test_a_slot_is_free_again_although_a_fork_has_its_file() -> None:
+    with machine_slot(threading.Event(), slots=1):
+        fork = os.fork()
+        if fork == 0:
+            signal.pause()
+    started = time.monotonic()
+    try:
+        with machine_slot(threading.Event(), slots=1, patience=HANG):
+            assert time.monotonic() - started < HANG / 2
+    finally:
+        os.kill(fork, signal.SIGKILL)
+        os.waitpid(fork, 0)
 
 
 def test_no_file_stays_open() -> None:
