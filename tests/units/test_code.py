@@ -131,6 +131,7 @@ def signals_stay_inside() -> bool:
         ("```\nx = 1\n```", "x = 1\n"),
         ("  ```Python3\nx = 1\n  ```", "x = 1\n"),
         ("```python\nx = 1\ny = 2", "x = 1\ny = 2"),  # cut, or ended by a stop string
+        ("```text\nA plan.\n```python\nx = 1\n```", "x = 1\n"),  # a block that was not closed
         ("x = 1", "x = 1"),
         ("    return a + b\n", "    return a + b\n"),
         ("I do not know.", None),

@@ -143,7 +143,7 @@ def test_a_parser_takes_time_in_proportion_to_the_text(parse: Callable[[str], An
         ("```python", None),
         ("say ```python\nx y", None),
         ("```py\na\x0cb\r\n```", "a\x0cb\r\n"),
-        ("```py\na\n```py\nb\n```\nc", "a\n"),
+        ("```py\na\n```py\nb\n```\nc", "b\n"),  # the first was not closed
         ("x = 1", "x = 1"),
     ],
 )

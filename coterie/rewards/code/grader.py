@@ -121,12 +121,13 @@ def _blocks(text: str) -> list[tuple[str, str]]:
     inside = False
     for line in io.StringIO(text, newline="\n"):  # not splitlines, which also splits at form feeds
         fence = FENCE.match(line)
-        if inside and fence:
+        language = fence["language"].lower() if fence else ""
+        if inside and fence and language not in PYTHON:
             inside = False
-        elif inside:
+        elif inside and not fence:
             blocks[-1][1].append(line)
-        elif fence and line.endswith("\n"):
-            blocks.append((fence["language"].lower(), []))
+        elif fence and line.endswith("\n"):  # a Python fence also within a block that was not closed
+            blocks.append((language, []))
             inside = True
     return [(language, "".join(lines)) for language, lines in blocks]
 
