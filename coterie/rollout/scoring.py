@@ -21,7 +21,7 @@ Judge = Callable[[Grade], Awaitable[Mapping[str, float]]]
 # other error is a bug in the grader and would occur again.
 RETRYABLE = (GraderFailed, OSError)
 BACKOFF = (1.0,)  # seconds before each retry, so a hanging grader costs two deadlines and a second
-RETRIED = "Retried without success."  # the note on an error after the last attempt
+RETRIED = "Retried without success"  # the note on an error after the last attempt
 
 
 @dataclass(frozen=True)
@@ -87,13 +87,14 @@ async def with_retries(attempt: Callable[[], Awaitable[T]], owner: Episode, dead
         try:
             return await _attempt(attempt, owner, deadline)
         except RETRYABLE as error:
-            if _was_retried(error):  # a nested grade that a judge requested
+            if _was_retried(error, owner):  # a nested grade that a judge requested
                 raise
         await asyncio.sleep(pause)
     try:
         return await _attempt(attempt, owner, deadline)
     except RETRYABLE as error:
-        error.add_note(RETRIED)
+        if not _was_retried(error, owner):
+            error.add_note(f"{RETRIED} ({owner.id})")
         raise
 
 
@@ -102,13 +103,14 @@ async def _attempt(attempt: Callable[[], Awaitable[T]], owner: Episode, deadline
         async with within_deadline("scoring", deadline, "rollout.score_deadline"):
             return await attempt()
     except GraderTimeout as error:
-        if not _was_retried(error):
+        if not _was_retried(error, owner):
             owner.metrics[TIMEOUTS] = owner.metrics.get(TIMEOUTS, 0.0) + 1.0
         raise
 
 
-def _was_retried(error: BaseException) -> bool:
-    return RETRIED in getattr(error, "__notes__", ())  # absent until a note is added
+def _was_retried(error: BaseException, owner: Episode) -> bool:
+    """Whether this episode has retried; episodes that were scored in one batch share their error."""
+    return f"{RETRIED} ({owner.id})" in getattr(error, "__notes__", ())  # absent until a note is added
 
 
 @asynccontextmanager

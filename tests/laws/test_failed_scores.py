@@ -200,6 +200,21 @@ def test_a_grade_that_was_asked_for_twice_is_not_asked_for_by_a_judge_again(tmp_
     assert (episode.error_kind, calls(tmp_path, "n")) == ("GraderFailed", 2)
 
 
+def test_episodes_that_fail_in_one_batch_count_their_own_attempts() -> None:
+    shared = GraderTimeout("the batch was killed")
+
+    async def score() -> None:
+        raise shared
+
+    async def all_of(owners: Sequence[Episode]) -> None:
+        attempts = [scoring.with_retries(score, owner, None) for owner in owners]
+        await asyncio.gather(*attempts, return_exceptions=True)
+
+    owners = [Episode(f"e{n}", Task("t", "Go.", "x"), n) for n in range(3)]
+    asyncio.run(all_of(owners))
+    assert [owner.metrics["grader_timeouts"] for owner in owners] == [2.0] * 3
+
+
 @dataclass(frozen=True)
 class AsksAServer:
     """Scores itself; writes before it fails, as a user's environment may."""
