@@ -10,6 +10,7 @@ from typing import Any
 
 from coterie.config import Config
 from coterie.engines.text_player import TextPlayer
+from coterie.errors import did_you_mean
 from coterie.models.chat import Chat
 from coterie.models.reply_stream import ReplyStream
 from coterie.seeds import stable_hash
@@ -46,6 +47,15 @@ def truncates_more(sampling: Sampling, role: Sampling) -> bool:
     top_p = sampling.top_p < 1 and sampling.top_p != role.top_p
     top_k = sampling.top_k > 0 and sampling.top_k != role.top_k
     return top_p or top_k or (sampling.temperature == 0 and role.temperature > 0)
+
+
+def changed(sampling: Sampling, overrides: Mapping[str, Any]) -> Sampling:
+    """The sampling with what a workflow passes to `say`."""
+    known = [one.name for one in fields(Sampling)]
+    for name in overrides:
+        if name not in known:
+            raise TypeError(f"say() has no option {name!r}; it takes {', '.join(known)}{did_you_mean(name, known)}")
+    return replace(sampling, **overrides)
 
 
 def as_messages(messages: str | Sequence[Message]) -> list[Message]:
@@ -124,9 +134,9 @@ class RecordingAgent:
         self.requests += 1
         fixed, started = self.fixed_turns.get((self.role, nth)), time.time()
         if fixed is None and text_player is not None:
-            turn = await self._ask(text_player, conversation, nth, replace(self.player.sampling, **sampling))
+            turn = await self._ask(text_player, conversation, nth, changed(self.player.sampling, sampling))
         elif fixed is None:
-            turn = await self._sample(prompt, nth, replace(self.player.sampling, **sampling))
+            turn = await self._sample(prompt, nth, changed(self.player.sampling, sampling))
         else:
             await asyncio.sleep(0)  # yield as sampling would, so that concurrent roles keep their order
             turn = self._replay(prompt, nth, fixed)

@@ -145,6 +145,8 @@ async def play_episode(
         episode.turns = finished_turns(turns)
         await close_world(world)
     if isinstance(answer, Turn) or inspect.isawaitable(answer):
+        if inspect.iscoroutine(answer):
+            answer.close()  # otherwise Python warns of it, too
         what = "a Turn: return its .text" if isinstance(answer, Turn) else "an awaitable: an await is missing"
         raise BadAnswer(f"{type(workflow).__name__}.run returned {what}")
     return answer if isinstance(answer, Outcome) else Outcome(answer)

@@ -247,7 +247,7 @@ class Returns:
 
 
 @pytest.mark.parametrize(("text", "why"), [(True, "an await is missing"), (False, "a Turn: return its .text")])
-@pytest.mark.filterwarnings("ignore:coroutine")
+@pytest.mark.filterwarnings("error:coroutine")
 def test_a_workflow_that_returns_no_answer_is_told_what_it_did(text: bool, why: str, collector: Collector) -> None:
     (played,) = replace(collector, workflow=Returns(text)).collect(TASKS[:1], 1, PLAYERS, seed=1)
     assert (
@@ -255,6 +255,22 @@ def test_a_workflow_that_returns_no_answer_is_told_what_it_did(text: bool, why: 
         and f"Returns.run returned {'an awaitable' if text else 'a Turn'}" in played.error
     )
     assert why in played.error
+
+
+@dataclass(frozen=True)
+class Misspelt:
+    """Asks for fewer tokens by a wrong name."""
+
+    roles: Sequence[str] = ("left", "right")
+
+    async def run(self, task: Task, team: Team, world: Any) -> str:
+        return (await team.left.say(task.prompt, max_token=3)).text
+
+
+def test_an_unknown_option_of_say_is_named_with_the_nearest(collector: Collector) -> None:
+    (played,) = replace(collector, workflow=Misspelt()).collect(TASKS[:1], 1, PLAYERS, seed=1)
+    assert "TypeError: say() has no option 'max_token'; it takes max_tokens, " in str(played.error)
+    assert "did you mean max_tokens?" in str(played.error)
 
 
 @dataclass(frozen=True)
