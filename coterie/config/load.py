@@ -26,6 +26,8 @@ LONGEST_NAME = 200  # bytes; file systems allow 255, and a suffix such as `-2` m
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """Read a config file, or a graph in siiRL's format; each override, like `policies.solver.lr=1e-4`, goes over it."""
     path = Path(path)
+    if path.is_dir():
+        raise ConfigError(f"{path}: is a folder without a run; a config is a YAML file, as recipes/demo.yaml")
     if not path.is_file():
         raise ConfigError(f"{path}: there is no such file; `coterie init NAME` copies a recipe that comes with Coterie")
     problems = Problems(Sources(str(path)))

@@ -30,7 +30,7 @@ def read(file: Path) -> Iterator[tuple[int, Raw]]:
 def parse_rows(file: Path) -> Iterator[tuple[int, Raw | str]]:
     """The rows of a file, numbered from 1; a string is the error of an invalid row. Blank lines are skipped."""
     if not file.is_file():
-        raise ValueError(f"{file}: no such file")
+        raise ValueError(f"{file}: {'is a folder, not a file of rows' if file.is_dir() else 'no such file'}")
     if file.suffix == ".parquet":
         yield from enumerate(_table(file).to_pylist(), 1)
     elif file.suffix == ".jsonl":

@@ -17,7 +17,7 @@ from coterie.data.files import KINDS, as_parquet, parse_rows, storage_problem
 from coterie.data.hotpotqa import HOTPOTQA, article
 from coterie.data.hub import from_hub
 from coterie.data.row import Raw, Row, Source
-from coterie.files import atomic_folder
+from coterie.files import atomic_folder, reporting_write_errors
 from coterie.seeds import stable_hash
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def split_by_hash(question: str) -> Split:
 
 def write(source: str, prepared: Prepared, out: Path) -> None:
     """Write a new folder atomically. HotpotQA's articles are written as a corpus, too."""
-    with atomic_folder(out) as folder:
+    with reporting_write_errors(out), atomic_folder(out) as folder:
         for split, chosen in prepared.splits.items():
             if chosen:
                 (folder / f"{split}.parquet").write_bytes(as_parquet(source, chosen))

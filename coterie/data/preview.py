@@ -93,5 +93,6 @@ def _files(path: Path) -> list[Path]:
     files = [path] if path.is_file() else [path / f"{split}.parquet" for split in ("train", "test")]
     found = [file for file in files if is_prepared(file)]
     if not found:
-        raise ValueError(f"{path}: has no file written by `coterie data prepare`")
+        problem = "was not" if path.is_file() else "has no file" if path.is_dir() else "no such file or folder"
+        raise ValueError(f"{path}: {problem}" + (" written by `coterie data prepare`" if path.exists() else ""))
     return found

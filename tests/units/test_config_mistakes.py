@@ -368,6 +368,8 @@ def test_all_mistakes_are_told_at_once_one_a_line(good: Path) -> None:
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nothing\.yaml: there is no such file"):
         load(tmp_path / "nothing.yaml")
+    with pytest.raises(ConfigError, match=r"is a folder without a run; a config is a YAML file"):
+        load(tmp_path)
 
 
 def test_a_file_that_is_a_list_is_no_config(good: Path) -> None:

@@ -318,8 +318,9 @@ def test_preparing_leaves_all_or_nothing(tmp_path: Path) -> None:
         (["prepare", "gsm8k", "--source", "good.jsonl", "--out", "there"], "there already exists"),
         (["prepare", "reasoning_gym:chain_sums"], "did you mean chain_sum?"),
         (["prepare", "reasoning_gym:chain_sum", "--source", "x"], "--source has no effect"),
-        (["show", "good.jsonl"], "has no file written by `coterie data prepare`"),
-        (["stats", "nowhere"], "has no file written by `coterie data prepare`"),
+        (["show", "good.jsonl"], "good.jsonl: was not written by `coterie data prepare`"),
+        (["stats", "nowhere"], "nowhere: no such file or folder"),
+        (["stats", "."], "has no file written by `coterie data prepare`"),
     ],
 )
 def test_a_users_mistake_is_told_plainly(
