@@ -57,6 +57,7 @@ def test_where_the_first_finds_no_number_or_is_cut_off_nobody_goes_on(first: str
     assert answer == "" and team.second.prompts == []
 
 
-def test_a_message_that_is_no_sum_is_answered_with_what_would_be_one() -> None:
-    with pytest.raises(ValueError, match=r"adds three numbers, as in '3 \+ 5 \+ 9', and was asked 'hello'"):
-        asyncio.run(RECIPE.workflow.instance.run(Task("t", "hello", None), Scripted({}), None))
+@pytest.mark.parametrize("message", ["hello", "what is 3 plus 5"])
+def test_a_message_that_is_no_sum_is_answered_with_what_would_be_one(message: str) -> None:
+    with pytest.raises(ValueError, match=rf"adds three numbers, as in '3 \+ 5 \+ 9', and was asked '{message}'"):
+        asyncio.run(RECIPE.workflow.instance.run(Task("t", message, None), Scripted({}), None))
