@@ -84,6 +84,12 @@ def vowels(answer, truth, *, of: str = "aeiou"):
 """
 
 
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trainer writes its rows into `runs` of the working folder."""
+    monkeypatch.chdir(tmp_path)
+
+
 def settings(model: Path, **changes: Any) -> dict[str, Any]:
     tree: dict[str, Any] = {
         "name": "mine",

@@ -283,7 +283,10 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_told_plainly(mistake: str, trained: tuple[Path, str]) -> None:
+def test_a_mistake_is_told_plainly(
+    mistake: str, trained: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # some make a run
     run, words = trained[0], MISTAKES[mistake][0]
     places = {
         "RUN": run,

@@ -41,6 +41,12 @@ PAGE = Path(__file__).parents[2] / "docs" / "coming-from-rllm.md"
 TEAMS = ("deepcoder", "swe", "math_tool", "search", "deep_research")
 
 
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trainer writes its rows into `runs` of the working folder."""
+    monkeypatch.chdir(tmp_path)
+
+
 def half_if_short(task_info: dict[str, Any], action: str) -> names.RewardOutput:
     """A reward function in rLLM's form."""
     return names.RewardOutput(reward=0.5 if len(action) < task_info["level"] else 0.0, is_correct=False)
