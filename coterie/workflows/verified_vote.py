@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-from coterie.prompts import chat_messages, check, check_counts, fill
+from coterie.prompts import Examples, chat_messages, check, check_counts, fill
 from coterie.rewards.verifier import TooLong, VerifierSource, open_source, scores_of
 from coterie.statistics import auc, mean
 from coterie.types import Grade, Message, Metrics, Outcome, Task, Team, Turn, is_correct
@@ -45,6 +45,8 @@ class VerifiedVote:
     grades: int = 1  # digits per solution, sampled from one prompt
     conversation: bool = False  # the verifier continues the solver's conversation instead of a fresh one
     prompt: str = "{question}"  # the solver's prompt
+    system: str | None = None  # the solver's system message; null: none
+    examples: Examples = ()  # few-shot for the solver: [user message, reply] pairs that come before the prompt
     review: str | None = None  # the verifier's prompt; null: a request for a digit
     # {run: FOLDER} or {url: ADDRESS}, as of the reward `verifier`: scores the solutions; null: the role `verifier` does
     verifier: VerifierSource | None = None
@@ -72,7 +74,7 @@ class VerifiedVote:
         return {} if self.verifier is None else {"workflow": open_source(self.verifier, device, deadline)}
 
     async def run(self, task: Task, team: Team, world: Any) -> Outcome:
-        messages = chat_messages(fill(self.prompt, {"question": task.prompt}))
+        messages = chat_messages(fill(self.prompt, {"question": task.prompt}), self.system, self.examples)
         solutions = await asyncio.gather(*(team.solver.say(messages) for _ in range(self.answers)))
         texts = [solution.text for solution in solutions]
         if self.verifier is not None:

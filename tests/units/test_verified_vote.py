@@ -38,6 +38,12 @@ def test_the_answer_with_the_largest_sum_of_digits_wins_against_the_majority() -
     assert metrics["auc_within_task"] == 1
 
 
+def test_the_solver_sees_its_system_message_and_examples() -> None:
+    _, _, team = play(["so 4"], ["9"], prompt="{question} =", system="Add.", examples=[("1 + 1 =", "2")])
+    texts = [message["content"] for message in team.solver.prompts[0]]
+    assert texts == ["Add.", "1 + 1 =", "2", "What is 2 + 2? ="] and len(team.verifier.prompts[0]) == 1
+
+
 def test_a_reward_model_scores_the_solutions_without_a_turn_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     async def score_answers(source: VerifierSource, pairs: list[tuple[str, str]], deadline: float) -> list[float]:
         assert all(question == TASK.prompt for question, _ in pairs)
