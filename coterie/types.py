@@ -11,8 +11,9 @@ if TYPE_CHECKING:  # importing torch would slow down processes that only grade
     from torch import Tensor
 
 Stop = Literal["end", "stop", "length"]  # end-of-turn token · stop string · max_tokens or context reached
-# Why a turn is not trained on: its group is constant · truncated · a frozen policy · stale weights · a round that rests
-# · replayed from another episode · a fixed text · excluded by workflow, sampling or algorithm · an empty reply.
+# Why a turn is not trained on: all rewards of its group are equal · truncated · its policy is frozen · sampled with
+# stale weights · its round does not train at this step (rotate_turns) · replayed from another episode · a fixed text ·
+# excluded by workflow, sampling or algorithm · an empty reply.
 LeftOut = Literal["constant", "truncated", "frozen", "stale", "round", "replayed", "fixed", "excluded", "empty"]
 Split = Literal["train", "test"]
 Counterfactuals = Mapping[str, "Episode"]  # the episodes that forks played, by id
@@ -53,13 +54,13 @@ class Sampling:
 
 
 def check_stop(stop: Sequence[str]) -> None:
-    """Reject a text alone, each character of which would end a reply, and an empty one, which would end every reply."""
+    """Reject a bare string, whose characters would each be a stop string, and an empty one, which always matches."""
     if isinstance(stop, str) or not all(stop):
         raise ValueError(f"stop: got {stop!r}, expected a list of texts that are not empty, as in ['END']")
 
 
 def is_correct(reward: float) -> bool:
-    """Whether a reward is the full 1, up to the rounding of composed rewards."""
+    """True if a reward is the full 1, up to the rounding of composed rewards."""
     return reward >= 1 - 1e-6
 
 
@@ -75,7 +76,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class GroupStats:
-    """The group that a turn was compared with: what its members have in common, and their returns."""
+    """Statistics of the group that a turn was compared with: its key, and the returns of its members."""
 
     key: Mapping[str, str | int]  # such as {"task": "gsm8k-12", "role": "solver"}; equal for the members of a group
     own: float  # the turn's own return
@@ -86,7 +87,7 @@ class GroupStats:
 
 @dataclass
 class Turn:
-    """One generation by one role: prompt, response, and what credit assignment makes of it.
+    """One generation by one role: prompt and response, then rewards, credit and advantages.
 
     The first block is set when the turn is sampled and never changes. `None` in the second means "not computed",
     which is different from zero.
@@ -113,11 +114,11 @@ class Turn:
     api_tokens: tuple[int, int] | None = None  # of a remote role, without ids: tokens of prompt and reply
 
     reward: float | None = None  # of this turn, in addition to the team's
-    score: float | None = None  # a verifier's probability that it is right
-    correct: bool | None = None  # whether a grader found it right; a verifier's score alone does not say
+    score: float | None = None  # a verifier's probability that the reply is right
+    correct: bool | None = None  # whether a grader found it right; None if only a verifier scored it
     credit: float | None = None  # this turn's share of all rewards, by credit assignment
-    credit_parts: Mapping[str, float] | None = None  # what the credit is the sum of, such as own and team
-    group: GroupStats | None = None  # what it was compared with, where the algorithm compares groups
+    credit_parts: Mapping[str, float] | None = None  # the summands of `credit`, such as own and team
+    group: GroupStats | None = None  # its group, for algorithms with group baselines
     left_out: LeftOut | None = None  # why it has no advantage
     utility: float | None = None  # the mixer's value of this message for the team, standardized
     old_logprobs: Tensor | None = None  # [L], of the learner before any update of the step
@@ -150,7 +151,7 @@ class Episode:
     turns: list[Turn] = field(default_factory=list)
     answer: Any = None
     reward: float = 0.0
-    correct: bool | None = None  # whether a grader found the answer right; a verifier's score alone does not say
+    correct: bool | None = None  # whether a grader found the answer right; None if only a verifier scored it
     metrics: dict[str, float] = field(default_factory=dict)
     error: str | None = None  # the traceback if the episode failed
     error_kind: str | None = None  # its exception class
@@ -161,7 +162,7 @@ class Episode:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a workflow may return instead of a bare answer.
+    """A workflow's answer with metrics, a reward or a judge; `run` may return it instead of a bare answer.
 
     `judge` runs after the episode: it gets a function that grades any answer to the task, sets the rewards of turns,
     and returns more metrics.
@@ -275,11 +276,11 @@ class Engine(Protocol):
         """A reply to the prompt. `on_tokens` gets its tokens while they are sampled; from some engines, all at once."""
 
     def weights_changed(self, policy: str, version: int, weights: Weights | None = None) -> None:
-        """The weights of `policy` changed to this version: drop cached states of the old ones. `weights`: to be copied
-        into the engine's model; None if it shares the learner's, which have changed in place."""
+        """The weights of `policy` changed to this version: evict what the old ones computed from the KV cache.
+        `weights`: copied into the engine's model; None if it shares the learner's, which have changed in place."""
 
     def clear(self) -> None:
-        """Drop all cached states."""
+        """Empty the KV cache; no request may be running."""
 
 
 class Learner(Protocol):
@@ -321,7 +322,7 @@ class Learner(Protocol):
         """Load saved weights."""
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds beside the weights: version, optimizer, value head."""
+        """The part of a checkpoint beside the weights: version, optimizer, value head."""
 
     def restore(self, state: dict[str, Any]) -> None:
         """Load what `state` returned."""
