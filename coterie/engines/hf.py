@@ -1,7 +1,7 @@
 """Hugging Face `generate` as the engine: slow, for models that the native engine cannot drive, and as a test oracle.
 
-The same seed draws the same tokens as in the native engine: a logits processor samples with our noise and leaves
-`generate` a single token to pick.
+The same seed gives the same tokens as in the native engine: a logits processor draws the token with the native
+sampler's noise and masks all others, so that `generate`'s greedy search picks it.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class HfEngine:
         self, adapter: str | None, prompt: Sequence[int], room: int, processor: LogitsProcessor, stops: _StopStrings
     ) -> list[int]:
         tokens = torch.tensor([list(prompt)], device=self.base.device)
-        # An endless segment: `generate` feeds the whole prompt first, then one token at a time.
+        # A segment without end: `generate` feeds the whole prompt first, then one token at a time.
         with self.base.with_own_attention(), _no_defaults(self.base), self.base.routing.on([(0, 1 << 30, adapter)]):
             out = self.base.model.generate(  # type: ignore[operator]
                 input_ids=tokens,
@@ -90,7 +90,7 @@ class HfEngine:
 
 @contextmanager
 def _no_defaults(base: Base) -> Iterator[None]:
-    """Without the model's generation config: a repetition penalty, for example, would change the distribution."""
+    """Unset the model's generation config: a repetition penalty, for example, would change the distribution."""
     defaults, base.model.generation_config = base.model.generation_config, GenerationConfig()
     try:
         yield

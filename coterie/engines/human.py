@@ -14,15 +14,15 @@ from coterie.errors import StopsRun
 from coterie.types import Message, Sampling
 from coterie.watchdog import run_in_daemon_thread
 
-_terminal = threading.Lock()  # one question at a time, whoever asks
+_terminal = threading.Lock()  # one prompt at a time, also if a person plays several roles
 
 
-class SeatLeft(StopsRun, RuntimeError):
-    """The person has left: the input has ended."""
+class InputEnded(StopsRun, RuntimeError):
+    """The terminal's input has ended, so the person's role cannot be played any more."""
 
 
 class HumanPlayer:
-    """Shows the messages of a role and reads its reply: one line, as a model's turn."""
+    """Prints the messages of a role, and reads one line as its reply."""
 
     def __init__(self, name: str, read: Callable[[str], str] = input) -> None:
         self.name, self.read = name, read
@@ -37,4 +37,4 @@ class HumanPlayer:
             try:
                 return TextReply(self.read(f"{self.name}> "), "end", 0, 0)
             except EOFError as error:
-                raise SeatLeft(f"policies.{self.name}: no more input at this seat, where a person plays") from error
+                raise InputEnded(f"policies.{self.name}: no more input, and a person plays this policy") from error

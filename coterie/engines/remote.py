@@ -1,7 +1,7 @@
 """A role played by a remote endpoint in the format of OpenAI's chat completions: text in, text out, no token ids.
 
-Its turns are never trained on. The client is synchronous and runs in threads: a run has a new event loop at every step,
-and a pool of connections outlives it.
+Its turns are never trained on. The HTTP client is synchronous and runs in threads: each step of a run has a new event
+loop, and an asynchronous client's connection pool could not be reused across them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from coterie.errors import StopsRun, UserError
 from coterie.types import Message, Sampling, Stop
 
 BACKOFF = (0.2, 8.0)  # seconds before the first retry, and at most
-SEEDS = 2**31  # what endpoints accept as a seed
+SEEDS = 2**31  # endpoints reject seeds from here on
 
 
 class EndpointDown(UserError, ConnectionError):
@@ -38,7 +38,7 @@ class EndpointUnusable(StopsRun, RuntimeError):
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a remote model is, and how it may be asked."""
+    """The address of a remote model, and the limits on requests to it."""
 
     url: str  # as in https://host/v1
     model: str
@@ -49,7 +49,7 @@ class Endpoint:
 
 
 class RateLimit:
-    """Spaces requests evenly: each waits until its turn."""
+    """Spaces requests evenly in time; `wait` blocks the calling thread."""
 
     def __init__(self, per_minute: float | None) -> None:
         self.pause = 60 / per_minute if per_minute else 0.0
@@ -105,7 +105,7 @@ class RemotePlayer:
             self.rate.wait()
 
     def _attempt(self, body: dict[str, Any], seconds: float) -> TextReply | tuple[str, float]:
-        """The reply; or an error after which to try again, and how long the endpoint asks to wait."""
+        """The reply; or a retryable error, and the seconds of the endpoint's Retry-After header."""
         try:
             response = self.http.post("/chat/completions", json=body, timeout=seconds)
         except httpx.TransportError as error:
@@ -143,5 +143,5 @@ def _message(response: httpx.Response) -> str:
 def _retry_after(response: httpx.Response) -> float:
     try:
         return float(response.headers.get("retry-after", 0))
-    except ValueError:  # a date
+    except ValueError:  # Retry-After may be a date
         return 0.0

@@ -8,6 +8,8 @@ from coterie.types import Engine, OnTokens, Sample, Sampling, Weights
 
 
 class Router:
+    """An engine that forwards each request to the engine of its policy."""
+
     def __init__(self, engines: Mapping[str, Engine]) -> None:
         """`engines` by policy; policies on one base share an engine."""
         self.engines = dict(engines)

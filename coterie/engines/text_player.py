@@ -1,4 +1,4 @@
-"""Who plays roles by text alone: the protocol of remote endpoints and people."""
+"""The protocol of players that reply with text and no token ids: remote endpoints and people."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from coterie.types import Message, Sampling, Stop
 
 @dataclass(frozen=True)
 class TextReply:
-    """A reply without token ids, from a remote endpoint or a person; the endpoint counts its tokens."""
+    """A reply without token ids. The token counts are those that a remote endpoint reports; 0 for a person."""
 
     text: str
     stop: Stop
@@ -20,6 +20,6 @@ class TextReply:
 
 
 class TextPlayer(Protocol):
-    """Plays roles by text alone: a remote endpoint or a person. Its turns have no ids and are never trained on."""
+    """Plays roles without token ids: a remote endpoint or a person. Its turns are never trained on."""
 
     async def reply(self, messages: Sequence[Message], seed: int, sampling: Sampling) -> TextReply: ...

@@ -1,8 +1,8 @@
 """vLLM as the engine, in this process: for models that it serves faster. `pip install -e '.[vllm]'`.
 
-vLLM has its own copy of the weights, so updated weights are pushed to it before the next request. Its noise is its own,
-too: a seed reproduces its tokens, but not those of the other engines. With tensor parallelism it has a process on each
-of several GPUs, which read new weights from files in shared memory.
+vLLM has its own copy of the weights, so updated weights are pushed to it before the next request. It also has its own
+sampler: a seed reproduces its tokens, but not those of the other engines. With tensor parallelism vLLM runs one process
+per GPU, and these read new weights from files in shared memory.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from coterie.watchdog import watchdog_paused
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # values that vLLM accepts for max_lora_rank
 SHARED_MEMORY = "/dev/shm"
-BUCKET = 4 << 30  # bytes of a file with weights
+BUCKET = 4 << 30  # bytes of weights per file
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # in this process, where weights can be pushed
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the threads are shared with the learner
@@ -62,8 +62,8 @@ class VllmEngine:
         tensor_parallel: int = 1,
         memory: float = 0.9,
     ) -> None:
-        """`policies`: the adapter of each policy; None is the base model itself. `memory`: the share of a GPU's memory
-        that is for vLLM if the base has no weights here."""
+        """`policies`: the adapter of each policy; None is the base model itself. `memory`: vLLM's share of a GPU's
+        memory (gpu_memory_utilization) if the base has no weights in this process."""
         if find_spec("vllm") is None:
             raise ValueError("engine.name: vllm is not installed; `pip install -e '.[vllm]'` brings it")
         if base.device.index:
@@ -104,7 +104,7 @@ class VllmEngine:
         if room <= 0:
             return Sample((), (), "length", self.versions[policy])
         name = str(next(self.numbers))
-        with watchdog_paused():  # vLLM may have to be started first
+        with watchdog_paused():  # the first request starts vLLM
             self.server.add_request(name, self.policies[policy], list(prompt_ids), room, seed, sampling)
         stop_text = StopText(self.base.tokenizer, sampling.stop) if sampling.stop else None
         request = PendingRequest(
@@ -127,7 +127,7 @@ class VllmEngine:
 
     def _append(self, name: str, output: Any) -> None:
         """Append a request's new tokens, and resolve it if it has finished."""
-        if name not in self.pending:  # removed meanwhile
+        if name not in self.pending:  # cancelled and removed meanwhile
             return
         request, stop = self.pending[name], None
         for token, logprobs in zip(output.token_ids, output.logprobs, strict=True):
@@ -153,10 +153,10 @@ class VllmEngine:
         self.server.abort(names)
 
     def _driver_done(self, driver: asyncio.Task[None]) -> None:
-        """If the engine loop failed or was cancelled, so are all requests."""
+        """If the engine loop failed or was cancelled, fail or cancel all requests."""
         error = None if driver.cancelled() else driver.exception()
         if error is None and not driver.cancelled():
-            return  # no work was left; requests since then have started another loop
+            return  # it ended as no request was left; a later request starts another loop
         for request in self.pending.values():
             if request.future.done():
                 continue
@@ -182,13 +182,13 @@ class VllmServer:
         self.base, self.rows, self.context = base, rows, context
         self.tensor_parallel, self.memory = tensor_parallel, memory
         self.adapters = {name: number for number, name in enumerate(adapters, start=1)}
-        self.pushed: Weights | None = None  # the whole model's new weights, where the base has none; None: unchanged
+        self.pushed: Weights | None = None  # of a weightless base: new weights of the whole model; None: unchanged
         self.stale: set[str | None] = {*adapters} or {None}
         self.engine: Any = None
 
     def mark_stale(self, adapter: str | None) -> None:
         """vLLM's copy of this adapter, or of the whole model, is out of date."""
-        if adapter is not None or not self.adapters:  # a model with adapters does not change itself
+        if adapter is not None or not self.adapters:  # with adapters, the base's own weights are never trained
             self.stale.add(adapter)
 
     def add_request(
@@ -291,20 +291,20 @@ class VllmServer:
         return LLMEngine(config, Executor.get_class(config), log_stats=False)
 
     def _memory_options(self) -> dict[str, Any]:
-        """Where the model goes, and how much of the memory."""
+        """Options for GPU placement and memory."""
         if not self.base.weightless:
             return {"kv_cache_memory_bytes": self._cache_bytes()}
-        # Processes of its own: inside of a Ray worker vLLM would else start Ray workers, which get no GPUs.
+        # Not Ray, vLLM's default inside a Ray worker: its Ray workers would get no GPUs.
         placed = {"tensor_parallel_size": self.tensor_parallel, "distributed_executor_backend": "mp"}
         return {"gpu_memory_utilization": self.memory} | (placed if self.tensor_parallel > 1 else {})
 
     def _lora_options(self) -> dict[str, Any]:
         if not self.adapters:
             return {}
-        most = max(self._adapter(name).rank for name in self.adapters)
+        max_rank = max(self._adapter(name).rank for name in self.adapters)
         # One slot more than adapters: on CPU a row without an adapter reads the last slot, which must be empty.
         slots = len(self.adapters) + 1
-        return {"enable_lora": True, "max_loras": slots, "max_lora_rank": next(r for r in RANKS if r >= most)}
+        return {"enable_lora": True, "max_loras": slots, "max_lora_rank": next(r for r in RANKS if r >= max_rank)}
 
     def _cache_bytes(self) -> int:
         """KV cache memory: enough for all rows, but at most half of the free memory, as the learner needs the rest."""
@@ -317,12 +317,12 @@ class VllmServer:
 
 
 def shared_memory() -> str | None:
-    """A folder in memory, where there is one."""
+    """A folder in shared memory; None, for the default temporary folder, where there is none."""
     return SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else None
 
 
 def write_buckets(weights: Weights, folder: Path) -> None:
-    """Write a model's weights in few large files."""
+    """Write a model's weights as a few large safetensors files."""
     buckets: list[dict[str, Tensor]] = [{}]
     used = 0
     for name, tensor in weights.items():
@@ -337,7 +337,7 @@ def write_buckets(weights: Weights, folder: Path) -> None:
 
 
 def _repack_lm_head(model: nn.Module) -> None:
-    """On CPU the LM head has a packed copy of its weight, which vLLM does not renew if it is tied to the embedding."""
+    """Repack the LM head: on CPU it has a packed copy of its weight, which vLLM does not update for tied embeddings."""
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
     for module in model.modules():

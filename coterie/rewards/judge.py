@@ -22,7 +22,7 @@ from coterie.rewards.reward_function import load
 from coterie.types import Task
 
 NAME = "judge"
-ASK = "coterie.engines.text_models:ask"
+ASK = "coterie.engines.judge_model:ask"
 RUBRIC = (
     "Grade an answer from 0 (wrong or useless) to {scale} (fully right).\n\nQuestion:\n{question}\n\n"
     "Reference answer:\n{reference}\n\nAnswer to grade:\n{answer}\n\nReply with the grade alone, one number."

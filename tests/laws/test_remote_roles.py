@@ -16,7 +16,7 @@ import pytest
 
 from coterie.config import ConfigError, load
 from coterie.config.conflicts import check_conflicts
-from coterie.engines.human import HumanPlayer, SeatLeft
+from coterie.engines.human import HumanPlayer, InputEnded
 from coterie.engines.remote import Endpoint, EndpointDown, EndpointRefused, EndpointUnusable, RemotePlayer
 from coterie.engines.text_player import TextReply
 from coterie.errors import StopsRun
@@ -209,9 +209,9 @@ def test_a_person_who_leaves_ends_the_evaluation() -> None:
     def left(prompt: str) -> str:
         raise EOFError
 
-    with pytest.raises(SeatLeft, match=r"policies.me: no more input"):
+    with pytest.raises(InputEnded, match=r"policies.me: no more input"):
         asyncio.run(HumanPlayer("me", left).reply(ASK, 0, Sampling()))
-    assert issubclass(SeatLeft, StopsRun)
+    assert issubclass(InputEnded, StopsRun)
 
 
 def test_a_person_reads_the_messages_and_types_the_reply(capsys: pytest.CaptureFixture[str]) -> None:

@@ -123,8 +123,8 @@ class CudaGraphDecoder:
     """Captured decode steps, one graph per number of rows; they share one memory pool."""
 
     prefill_tokens = 16384
-    admit_together = 4  # one prefill costs the host the same for one prompt as for many
-    compact = False  # the decode state has each row's slot
+    admit_together = 4  # a prefill has the same launch overhead for one prompt as for many
+    compact = False  # rows may be in any slots: the decode state has each row's
 
     def __init__(self, base: Base, cache: KVCache, sampler: Sampler, adapters: Sequence[str]) -> None:
         assert base.forward is not None
@@ -160,7 +160,7 @@ class CudaGraphDecoder:
 
     @torch.inference_mode()
     def decode(self, rows: Sequence[Row], meanwhile: Callable[[], None]) -> list[Tokens]:
-        """Up to STEPS_PER_SYNC tokens for each row, fewer for a row that finishes."""
+        """Up to STEPS_PER_SYNC tokens for each row; a row that finishes gets fewer."""
         ordered = sorted(rows, key=self._adapter_number)  # the per-row LoRA kernel is fastest on adjacent rows
         with self.base.on_device():
             self._launch(ordered)
@@ -204,7 +204,7 @@ class CudaGraphDecoder:
         return self.adapters.index(row.adapter) if row.adapter else -1
 
     def _invalidate_stale_graphs(self, size: int) -> None:
-        """A graph has addresses and shapes in it: drop all graphs when the cache, RoPE tables or decode state move."""
+        """Graphs hold addresses and shapes: drop them when the cache, the RoPE tables or the decode state move."""
         if len(self.decode_state) < size:
             self.decode_state = self.decode_state.new_zeros(size, RNG_KEYS + STEPS_PER_SYNC)
             self.outputs = self.outputs.new_zeros(size, 2 * STEPS_PER_SYNC)

@@ -1,4 +1,4 @@
-"""Decode steps: one more token for every row. `EagerDecoder` runs on any device; `cuda_graphs` has the fast one."""
+"""Decode steps: one more token for every row. `EagerDecoder` runs on any device; `cuda_graphs` is the fast path."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Decoder(Protocol):
 
 
 class EagerDecoder:
-    """One token per step, each operation launched as it comes."""
+    """One token per step, without CUDA graphs."""
 
     prefill_tokens = 2048
     admit_together = 1
@@ -60,7 +60,7 @@ class EagerDecoder:
 
     @torch.inference_mode()
     def decode(self, rows: Sequence[Row], meanwhile: Callable[[], None]) -> list[Tokens]:
-        if len(rows) > SKINNY_ROWS:  # fewer go through all adapters at once, in any order
+        if len(rows) > SKINNY_ROWS:  # fewer rows: each goes through all adapters, so their order does not matter
             rows = sorted(rows, key=lambda row: row.adapter or "")
         layout = DecodeLayout(self.cache, [row.slot for row in rows], [row.length - 1 for row in rows])
         tokens = torch.tensor([row.ids[row.length - 1] for row in rows], device=self.base.device)

@@ -1,9 +1,9 @@
 """The native engine (the default): continuous batching in this process, on the learner's own weights.
 
-Requests enter and leave between decode steps; no row pads another. Conversations go on before others begin, while their
-keys and values are in the cache. Prefill computes a prompt up to its last token, and that token is the input of the
-row's first decode step, so that all log-probs come from decode steps. Where steps run asynchronously on a GPU, the
-prompts of waiting requests are prefilled behind them, ahead of their admission.
+Requests enter and leave between decode steps, without padding. Requests that continue a cached conversation are
+scheduled before new ones, while their keys and values are still in the cache. Prefill computes a prompt up to its last
+token, and that token is the input of the row's first decode step, so that all log-probs come from decode steps. Where
+steps run asynchronously on a GPU, the prompts of waiting requests are prefilled behind them, ahead of their admission.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from coterie.models.chat import StopText
 from coterie.types import OnTokens, Sample, Sampling, Weights
 from coterie.watchdog import watchdog_paused
 
-OVERTAKEN = 1024  # later requests that may go before one that waits, because they continue a conversation
-SETTLE = 8  # event loop iterations after a reply, in which its workflow may send the next request
+OVERTAKEN = 1024  # places that a request moves up in the queue if it continues a cached conversation
+SETTLE = 8  # event loop iterations after a reply, so that its workflow can send the next request
 
 
 class NativeEngine:
@@ -38,7 +38,7 @@ class NativeEngine:
         assert base.kv_shape is not None, f"{base.folder}: only the hf engine can drive this model"
         dtype = next(base.model.parameters()).dtype
         self.base, self.policies, self.rows = base, dict(policies), rows
-        self.ahead = max(1, rows // 4)  # rows to prefill ahead; as many may be missing from a batch for a while
+        self.ahead = max(1, rows // 4)  # rows to prefill before their admission
         self.context = min(context or base.context, base.context)
         cache = KVCache(*base.kv_shape, dtype, base.device)
         self.cache = cache
@@ -47,7 +47,7 @@ class NativeEngine:
         self.decoder = make_decoder(base, cache, self.sampler, adapters)
         self.slots = SlotScheduler(cache, limit=2 * rows, compact=self.decoder.compact)
         self.versions = dict.fromkeys(policies, 0)
-        self.waiting: list[Row] = []  # by place
+        self.waiting: list[Row] = []  # sorted by `place`
         self.arrivals = itertools.count()
         self.driver: asyncio.Task[None] | None = None
 
@@ -111,10 +111,10 @@ class NativeEngine:
                 self.slots.finish(row)
 
     def _driver_done(self, driver: asyncio.Task[None]) -> None:
-        """If the engine loop failed or was cancelled, so are all requests."""
+        """If the engine loop failed or was cancelled, fail or cancel all requests."""
         error = None if driver.cancelled() else driver.exception()
         if error is None and not driver.cancelled():
-            return  # no work was left; requests since then have started another loop
+            return  # it ended as no request was left; a later request starts another loop
         rows, self.waiting = [*self.waiting, *self.slots.running], []
         for row in rows:
             if row.future.done():
@@ -136,15 +136,15 @@ class NativeEngine:
         new = [row for row in self.waiting if row.slot < 0]
         admitted = self.slots.admissible(new[: self.rows - len(self.slots.running)])
         if self.slots.running and len(admitted) < min(self.decoder.admit_together, self.ahead, len(new)):
-            admitted = []  # more of them will fit soon
+            admitted = []  # wait until more of them fit, and prefill them together
         self._start(admitted, ahead=False)
         # Dequeue only after admission; otherwise a failure would lose the requests.
         dequeued = {*ready, *admitted}
         self.waiting = [row for row in self.waiting if row not in dequeued]
 
-    @torch.inference_mode(False)  # called from within it; a cache grown there could not be changed in place outside
+    @torch.inference_mode(False)  # called inside inference mode, whose new tensors cannot be changed in place outside
     def _prefill_ahead(self) -> None:
-        """While decode steps run, prefill prompts of some waiting requests, which then only have to be run."""
+        """While decode steps run, prefill prompts of some waiting requests, which can then decode at once."""
         new = [row for row in self.waiting if row.slot < 0]
         ready = len(self.waiting) - len(new)
         following = self.slots.admissible(new[: max(0, self.ahead - ready)])

@@ -27,7 +27,7 @@ class KVCache:
         self.layers = [torch.empty(2, 0, heads, 0, head_dim, dtype=dtype, device=device) for _ in range(layers)]
         self.keys_values = [keys_values(layer) for layer in self.layers]
         self.whole: Tensor | None = None  # all layers in one tensor, on CUDA
-        # Ever cleared; ever updated after that; kept during the last update.
+        # `clear` was called; an update has run since, so its peak memory is known; slots stayed allocated during it.
         self.cleared = self.update_seen = self.kept = False
 
     @property
@@ -45,7 +45,7 @@ class KVCache:
     def reserve(self, slots: int, capacity: int) -> None:
         """Grow to so many slots of so many tokens; the contents stay.
 
-        On a CPU layer by layer, so that there are never two copies of everything. New memory is zeroed: masked keys
+        On a CPU it grows layer by layer, so that only one layer is in memory twice. New memory is zeroed: masked keys
         still take part with weight 0, and 0 × NaN is NaN.
         """
         capacity = self._rounded(capacity)
@@ -94,8 +94,8 @@ class KVCache:
 
     def max_slots(self, slots: int, capacity: int) -> int:
         """How many of `slots` slots of `capacity` tokens fit into a GPU's memory; a CPU is not limited here."""
-        there = slots <= self.slots and capacity <= self.capacity
-        if there or self.device.type != "cuda":  # querying a GPU's memory takes half a millisecond
+        allocated = slots <= self.slots and capacity <= self.capacity
+        if allocated or self.device.type != "cuda":  # querying a GPU's memory takes half a millisecond
             return slots
         layer, length = self.layers[0], max(self._rounded(capacity), self.capacity)
         slot = len(self.layers) * 2 * layer.shape[2] * length * layer.shape[4] * layer.element_size()
@@ -128,7 +128,7 @@ class KVCache:
         self.whole = None
 
     def _fits_beside_learner(self) -> bool:
-        """Before the first update its memory is unknown, and the slots are freed."""
+        """True if the slots and the learner's peak memory fit together; before the first update the peak is unknown."""
         if not self.update_seen:
             return False
         peak = torch.cuda.max_memory_allocated(self.device) + (0 if self.kept else self.size)
@@ -149,7 +149,7 @@ def keys_values(layer: Tensor) -> KeysValues:
 
 
 class DecodeLayout:
-    """One new token for each of the first R slots, in any order of the stream."""
+    """Decode: one new token for each of the first R slots; the stream may have them in any order."""
 
     def __init__(self, cache: KVCache, slots: Sequence[int], lengths: Sequence[int]) -> None:
         """`slots` of the stream's tokens; `lengths`: cached tokens before each."""
@@ -186,7 +186,7 @@ class DecodeLayout:
 
 
 class FlashPrefillLayout:
-    """As `PrefillLayout`, packed, with varlen flash attention: on CUDA in half precision."""
+    """`PrefillLayout` with packed rows and varlen flash attention: on CUDA in half precision."""
 
     def __init__(
         self, cache: KVCache, slots: Sequence[int], starts: Sequence[int], counts: Sequence[int], tokens: np.ndarray
@@ -228,7 +228,7 @@ def _cu_seqlens(counts: np.ndarray) -> np.ndarray:
 
 
 class PrefillLayout:
-    """Several new tokens for some slots, each after what its slot already holds."""
+    """Prefill: several new tokens for some slots, each after the tokens that its slot already holds."""
 
     def __init__(self, cache: KVCache, slots: Sequence[int], starts: Sequence[int], counts: Sequence[int]) -> None:
         device = cache.device

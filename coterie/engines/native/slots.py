@@ -21,7 +21,7 @@ from coterie.models.chat import StopText
 from coterie.types import OnTokens, Sample, Sampling, Stop
 
 MIN_SHARED = 16  # tokens; a shorter common prefix is not worth a copy
-FREE, IN_USE = 0, np.iinfo(np.int64).max  # of a slot: evicted first, and never
+FREE, IN_USE = 0, np.iinfo(np.int64).max  # in `eviction_order`: evicted first, and never evicted
 FEW_TOKENS = 2  # recomputing so many tokens takes less time than waiting for another row's prefill
 
 
@@ -39,10 +39,10 @@ class Row:
     stop_text: StopText | None
     length: int  # known tokens
     on_tokens: OnTokens | None = None
-    place: int = 0  # in the queue
+    place: int = 0  # in the queue of waiting requests
     computed: int = 0  # tokens whose keys and values are in the cache
     slot: int = -1
-    finished: int = 0  # logical time of finishing; 0: not yet
+    finished: int = 0  # logical time at which it finished; 0: not finished
     logprobs: list[float] = field(default_factory=list)
     stop: Stop | None = None
 
@@ -52,7 +52,7 @@ class Row:
         return self.sampling.top_p < 1 or self.sampling.top_k > 0
 
     def mark_evicted(self) -> None:
-        """Nothing of the row is in the cache any more."""
+        """The row has lost its slot, and its keys and values."""
         self.slot, self.computed = -1, 0
 
     @property
@@ -108,7 +108,7 @@ class SlotScheduler:
             self.index.add(key, row)
 
     def finish(self, row: Row) -> None:
-        """The row has finished or was cancelled; if it was running, the last running row takes its place."""
+        """The row has finished or was cancelled; its place in `running` goes to the last running row."""
         if row in self.running:
             place, last = self.running.index(row), self.running.pop()
             if last is not row:
@@ -127,7 +127,7 @@ class SlotScheduler:
             self._swap(row.slot, place)
 
     def admit(self, rows: list[Row], ahead: bool) -> list[PrefixCopy]:
-        """Give slots to new rows, which run at once or, `ahead` of time, become ready; then no other row moves.
+        """Give slots to new rows. They run at once; with `ahead` they only become ready, and no other row moves.
 
         Prefix cache hits are copied. Returns the copies that must wait, because their source is a row of the same call
         whose own prompt has to be computed first.
@@ -146,7 +146,7 @@ class SlotScheduler:
         return later
 
     def _earlier_source(self, source: Row | None, shared: int, later: list[PrefixCopy]) -> tuple[Row | None, int]:
-        """If the source itself waits for a copy, prefer its source for a slightly shorter prefix: one forward less."""
+        """If the source itself waits for a copy from a third row, copy from that row, at most a few tokens less."""
         for waiting, first, less in later:
             if waiting is source and less >= shared - FEW_TOKENS:
                 return first, min(less, shared)
@@ -181,7 +181,7 @@ class SlotScheduler:
                 longest = len(row.ids)
                 allowed = self.cache.max_slots(self.limit, longest)
                 if used and longest > self.cache.capacity and allowed < self.cache.slots:
-                    break  # such long rows leave room for fewer slots: wait until none is in use
+                    break  # longer slots mean fewer of them: wait until none is in use, then reallocate
             if used + len(found) >= allowed:
                 break
             found.append(row)
@@ -191,7 +191,7 @@ class SlotScheduler:
         return int((self.eviction_order == IN_USE).sum())
 
     def _reserve(self, rows: list[Row]) -> None:
-        """Grow the cache for new rows. Where it must shrink to fewer, longer slots, evict everything first."""
+        """Grow the cache for new rows. If it must have fewer, longer slots, evict everything first."""
         longest, needed = max(len(row.ids) for row in rows), self._slots_in_use() + len(rows)
         limit = self.cache.max_slots(self.limit, longest)
         if longest > self.cache.capacity and limit < len(self.rows) and needed == len(rows):
@@ -204,8 +204,8 @@ class SlotScheduler:
         self.eviction_order = np.pad(self.eviction_order, (0, slots - len(self.eviction_order)), constant_values=FREE)
 
     def _slots_without_eviction(self, rows: list[Row], enough: bool) -> int:
-        """The slots with which no finished row would be evicted. On a GPU, where growing the cache invalidates the CUDA
-        graphs, all slots at once, and no more while there are enough."""
+        """The number of slots with which no finished row is evicted. On a GPU all slots are allocated at once, as
+        growing the cache invalidates the CUDA graphs; 0 if the present ones are enough."""
         if self.cache.device.type == "cuda":
             return 0 if enough else self.limit
         hits = [self._longest_cached_prefix(row) for row in rows]
@@ -217,7 +217,7 @@ class SlotScheduler:
         return (source, shared) if shared >= MIN_SHARED else (None, 0)
 
     def is_cached_conversation(self, row: Row) -> bool:
-        """True if the prompt goes on after a finished row's reply: its slot may be evicted while the row waits."""
+        """True if the prompt continues a finished row past its reply; that slot may be evicted while this row waits."""
         source, shared = self._longest_cached_prefix(row)
         return source is not None and source.finished > 0 and shared >= source.prompt
 
