@@ -28,11 +28,11 @@ def joint_context(episode: Episode, turn: Turn) -> str:
 
 @dataclass
 class Critic:
-    """One critic: its model, the roles whose turns it values, and what it reads."""
+    """One critic: its model, the roles whose turns it predicts values for, and the context that it reads."""
 
     learner: TorchLearner
     roles: frozenset[str]
-    trained_policies: frozenset[str]  # turns of other policies are environment and get no values
+    trained_policies: frozenset[str]  # turns of other policies get no values: they count as environment
     sees: Literal["own", "joint", "reply"]
     truncated: int = 0  # contexts that were too long for its model
 

@@ -1,7 +1,7 @@
 """Data parallelism with torch.distributed: torchrun starts several processes, and each plays and trains on a shard.
 
-Every process runs the same program on the same seeds. Results of one process are all-gathered, so that all decide
-alike; sums over rows, gradients among them, are all-reduced.
+Every process runs the same program with the same seeds. Results of single processes are all-gathered, so that all
+processes take the same decisions; sums over rows, such as gradients, are all-reduced.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from coterie.errors import UserError
 from coterie.types import Batch
 
-TIMEOUT = timedelta(minutes=30)  # of a collective: a process may play long episodes, or have hung
+TIMEOUT = timedelta(minutes=30)  # of a collective; long, as another process may still be playing episodes
 BUCKET = 1 << 24  # numbers per all-reduce: one call per tensor would be slow for adapters
 
 T = TypeVar("T")
@@ -38,7 +38,7 @@ class Processes:
 
     rank: int = 0
     size: int = 1
-    presharded: bool = False  # batches have the rows of this process only, not those of all
+    presharded: bool = False  # batches hold this process's rows alone, not those of all processes
 
     @property
     def is_main(self) -> bool:
@@ -46,7 +46,7 @@ class Processes:
         return self.rank == 0
 
     def shard(self, count: int) -> slice:
-        """This process's part of `count` items, a contiguous one: neighbors may share a prompt."""
+        """This process's share of `count` items; contiguous, as neighbors often share a prompt."""
         return slice(count * self.rank // self.size, count * (self.rank + 1) // self.size)
 
     def shard_rows(self, batch: Batch) -> slice:
@@ -88,11 +88,11 @@ class Processes:
         self.all_gather([None])
 
     def pad(self, own: Sequence[T], item: T) -> list[T]:
-        """The process's own items, and then `item`, so that there are as many as in the process with the most."""
+        """This process's items, padded with `item` to the highest count of all processes."""
         return [*own, *[item] * (max(self.all_gather([len(own)])) - len(own))]
 
     def all_reduce(self, tensors: Sequence[Tensor]) -> None:
-        """Sum each tensor over the processes, in place and to the same bits everywhere."""
+        """Sum each tensor over the processes, in place; the results are bitwise equal in all of them."""
         if self.size == 1:
             return
         for bucket in _buckets(tensors):
@@ -108,7 +108,7 @@ class Processes:
             self.all_reduce(tensors)
 
     def all_reduce_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Sum the gradients, as if one process had all rows; parameters without a gradient anywhere keep none."""
+        """Sum the gradients over the processes; parameters without a gradient in any process keep none."""
         if self.size == 1:
             return
         touched = torch.tensor([float(parameter.grad is not None) for parameter in parameters])
@@ -133,19 +133,22 @@ def process_group() -> Processes:
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     with _reporting_lost_processes():
-        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=TIMEOUT)
+        dist.init_process_group(_backend(), timeout=TIMEOUT)
     atexit.register(dist.destroy_process_group)
     return Processes(dist.get_rank(), dist.get_world_size())
 
 
 def join_processes(rank: int, size: int, address: str) -> Processes:
-    """Join the processes that meet at tcp://host:port, as the learners of a cluster do."""
+    """Join a process group by its rendezvous address tcp://host:port, as the learners of a cluster do."""
     if size == 1:
         return SINGLE_PROCESS
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     with _reporting_lost_processes():
-        dist.init_process_group(backend, init_method=f"tcp://{address}", rank=rank, world_size=size, timeout=TIMEOUT)
+        dist.init_process_group(_backend(), init_method=f"tcp://{address}", rank=rank, world_size=size, timeout=TIMEOUT)
     return Processes(rank, size)
+
+
+def _backend() -> str:
+    return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
 
 
 @contextmanager

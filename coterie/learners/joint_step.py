@@ -23,7 +23,7 @@ from coterie.types import Batch, Loss, Measure, Metrics, Scores, TokenMetrics
 if TYPE_CHECKING:
     from coterie.learners.learner import TorchLearner
 
-# kl_step: k1 from the policy before this step's updates, measured just before this one
+# kl_step: the KL from the policy before the step's first update to the current one, estimated by k1
 PER_TOKEN = ("entropy", "logprob_gap", "kl_step")
 PEAKS = ("logprob_gap_max", "ratio_max")
 
@@ -51,7 +51,7 @@ class FitMetrics:
         self.maxima = torch.maximum(self.maxima, torch.stack([gap, *measured[:1]]).amax(dim=1))
 
     def read(self, norm: Tensor, processes: Processes) -> Metrics:
-        """The loss as it is, the others per token. This synchronizes host and device."""
+        """The loss as a sum, as it is weighted already; the others as means per token. Syncs host and device."""
         processes.all_reduce([self.sums])
         loss, tokens, *sums = torch.cat([self.sums, self.maxima, norm[None]]).tolist()
         metrics = {"loss": loss, "grad_norm": sums.pop()}
@@ -77,7 +77,7 @@ class FitJob:
         self.tokens = None if learner.recorded is None else torch.zeros(2, len(batch), device=learner.base.device)
 
     def microbatches(self, with_gradient: bool) -> Iterator[Microbatch]:
-        """Of the rows that have a gradient, or of the others."""
+        """The microbatches of the rows that have a gradient, or of the others."""
         if self.has_gradient is not None:
             yield from self.learner.microbatches(self.batch, self.has_gradient == with_gradient)
         elif with_gradient:
@@ -85,7 +85,7 @@ class FitJob:
 
     def microbatch_loss(self, micro: Microbatch, hidden: Tensor) -> Tensor:
         """The weighted loss of one microbatch from its hidden states: []."""
-        if not len(micro.index):  # a filler: gradients of zero
+        if not len(micro.index):  # a filler, whose gradients are zero
             return hidden.sum() * 0
         part = self.on_device.each(lambda column: column[micro.index])
         scores = self.learner.scores_of(hidden[micro.source], part)
@@ -102,7 +102,7 @@ class FitJob:
         return self.metrics.read(norm, self.learner.processes) | {"lr": self.learner.current_lr}
 
     def _record(self) -> None:
-        """Hand each turn's log-probs and entropies of this pass to the learner, unless an earlier pass did."""
+        """Write each turn's log-probs and entropies of this pass to `learner.recorded`, unless an earlier pass did."""
         if self.tokens is None or self.learner.recorded is None:
             return
         self.learner.processes.all_reduce_tokens([self.tokens])
@@ -113,8 +113,8 @@ class FitJob:
 
 
 def tokens_with_gradient(batch: Batch, weights: Tensor) -> Tensor | None:
-    """True for the tokens of rows with a loss weight: [T]. None: all of them, also where no row has one, since the
-    optimizer must see a gradient of zero there."""
+    """True for the tokens of rows with a loss weight that is not zero: [T]. None, for all rows, if each row has one or
+    none has: without any backward pass the optimizer would see no gradient instead of a zero one."""
     rows = torch.zeros(batch.rows).index_add(0, batch.row, weights.abs().float()) > 0
     return rows[batch.row] if rows.any() and not rows.all() else None
 
@@ -124,7 +124,7 @@ def fit_together(jobs: Sequence[FitJob]) -> list[Metrics]:
     for members in _passes(jobs):
         with _routed(members):
             total = _loss(members)
-            if total.requires_grad:  # not for a filler if the trunk is frozen
+            if total.requires_grad:  # a filler's loss does not if the trunk is frozen
                 total.backward()
     with torch.no_grad():
         for members in _own_passes(jobs, with_gradient=False):
@@ -152,7 +152,7 @@ def _segments(members: Members) -> list[Segment]:
 def _loss(members: Members) -> Tensor:
     """The sum of the members' losses, from one forward pass: []."""
     base, joint = members[0][0].learner.base, concatenate([micro for _, micro in members])
-    # Without gradients where only heads learn.
+    # The trunk runs without gradients if only value heads are trained.
     with torch.set_grad_enabled(torch.is_grad_enabled() and any(job.learner.trains_trunk for job, _ in members)):
         hidden = base.hidden(joint.tokens, joint.positions, joint.layout, _segments(members))
     parts = hidden.split([len(micro.tokens) for _, micro in members])
@@ -161,7 +161,8 @@ def _loss(members: Members) -> Tensor:
 
 
 def _passes(jobs: Sequence[FitJob]) -> Iterator[list[tuple[FitJob, Microbatch]]]:
-    """The passes of this process; model by model and as many as in every other process where models are sharded."""
+    """This process's passes. Those of sharded models are in lockstep with the other processes, whose collectives must
+    match: model by model, padded with fillers to the same number."""
     if not any(job.learner.base.sharded for job in jobs):
         yield from _own_passes(jobs)
         return

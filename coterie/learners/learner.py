@@ -58,7 +58,7 @@ class TorchLearner:
         self.trains_trunk = trains_trunk and not frozen
         for one in (base, reference) if adapter is None and self.trains_trunk else ():
             if one is not None:
-                one.use_hf_modules = True  # same forward for both: before the first step their KL is exactly zero
+                one.use_hf_modules = True  # same forward for both, so that their KL is zero before the first step
         self.chosen_logprobs, self.token_budget = ChosenLogprobs(base), token_budget(base, learning)
         self.value_head: ValueHead | MlpValueHead | None = None
         groups: list[dict[str, Any]] = []
@@ -81,7 +81,7 @@ class TorchLearner:
         return self.adapter.parameters() if self.adapter else dict(self.base.model.named_parameters())
 
     def weights(self) -> Weights:
-        """Of a sharded model, gathered by all processes: whole in the first, none in the others."""
+        """The current weights. All processes gather those of a sharded model; only rank 0 gets them."""
         if self.adapter is None and self.base.sharded:
             return gather(self.parameters(), self.processes.is_main)
         return {name: parameter.detach() for name, parameter in self.parameters().items()}
@@ -107,7 +107,7 @@ class TorchLearner:
         name = None if reference else self.adapter_name
         here = self.on_device(batch)
         out = torch.zeros(len(batch), device=self.base.device)
-        for micro in self._reading_passes(base, batch):
+        for micro in self._inference_microbatches(base, batch):
             with self.autocast():
                 hidden = self._hidden(base, micro, name)[micro.source]
                 if not len(hidden):
@@ -121,7 +121,7 @@ class TorchLearner:
     def scores(self, batch: Batch) -> Scores:
         here = self.on_device(batch)
         out = Scores(*(torch.zeros(len(batch), device=self.base.device) for _ in range(3)))
-        for micro in self._reading_passes(self.base, batch):
+        for micro in self._inference_microbatches(self.base, batch):
             with self.autocast():
                 hidden = self._hidden(self.base, micro, self.adapter_name)[micro.source]
                 if not len(hidden):
@@ -156,13 +156,13 @@ class TorchLearner:
                 "run's config.yaml may help; `coterie train --resume` then continues from the latest checkpoint."
             )
         self.optimizer.step()
-        torch.autograd.graph.increment_version(trained)  # the fused optimizer does not, and the engine caches copies
+        torch.autograd.graph.increment_version(trained)  # which the fused optimizer omits; cached copies depend on it
         self.optimizer.zero_grad(set_to_none=True)
         self.version += 1
         return norm
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds beside the weights; all processes gather it if the model is sharded."""
+        """The part of a checkpoint beside the weights; all processes gather it if the model is sharded."""
         return {
             "version": self.version,
             "optimizer": gathered_state(self.optimizer, self.trained, self.processes.is_main)
@@ -182,9 +182,9 @@ class TorchLearner:
             self.value_head.load_state_dict(state["value_head"])
 
     def save(self, folder: Path) -> None:
-        """Write the weights: an adapter in PEFT layout, or a whole model in Hugging Face layout; a critic's head.
+        """Write the weights: an adapter in PEFT layout, or a whole model in Hugging Face layout; a critic's value head.
 
-        All processes call it if the model is sharded; the first one writes.
+        All processes call it if the model is sharded; rank 0 writes.
         """
         whole = self.adapter is None and self.trains_trunk
         weights = gather(self.base.model.state_dict(), self.processes.is_main) if whole and self.base.sharded else None
@@ -219,7 +219,7 @@ class TorchLearner:
         return torch.autocast(self.base.device.type, torch.bfloat16, enabled=self.base.bf16)
 
     def on_device(self, batch: Batch) -> Batch:
-        """The batch on the model's device: copied once, and cut into microbatches there."""
+        """The batch on the model's device: copied once, then indexed there by every microbatch."""
         return batch.each(lambda column: to_device_async(column, self.base.device))
 
     def microbatches(self, batch: Batch, selected: Tensor | None = None) -> Iterator[Microbatch]:
@@ -229,8 +229,8 @@ class TorchLearner:
         for micro in pack_microbatches(part, self.token_budget, self.base.device, self.base.native, chosen):
             yield replace(micro, index=micro.index + own.start)
 
-    def _reading_passes(self, base: Base, batch: Batch) -> Iterable[Microbatch]:
-        """The microbatches of a batch, as many as in every other process if the model is sharded."""
+    def _inference_microbatches(self, base: Base, batch: Batch) -> Iterable[Microbatch]:
+        """The microbatches of a pass without gradients, padded to the same number in every process if sharded."""
         own = self.microbatches(batch)
         return self.processes.pad(list(own), filler(base.device)) if base.sharded else own
 
@@ -238,7 +238,7 @@ class TorchLearner:
         return base.hidden(micro.tokens, micro.positions, micro.layout, [(0, len(micro.tokens), adapter)])
 
     def scores_of(self, hidden: Tensor, part: Batch) -> Scores:
-        """Log-probs, entropy and values from the hidden states before sampled tokens; `part`: the batch at these."""
+        """Log-probs, entropy and values from the hidden states that predict sampled tokens; `part`: these tokens."""
         values = self.value_head(hidden) if self.value_head is not None else None
         if self.is_critic:
             return Scores(hidden.new_zeros(0), hidden.new_zeros(0), values)

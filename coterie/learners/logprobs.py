@@ -25,7 +25,7 @@ class ChosenLogprobs:
 
     def __init__(self, base: Base) -> None:
         self.base = base
-        self.eager_grad = True  # until a loss has a gradient by the entropy: see `_ChosenLogprobs`
+        self.eager_grad = True  # False once a loss has depended on the entropy: see `_ChosenLogprobs`
 
     def __call__(self, hidden: Tensor, tokens: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
         """Log-prob of each token at its temperature, and the entropy: [N, width] → [N], [N]."""

@@ -17,7 +17,7 @@ from coterie.learners.critics import joint_context
 from coterie.learners.replay_buffer import JointTurns, ReplayBuffer, no_joint_turns
 from coterie.models.store import read_tensors, write_tensors
 from coterie.rl.credit import returns_to_go
-from coterie.rl.mixers import Decomposition, MixerOptions, standardized_by, td_target, track
+from coterie.rl.mixers import Decomposition, MixerOptions, polyak_update, standardized_by, td_target
 from coterie.types import Encoder, Episode, Metrics, Turn
 
 Round = dict[str, Turn]  # the turns of one round, by role
@@ -28,8 +28,8 @@ class Mixer:
     """Utility networks, the mixing network, target copies of both, and the replay buffer.
 
     A joint turn is a round: the nth message of every role that has one. Its state is the joint context when the round
-    began, the same for all its roles: a later role's own context contains earlier messages of the round, and its
-    utility would take the credit for them.
+    began, the same for all its roles: a later role's own context contains earlier messages of the round, so its utility
+    would include their value.
     """
 
     def __init__(self, encoder: Encoder, roles: Sequence[str], options: MixerOptions, seed: int) -> None:
@@ -107,7 +107,7 @@ class Mixer:
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         self.optimizer.step()
-        track(self.target, self.online, self.options.polyak)
+        polyak_update(self.target, self.online, self.options.polyak)
         return float(loss.detach()), float(value.detach().mean())
 
     def _joint_turns(self, episodes: Sequence[Episode]) -> JointTurns:
@@ -117,7 +117,7 @@ class Mixer:
         if not played:
             return no_joint_turns(len(self.roles), self.features)
         all_rounds = [turns for _, rounds in played for turns in rounds]
-        states = [joint_context(episode, first(turns)) for episode, rounds in played for turns in rounds]
+        states = [joint_context(episode, first_turn(turns)) for episode, rounds in played for turns in rounds]
         rewards = [team_rewards(episode, rounds) for episode, rounds in played]
         present = torch.tensor([[role in turns for role in self.roles] for turns in all_rounds])
         actions = torch.zeros(*present.shape, self.features)
@@ -146,7 +146,7 @@ def in_rounds(episode: Episode) -> Iterator[Round]:
         yield {turn.role: turn for turn in episode.turns if turn.round == n}
 
 
-def first(turns: Round) -> Turn:
+def first_turn(turns: Round) -> Turn:
     """The first turn of a round."""
     return next(iter(turns.values()))
 

@@ -21,8 +21,8 @@ from coterie.types import Batch
 
 MIN_PREFIX = 8  # tokens; a shorter common prefix costs more than it saves
 CPU_BUDGET = 4096  # tokens
-MEMORY_SHARE = 1 / 6  # of a GPU's memory is for activations; small models then launch few, large kernels
-LEAST, MOST = 1024, 1 << 16  # tokens
+MEMORY_SHARE = 1 / 6  # of a GPU's memory for activations: enough for small models to launch few, large kernels
+MIN_BUDGET, MAX_BUDGET = 1024, 1 << 16  # tokens
 
 
 @dataclass
@@ -50,14 +50,15 @@ def concatenate(microbatches: Sequence[Microbatch]) -> Microbatch:
 
 
 def filler(device: torch.device) -> Microbatch:
-    """One token that nothing is learned from: for a process that has fewer microbatches of a sharded model."""
+    """A dummy microbatch of one token, without loss: a process with fewer microbatches of a sharded model runs it, as
+    all processes must take part in gathering the layers."""
     zero, none = torch.zeros(1, dtype=torch.long, device=device), torch.zeros(0, dtype=torch.long, device=device)
     return Microbatch(zero, zero, Packed([Span(0, 1)], device), none, none)
 
 
 @dataclass(frozen=True)
 class _Row:
-    """A row of the batch, and how many of its first tokens are those of the row before it in the microbatch."""
+    """A row of the batch, and the length of the prefix that it shares with the row before it in the microbatch."""
 
     number: int
     tokens: Tensor
@@ -95,8 +96,8 @@ def pack_microbatches(
 
 
 def _sorted_rows(rows: Sequence[_Row]) -> Iterator[_Row]:
-    """The rows in the order of their tokens. What a row has in common with any row before it, it has in common with
-    the one before it: each branch of a tree of conversations is computed once."""
+    """The rows sorted by their tokens. The longest prefix that a row shares with any earlier row, it then shares with
+    the row just before it, so each branch of a tree of conversations is computed once."""
     before = None
     for row in sorted(rows, key=lambda row: row.tokens.tolist()):
         common = 0 if before is None else _common_prefix(before.tokens, row.tokens)
@@ -105,7 +106,7 @@ def _sorted_rows(rows: Sequence[_Row]) -> Iterator[_Row]:
 
 
 def _common_prefix(a: Tensor, b: Tensor) -> int:
-    """How many tokens both begin with, short of all of b: a span has at least one token."""
+    """The length of the common prefix, less than the whole of b: a span has at least one token."""
     n = min(len(a), len(b) - 1)
     differs = (a[:n] != b[:n]).nonzero()
     return int(differs[0]) if len(differs) else n
@@ -117,7 +118,7 @@ def _pack(batch: Batch, micro: Sequence[_Row], starts: list[int], device: torch.
     place = torch.arange(0)  # where in the stream the tokens of the row are
     pieces: list[tuple[int, int]] = []  # the same, as starts and lengths
     for row in micro:
-        pieces = [*_first(pieces, row.shared), (at, row.cost)]
+        pieces = [*_leading_pieces(pieces, row.shared), (at, row.cost)]
         spans.append(Span(at, row.cost, tuple(pieces[:-1])))
         tokens.append(row.tokens[row.shared :])
         positions.append(torch.arange(row.shared, len(row.tokens)))
@@ -131,8 +132,8 @@ def _pack(batch: Batch, micro: Sequence[_Row], starts: list[int], device: torch.
     return Microbatch(token, position, Packed(spans, device), source, index)
 
 
-def _first(pieces: Sequence[tuple[int, int]], tokens: int) -> Iterator[tuple[int, int]]:
-    """The pieces, as start and length, that hold the first tokens of a row."""
+def _leading_pieces(pieces: Sequence[tuple[int, int]], tokens: int) -> Iterator[tuple[int, int]]:
+    """The pieces, as (start, length), that hold so many leading tokens of a row."""
     for start, length in pieces:
         if tokens <= 0:
             return
@@ -149,8 +150,8 @@ def token_budget(base: Base, learning: Learning) -> int:
     memory = torch.cuda.get_device_properties(base.device).total_memory
     item_bytes = next(base.model.parameters()).element_size()
     gates = 4 if base.trainable_forward is None or base.use_hf_modules else 2
-    kept = bytes_per_token(base.model.config.get_text_config(), item_bytes, learning.checkpointing, gates)
-    return max(LEAST, min(MOST, int(MEMORY_SHARE * memory / kept)))
+    saved = bytes_per_token(base.model.config.get_text_config(), item_bytes, learning.checkpointing, gates)
+    return max(MIN_BUDGET, min(MAX_BUDGET, int(MEMORY_SHARE * memory / saved)))
 
 
 def bytes_per_token(config: PreTrainedConfig, item_bytes: int, checkpointing: bool, gates: int) -> int:

@@ -28,7 +28,7 @@ class JointTurns:
         return JointTurns(**{name: change(column) for name, column in vars(self).items()})
 
     def append(self, later: JointTurns) -> JointTurns:
-        """Append."""
+        """These joint turns, then the later ones."""
         return JointTurns(**{name: torch.cat([column, getattr(later, name)]) for name, column in vars(self).items()})
 
 
@@ -51,7 +51,10 @@ class ReplayBuffer:
         self.entries = self.entries.append(turns).each(lambda column: column[-self.capacity :].clone())
 
     def sample(self, count: int, generator: torch.Generator) -> tuple[JointTurns, JointTurns]:
-        """Random joint turns and their successors; that of an episode's last one is another's, masked by `done`."""
+        """Random joint turns and the entries after them.
+
+        After an episode's last round the next entry is of another episode: callers mask it by `done`.
+        """
         index = torch.randint(len(self.entries), (count,), generator=generator)
-        following = (index + 1) % len(self.entries)  # the newest round of all is always the last of its episode
+        following = (index + 1) % len(self.entries)  # wraps around only at an episode's last round
         return self.entries.each(lambda column: column[index]), self.entries.each(lambda column: column[following])

@@ -1,6 +1,6 @@
-"""The optimizer of a sharded model: it updates this process's part of each parameter, and its state is as sharded.
+"""The optimizer of a sharded model: it updates this process's shard of each parameter, and its state is sharded too.
 
-In a checkpoint the state is whole, as one process writes it, so a run may change between one process and several.
+Checkpoints hold the unsharded state, so a run can be resumed with another number of processes.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from coterie.models.sharding import gather_like, local, own_slice
 
 
 def optimized(parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
-    """What the optimizer updates: the local part of a sharded parameter, else the parameter itself. AdamW is fused
-    over plain tensors, and could not take both kinds in one group."""
+    """The tensors that the optimizer updates: the local shard of a sharded parameter, else the parameter itself. Fused
+    AdamW cannot have DTensors and plain tensors in one group."""
     return [nn.Parameter(local(one)) if isinstance(one, DTensor) else one for one in parameters]
 
 
 def take_gradients(parameters: Sequence[nn.Parameter], updated: Sequence[nn.Parameter]) -> set[nn.Parameter]:
-    """Hand the gradients of sharded parameters to their parts that the optimizer updates; returns these parts. The
-    backward pass has summed them over the processes."""
+    """Move the gradients of sharded parameters to the local shards that the optimizer updates; returns these shards.
+    FSDP's backward pass has already summed them over the processes."""
     parts = set()
     for parameter, part in zip(parameters, updated, strict=True):
         if isinstance(parameter, DTensor):
@@ -34,30 +34,30 @@ def take_gradients(parameters: Sequence[nn.Parameter], updated: Sequence[nn.Para
 
 
 def clip_gradients(
-    updated: Sequence[nn.Parameter], parts: set[nn.Parameter], most: float, processes: Processes
+    updated: Sequence[nn.Parameter], parts: set[nn.Parameter], max_norm: float, processes: Processes
 ) -> Tensor:
-    """Clip by the norm of the whole gradient, and return it; of `parts` every process has its own."""
+    """Clip by the global gradient norm; returns the norm before clipping. `parts` are this process's shards."""
     if not parts:
-        return nn.utils.clip_grad_norm_(updated, most)
-    squares = torch.zeros(2, dtype=torch.float64, device=updated[0].device)  # of what is whole here, and of parts
+        return nn.utils.clip_grad_norm_(updated, max_norm)
+    squares = torch.zeros(2, dtype=torch.float64, device=updated[0].device)  # of whole parameters, and of shards
     for one in updated:
         if one.grad is not None:
             squares[int(one in parts)] += one.grad.double().square().sum()
     processes.all_reduce([squares[1:]])
     norm = squares.sum().sqrt().float()
-    nn.utils.clip_grads_with_norm_(updated, most, norm)
+    nn.utils.clip_grads_with_norm_(updated, max_norm, norm)
     return norm
 
 
 def gathered_state(optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter], keep: bool) -> dict[str, Any]:
-    """The optimizer's state, as one process would have it; `keep` False: only take part in gathering it."""
+    """The unsharded state of the optimizer; `keep` False: only take part in gathering it."""
     state = optimizer.state_dict()
     moments = {i: {k: gather_like(v, parameters[i], keep) for k, v in one.items()} for i, one in state["state"].items()}
     return {**state, "state": moments}
 
 
 def own_state(state: dict[str, Any], parameters: Sequence[nn.Parameter]) -> dict[str, Any]:
-    """This process's part of such a state."""
+    """This process's shard of an unsharded state."""
 
     def part(value: Any, parameter: nn.Parameter) -> Any:
         return value[own_slice(parameter)] if isinstance(parameter, DTensor) and value.ndim else value

@@ -12,7 +12,7 @@ from coterie.models.base import Base
 
 
 class HiddenStates:
-    """Encodes texts as the mean hidden state of a base model without adapters: no download, no training."""
+    """Encodes a text as the mean hidden state of a base model without adapters; nothing is trained."""
 
     def __init__(self, base: Base, budget: int) -> None:
         self.base, self.budget = base, budget  # tokens per forward pass

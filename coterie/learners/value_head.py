@@ -21,7 +21,7 @@ WIDTHS = (1024, 512)  # of the hidden layers of an MLP head
 
 
 class ValueHead(nn.Linear):
-    """Hidden states → values. It starts at zero, so that the first values are zero everywhere."""
+    """A linear value head. Its weights start at zero, so that the first values are zero everywhere."""
 
     def __init__(self, width: int) -> None:
         super().__init__(width, 1)
@@ -29,7 +29,7 @@ class ValueHead(nn.Linear):
         nn.init.zeros_(self.bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[N, width] → [N]. In float32 also under autocast: returns differ by less than bfloat16 resolves."""
+        """[N, width] → [N]. In float32 also under autocast: bfloat16 is too coarse for the differences of returns."""
         with torch.autocast(hidden.device.type, enabled=False):
             return super().forward(hidden.float())[:, 0]
 

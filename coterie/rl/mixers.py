@@ -122,7 +122,7 @@ def td_target(reward: Tensor, done: Tensor, following: Tensor, gamma: float) -> 
 
 
 @torch.no_grad()
-def track(target: nn.Module, online: nn.Module, rate: float) -> None:
+def polyak_update(target: nn.Module, online: nn.Module, rate: float) -> None:
     """Polyak averaging: target ← (1 − rate)·target + rate·online."""
     for slow, fast in zip(target.parameters(), online.parameters(), strict=True):
         slow.lerp_(fast, rate)

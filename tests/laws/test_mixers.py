@@ -23,7 +23,16 @@ from coterie.learners.mixer import Mixer, in_rounds, team_rewards
 from coterie.learners.replay_buffer import JointTurns, ReplayBuffer
 from coterie.learners.text_encoder import HiddenStates
 from coterie.models.base import Base
-from coterie.rl.mixers import Additive, Decomposition, Monotonic, Utility, monotonic, standardized_by, td_target, track
+from coterie.rl.mixers import (
+    Additive,
+    Decomposition,
+    Monotonic,
+    Utility,
+    monotonic,
+    polyak_update,
+    standardized_by,
+    td_target,
+)
 from coterie.types import Episode, Turn
 from tests.episodes import credited, episode, turn
 from tests.laws.test_resume import assert_same_run
@@ -154,7 +163,7 @@ def test_targets_look_one_round_ahead_and_never_past_the_end() -> None:
 def test_targets_follow_by_the_declared_share() -> None:
     slow, fast = disturbed(Utility(3, 2)), disturbed(Utility(3, 2), seed=1)
     before = [parameter.detach().clone() for parameter in slow.parameters()]
-    track(slow, fast, 0.25)
+    polyak_update(slow, fast, 0.25)
     for was, now, ahead in zip(before, slow.parameters(), fast.parameters(), strict=True):
         torch.testing.assert_close(now.data, 0.75 * was + 0.25 * ahead.data)
 
