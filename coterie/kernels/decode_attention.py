@@ -17,8 +17,8 @@ from torch import Tensor
 from coterie.kernels.pdl_launch import pdl_options, pdl_wait
 
 KEY_BLOCK = 64  # keys per block
-MIN_PROGRAMS = 128  # programs that keep a GPU busy; fewer are split along the keys
-MAX_PROGRAMS = 264  # above so many programs fewer pipeline stages let more programs share an SM
+MIN_PROGRAMS = 128  # that keep a GPU busy; with fewer the keys are split among more programs
+MAX_PROGRAMS = 264  # with more, fewer pipeline stages let more programs share an SM
 QKNorms = tuple[Any, Any]  # RMSNorms of queries and keys, in Qwen 3
 
 

@@ -39,7 +39,7 @@ def add_rms_norm(x: Tensor, y: Tensor | None, norm: Any) -> Tensor:
     """x += y in place, if y is given, then RMSNorm of x in the dtype of its weight: [T, N] → [T, N].
 
     y [T, N] may be split-K partial sums [splits, T, N].
-    The residual stream x stays in fp32, as in the learner: it costs nothing.
+    The residual stream x stays in fp32, as in the learner; this takes no more time.
     """
     out, width = torch.empty_like(x, dtype=norm.weight.dtype), x.shape[1]
     block, splits = triton.next_power_of_2(width), 0 if y is None else y.numel() // x.numel()

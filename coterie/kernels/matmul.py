@@ -91,7 +91,7 @@ def add_matmul_(out: Tensor, x: Tensor, weight: Tensor, scale: float = 1.0) -> N
 
 
 class LoraDelta(NamedTuple):
-    """What an adapter adds to some outputs of some tokens: low·upᵀ."""
+    """An adapter's contribution low·upᵀ to some outputs of some tokens."""
 
     tokens: slice
     outs: slice

@@ -10,7 +10,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from coterie.kernels.pdl_launch import pdl_options, pdl_wait
 
-SWIGLU_ROWS, SPLIT_K_ROWS = 64, 256  # above these rows, and for smaller layers, cuBLAS is as fast
+SWIGLU_ROWS, SPLIT_K_ROWS = 64, 256  # with more rows, or smaller layers, cuBLAS is as fast
 MIN_WEIGHTS = 1 << 22
 OUTS, MAX_TILE_ROWS = 64, 128  # outputs and rows per program
 PROGRAMS = 132  # one per SM

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-FIRST = 2048  # likeliest tokens to sort at first; the whole vocabulary only if these do not reach the mass p
+FIRST = 2048  # the likeliest tokens, sorted first; the whole vocabulary only if their mass is below p
 
 
 def top_k_top_p(logits: Tensor, top_p: Tensor, top_k: Tensor, temperature: Tensor) -> Tensor:
