@@ -1,4 +1,4 @@
-"""Our attention, plugged into every Hugging Face model: the layout of a forward decides which keys a query sees.
+"""Our attention, registered with transformers: a forward's layout computes attention in place of the model's own.
 
 All forwards run on one packed stream of tokens, `[1, T]`, without padding. A model's own attention modules pass us the
 stream's queries, keys and values, and the layout attends: `Packed` for training, layouts on the KV cache for sampling.
@@ -20,7 +20,7 @@ from transformers import AttentionInterface
 from coterie.kernels import varlen_attention
 
 NAME = "coterie"
-PAD_POSITION = 1 << 30  # beyond the reach of every query
+PAD_POSITION = 1 << 30  # after every real position, so causal masks hide it
 
 
 class UnsupportedModel(ValueError):
@@ -64,7 +64,7 @@ def _attention(
     return layout.attend(module.layer_idx, query[0], key[0], value[0], scaling, sliding_window)[None], None
 
 
-# Not in transformers' table of masks on purpose: a model then builds no mask at all.
+# Deliberately not registered in transformers' mask interface too: the model then builds no mask.
 AttentionInterface.register(NAME, _attention)
 
 
@@ -122,7 +122,7 @@ class Packed:
         assert all(a.start + a.length == b.start for a, b in pairwise(self.spans)), "spans cover the stream"
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None) -> Tensor:
-        # With a single query per row the flash kernel switches to another layout, which has no backward.
+        # With one query per row the flash kernel swaps queries and head groups, for decoding; that has no backward.
         if varlen_attention.is_supported(q, v) and self._varlen.max_seqlen_q > 1:
             return self._varlen.attend(q, k, v, scale, window)
         outs = []
@@ -153,7 +153,7 @@ class Packed:
 
 
 class RecordingLayout:
-    """Packed rows, recording each layer's KV shape and attention parameters: for the probe of a new model."""
+    """`Packed` that records each layer's KV shape and attention parameters, to probe a new model."""
 
     def __init__(self, rows: Sequence[Tensor]) -> None:
         starts = [sum(len(row) for row in rows[:i]) for i in range(len(rows))]

@@ -1,7 +1,7 @@
 """One base model, shared by every policy that is a LoRA adapter on it.
 
-A new model is probed once: two short rows go through its own modules, our attention and our forward. What agrees with
-the model's own logits is used from then on.
+A loaded model is probed once with two short rows: our attention, and our own forward, are used only if their logits
+agree with those of the model's own modules.
 """
 
 from __future__ import annotations
@@ -89,27 +89,27 @@ class Base:
         if weightless:
             self.layers = replace_linear_layers(self.model, self.routing)
             return
-        # Whole models are gathered in the precision in which they are trained, and can only be run in it.
+        # FSDP gathers the layers in the training precision, so a sharded model runs only under that autocast.
         with torch.autocast(self.device.type, torch.bfloat16, enabled=sharded and self.bf16):
             self._probe()
 
     def _probe(self) -> None:
-        """Replace the linear layers, shard the model if it is to be, and find the fastest way to run it that gives the
-        logits of its own forward."""
+        """Replace the linear layers, shard the model if requested, and choose the fastest forward whose logits agree
+        with those of the model's own."""
         rows = _probe_rows(self.vocab_size, self.device)
         expected = None if self.sharded else _own_logits(self.model, rows)
         self.layers = replace_linear_layers(self.model, self.routing)
-        if expected is None:  # layers are sharded as they will be run
+        if expected is None:  # the reference logits come from the sharded model, with its layers replaced
             shard_model(self.model, self.device, gather_bf16=self.bf16 and self.model.dtype == torch.float32)
             load_shards(self.model, self.folder)
-            # In the first pass FSDP fixes the dtype of the gradients to come.
+            # FSDP fixes the dtype of the gradients in its first pass, so the parameters must require them now.
             self.model.requires_grad_(self.model.dtype == torch.float32)
             expected = _own_logits(self.model, rows)
             self.model.requires_grad_(False)
         self.kv_shape, params = self._probe_attention(rows, expected)
         if self.kv_shape is None:
             self._check_row_by_row(rows, expected)
-        # Our own forward passes read weights without the modules' hooks, which gather sharded ones.
+        # Our own forwards read weights without calling the modules, whose hooks gather sharded ones.
         if self.kv_shape is not None and not self.sharded:
             self.forward = self._probe_forward(rows, expected, params)
         silu = getattr(self.model.config.get_text_config(), "hidden_act", None) == "silu"
@@ -139,7 +139,7 @@ class Base:
 
     @torch.no_grad()
     def load_weights(self, adapter: str | None, weights: Weights | None) -> None:
-        """Copy weights into those of an adapter on this base, or of the model itself; None: nothing to copy."""
+        """Copy weights into an adapter on this base, or into the model itself; None: nothing to copy."""
         if weights is None:
             return
         own = dict(self.model.named_parameters()) if adapter is None else self.adapter_parameters(adapter)
@@ -153,8 +153,8 @@ class Base:
 
     @contextmanager
     def with_own_attention(self) -> Iterator[None]:
-        """The model's own attention in eval mode inside the block, for `generate`. In training mode, gradient
-        checkpointing would switch the KV cache off."""
+        """Run `generate` inside the block: with the model's own attention, and in eval mode, as gradient checkpointing
+        switches the KV cache off in training mode."""
         self.model.set_attn_implementation(self.own_attention)
         training = self.model.training
         self.model.eval()
@@ -220,7 +220,7 @@ class Base:
     def _probe_attention(self, rows: list[Tensor], expected: Tensor) -> tuple[KVShape | None, list[AttentionParams]]:
         """Switch our attention on if its logits agree with the model's own; else None, with the model's own on."""
         if any("longrope" in str(getattr(module, "rope_type", "")) for module in self.model.modules()):
-            return None, []  # its RoPE of a row depends on the longest row of the batch
+            return None, []  # LongRoPE depends on the longest row, so packed rows would change each other
         layout, positions = RecordingLayout(rows), _positions(rows)
         try:
             self.model.set_attn_implementation(NAME)
@@ -244,8 +244,8 @@ class Base:
 
     @torch.no_grad()
     def _check_row_by_row(self, rows: list[Tensor], expected: Tensor) -> None:
-        """Training computes logits from hidden states itself; make sure that these are the model's."""
-        if self.sharded:  # processes would run it as often as they have rows, and wait for each other for ever
+        """Check that logits computed from the hidden states, as in training, are those of the model."""
+        if self.sharded:  # one forward per row: processes with fewer rows would leave the others waiting in collectives
             raise ModelError(f"{self.folder}: cannot be sharded, as its rows are computed one by one")
         if not _agrees(self.logits(self._row_by_row(torch.cat(rows), RecordingLayout(rows).packed, ())), expected):
             kind = self.model.config.model_type
@@ -253,7 +253,7 @@ class Base:
 
 
 def _probe_rows(vocab_size: int, device: torch.device) -> list[Tensor]:
-    """Two rows: a model that ignored our attention would let the second attend to the first."""
+    """Two rows, so that a model that bypasses our attention is found: its second row attends to the first."""
     number = sum(PROBE_LENGTHS)
     ids = torch.arange(1, number + 1, device=device) * max(1, vocab_size // (number + 1)) % vocab_size
     return list(ids.split(PROBE_LENGTHS))
@@ -266,8 +266,8 @@ def _own_logits(model: PreTrainedModel, rows: Sequence[Tensor]) -> Tensor:
 
 
 def _agrees(ours: Tensor, expected: Tensor) -> bool:
-    """True if logits agree on all tokens; in half precision on most: there one token may differ entirely when an early
-    layer rounds differently."""
+    """True if logits agree on all tokens. In half precision on most: rounding in an early layer can change single
+    tokens entirely."""
     errors = (ours - expected).float().norm(dim=-1) / expected.float().norm(dim=-1)
     return bool(errors.max() < 1e-3 if expected.dtype == torch.float32 else errors.median() < 5e-2)
 

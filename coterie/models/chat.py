@@ -64,15 +64,15 @@ class Chat:
 
     def extend(
         self,
-        read: Sequence[Message],
+        earlier: Sequence[Message],
         prompt_ids: Sequence[int],
         response_ids: Sequence[int],
         reply: str,
         messages: Sequence[Message],
     ) -> tuple[int, ...] | None:
-        """The next prompt of a conversation as an extension of the ids that were read and sampled.
+        """The next prompt of a conversation: the ids of the earlier prompt and of its reply, and a suffix.
 
-            read           reply          messages
+            earlier        reply          messages
             [user]         "4"            [user, assistant "4", user]   →  prompt_ids + response_ids + suffix
             [user]         "4"            [user, assistant "5", user]   →  None: another reply
             [user]         "<think>…"     a template that drops earlier thoughts  →  None
@@ -81,9 +81,9 @@ class Chat:
         end-of-turn token unless that was sampled. None: the caller must render `messages` from scratch.
         """
         last: Message = {"role": "assistant", "content": reply}
-        if list(messages[: len(read) + 1]) != [*read, last]:
+        if list(messages[: len(earlier) + 1]) != [*earlier, last]:
             return None
-        rest = _suffix(self._render(read), _escape_control_tokens(self.tokenizer, reply), self._render(messages))
+        rest = _suffix(self._render(earlier), _escape_control_tokens(self.tokenizer, reply), self._render(messages))
         if rest is None:
             return None
         added = _encode(self.tokenizer, rest)
@@ -266,9 +266,8 @@ def _control_pattern(tokenizer: PreTrainedTokenizerBase) -> re.Pattern[str] | No
     return re.compile("|".join(words)) if words else None
 
 
-@lru_cache(
-    maxsize=CACHED_PROMPTS
-)  # the members of a group have the same prompt; encoding one takes up to a millisecond
+# Cached: the episodes of a task often have the same prompt, and encoding one takes up to a millisecond.
+@lru_cache(maxsize=CACHED_PROMPTS)
 def _prompt_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[int, ...]:
     return _encode(tokenizer, text)
 
@@ -279,8 +278,9 @@ def _encode(tokenizer: PreTrainedTokenizerBase, text: str, special: bool = False
 
 
 def decode(tokenizer: PreTrainedTokenizerBase, ids: Iterable[int]) -> str:
+    """The text of ids without control tokens, except those of tool calls."""
     kept = list(ids)
     calls = not _tool_call_ids(tokenizer).isdisjoint(kept)
-    if calls:  # the tokenizer would drop these with the other control tokens
+    if calls:  # skip_special_tokens would also drop these
         kept = [id for id in kept if id in _text_ids(tokenizer)]
     return str(tokenizer.decode(kept, skip_special_tokens=not calls, clean_up_tokenization_spaces=False))

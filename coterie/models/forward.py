@@ -1,6 +1,6 @@
 """Our own forward for Llama-shaped decoders, for sampling: fused QKV and gate/up projections, per-run LoRA.
 
-It reads the model's own parameters and computes what the model's modules compute; `Base` probes that it does.
+It uses the model's own parameters; `Base` checks that its logits agree with those of the model's modules.
 Activations keep the layout of `linear_inference`, so that few tokens on a CPU are never transposed.
 """
 

@@ -1,4 +1,4 @@
-"""Convert a GGUF file to a folder in Hugging Face layout, once: loading GGUF takes half a minute, the folder none."""
+"""Convert a GGUF file to a folder in Hugging Face layout, once: transformers takes half a minute to load GGUF."""
 
 from __future__ import annotations
 

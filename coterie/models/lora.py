@@ -19,7 +19,7 @@ from coterie.models.lora_routing import LoraMixer, LoraPair, Routing, slices
 
 
 class LoraLinear(nn.Module):
-    """A linear layer, frozen or trained, plus the adapters that its tokens are routed to."""
+    """A linear layer, frozen or trained, with adapters: each token goes through the one that it is routed to."""
 
     transposed = False  # True if the weight is [in, out]
 
@@ -51,7 +51,7 @@ class LoraLinear(nn.Module):
         parts: list[Tensor] = []
         at = 0
         for start, end, adapter in self.routing.segments:
-            if adapter is None or adapter not in self.pairs:  # this adapter does not touch this layer
+            if adapter is None or adapter not in self.pairs:  # the adapter has no weights on this layer
                 continue
             pair = self.pairs[adapter]
             low = F.linear(flat[start:end], pair.down)
@@ -99,7 +99,7 @@ class FusedLinear:
             self.mixer.add(x, out)
         return out
 
-    @torch.inference_mode(False)  # the learner trains through these weights, whoever calls
+    @torch.inference_mode(False)  # tensors made in inference mode could not be trained through
     @torch.no_grad()
     def reserve_rows(self, rows: int) -> None:
         """Move the weights into a tensor with `rows` free rows below them, `wide`; the parameters stay the same."""

@@ -54,7 +54,7 @@ class StackedLora:
             yield self.up[start : start + len(pair.up), column:end], pair.up.detach(), 1.0
 
     def without_lora(self, x: Tensor, epilogue: Epilogue = None) -> Tensor:
-        """[T, in] → [T, Σ out] without adapters; half as wide after SwiGLU; maybe split-K sums for a residual."""
+        """[T, in] → [T, Σ out] without adapters; SwiGLU halves the width; a residual may get split-K partial sums."""
         if epilogue == "swiglu" and use_skinny_gemm(x, self.weight, SWIGLU_ROWS):
             return swiglu_gemm(x, self.weight, self.bias)
         out = _gemm(x, self.weight, self.bias, epilogue)

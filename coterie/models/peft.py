@@ -19,12 +19,12 @@ from coterie.models.lora import Adapter, LoraLinear
 
 WEIGHTS = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
-# PEFT settings that leave an adapter plain LoRA. Any other setting with a value is refused, including future ones.
+# PEFT settings that leave an adapter plain LoRA. A value for any other setting is refused, also for future ones.
 READ = {"r", "lora_alpha", "use_rslora", "bias", "peft_type", "init_lora_weights"}
-WHERE = {"target_modules", "exclude_modules", "layers_pattern", "fan_in_fan_out"}  # the tensor names say it
+WHERE = {"target_modules", "exclude_modules", "layers_pattern", "fan_in_fan_out"}  # the tensor names have the layers
 IN_TRAINING = {"lora_dropout", "inference_mode", "eva_config", "loftq_config", "runtime_config", "ensure_weight_tying"}
 ABOUT = {"task_type", "base_model_name_or_path", "revision", "auto_mapping", "peft_version"}
-UNUSED = {"megatron_core", "qalora_group_size"}  # in every file, but effective only with settings that are refused
+UNUSED = {"megatron_core", "qalora_group_size"}  # in every file, without effect unless a refused setting is on
 PLAIN_LORA = READ | WHERE | IN_TRAINING | ABOUT | UNUSED
 # Other initializations (PiSSA, OLoRA, CorDA, LoftQ) also change the base weights.
 INITIALIZATIONS = (True, False, None, "gaussian", "eva", "orthogonal")

@@ -1,35 +1,34 @@
-"""The text of a reply while it is sampled: parts that will not change, as soon as they are known."""
+"""Incremental detokenization: the text of a reply while it is sampled, in parts that later tokens cannot change."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from coterie.models.chat import Chat, decode, trim
-
-HALF = "\ufffd"  # what half a character decodes to
+from coterie.models.token_text import INCOMPLETE
 
 
 class ReplyStream:
     """Turns the tokens of one reply into text, part by part; all parts together are `chat.text(ids, stops)`.
 
-    The bytes of half a character, and the beginning of a stop string, are held back until the next token decides.
+    Incomplete characters, and text that may be the beginning of a stop string, are held back until more tokens come.
     """
 
     def __init__(self, chat: Chat, stops: Sequence[str] = ()) -> None:
         self.chat, self.stops = chat, tuple(stops)
         self.ids: list[int] = []
-        self.held = ""  # decoded, and not given out yet
+        self.held = ""  # decoded, but not returned yet
         self.stopped = False
-        # Only the last tokens are decoded again: those since `_context`, of which `_known` have given their text.
+        # Only ids[_context:] are decoded again; the text of ids[:_known] is decoded for good.
         self._context = self._known = 0
 
     def feed(self, ids: Sequence[int]) -> str:
-        """Append tokens; returns the text that is certain now and was not before."""
+        """Append tokens; returns the new text that later tokens cannot change."""
         self.ids += [id for id in ids if id not in self.chat.end_ids]
         tokenizer = self.chat.tokenizer
         before = decode(tokenizer, self.ids[self._context : self._known])
         text = decode(tokenizer, self.ids[self._context :])
-        if text.endswith(HALF) or len(text) <= len(before):
+        if text.endswith(INCOMPLETE) or len(text) <= len(before):
             return ""
         self._context, self._known = self._known, len(self.ids)
         return self._certain(text[len(before) :])

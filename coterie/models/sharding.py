@@ -1,7 +1,7 @@
 """Sharded models with FSDP2: every process holds a part of each layer's weights, and gathers a layer when it runs.
 
-Embedding and LM head are whole in every process: log-probs are computed from the head's weight itself, outside of the
-modules' hooks that gather weights.
+Embedding and LM head are replicated: log-probs are computed from the LM head's weight directly, without calling the
+module, whose hooks would gather a sharded weight.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def empty_model(folder: Path, dtype: torch.dtype, attention: str) -> PreTrainedM
     config = without_dropout(read_config(folder))
     with init_empty_weights(include_buffers=False):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
-    model.tie_weights()  # every parameter was registered as one of its own
+    model.tie_weights()  # init_empty_weights has replaced each parameter, tied ones too
     if (folder / GENERATION).is_file():
         model.generation_config = GenerationConfig.from_pretrained(folder)  # it is saved with the model
     return model.eval()
@@ -39,8 +39,8 @@ def shard_model(model: PreTrainedModel, device: torch.device, gather_bf16: bool)
     """Shard an empty model over all processes, layer by layer, and allocate this process's part; its values are
     undefined until `load_shards`. Gradients are summed over the processes, not averaged.
 
-    `gather_bf16`: layers are gathered in bfloat16, for autocast: its own copies of fp32 weights would be those of the
-    whole model, kept until the backward pass.
+    `gather_bf16`: gather fp32 layers in bfloat16. Otherwise autocast would cast each gathered weight, and keep the
+    copies of all layers until the backward pass.
     """
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     whole = {*embedding.parameters(), *head.parameters()}
@@ -53,11 +53,11 @@ def shard_model(model: PreTrainedModel, device: torch.device, gather_bf16: bool)
     half = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
     policy = half if gather_bf16 else MixedPrecisionPolicy()
     for module in (*layers, model.base_model):
-        # Also the trunk is resharded after its forward: else its parameters would be whole between two passes.
+        # The trunk too is resharded after its forward; otherwise its own parameters would stay gathered.
         options = {"reshard_after_forward": True, "ignored_params": whole, "mp_policy": policy}
         sharded = fully_shard(module, mesh=mesh, **options)  # type: ignore[call-overload]
         sharded.set_gradient_divide_factor(1.0)
-        sharded.set_force_sum_reduction_for_comms(True)  # gloo has no other
+        sharded.set_force_sum_reduction_for_comms(True)  # gloo has no averaging or scaled reduction
     buffers = {name: buffer.to(device) for name, buffer in model.named_buffers()}
     model.to_empty(device=device)
     for name, buffer in model.named_buffers():
@@ -75,7 +75,7 @@ def load_shards(model: PreTrainedModel, folder: Path) -> None:
     for file in sorted(folder.glob("*.safetensors")):
         try:
             with safe_open(file, "pt") as stored:
-                for name in stored.keys():  # noqa: SIM118 - it is no mapping
+                for name in stored.keys():  # noqa: SIM118 - safe_open is not iterable
                     for key in (name, prefix + name):
                         if (tensor := missing.pop(key, optional.get(key))) is not None:
                             _copy_part(tensor, stored.get_slice(name), f"{file}: {name}")
@@ -107,14 +107,14 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def gather(tensors: Mapping[str, Tensor], keep: bool) -> dict[str, Tensor]:
-    """Whole tensors on the CPU, gathered one at a time by all processes; `keep` False: only take part."""
+    """Gather full tensors to the CPU, one at a time; all processes take part. `keep` False: return none of them."""
     whole = ((name, t.full_tensor() if isinstance(t, DTensor) else t) for name, t in tensors.items())
     return {name: tensor.detach().cpu() for name, tensor in whole if keep}
 
 
 def gather_like(part: Tensor, parameter: nn.Parameter, keep: bool = True) -> Tensor:
-    """A tensor that is sharded like a parameter, gathered by all processes: [parameter's shape]; `keep` False: only
-    take part."""
+    """Gather the full tensor of one that is sharded like a parameter, such as an optimizer's moment; all processes take
+    part. `keep` False: return the local part."""
     if not isinstance(parameter, DTensor) or part.shape != parameter.to_local().shape:
         return part
     mesh, shape, stride = parameter.device_mesh, parameter.shape, parameter.stride()

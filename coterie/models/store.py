@@ -1,4 +1,4 @@
-"""Where model weights come from: the demo model, a folder, a GGUF file, or a hub; and checked loading of them."""
+"""Resolves model names (the demo model, a folder, a GGUF file, a hub name) to folders, and loads their files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from coterie.models.demo_model import demo
 from coterie.models.gguf import convert
 from coterie.models.progress_bars import no_progress_bars
 
-FILES = ["*.safetensors", "*.json", "*.jinja", "tokenizer*", "*.model", "*.txt"]
+DOWNLOADED = ["*.safetensors", "*.json", "*.jinja", "tokenizer*", "*.model", "*.txt"]
 GENERATION = "generation_config.json"
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 WORKS = (
@@ -60,7 +60,7 @@ def resolve(name: str, cache: Path | None = None) -> Path:
 
 def _converted(gguf: Path, cache: Path) -> Path:
     found = gguf.stat()
-    # Size and time in the key: a replaced file is another model under the same name.
+    # Size and modification time are in the key, since a file may be replaced by another model.
     key = hashlib.sha256(f"{gguf} {found.st_size} {found.st_mtime_ns}".encode()).hexdigest()[:12]
     return build_once(cache / f"{gguf.stem}-{key}", lambda out: convert(gguf, out))
 
@@ -80,7 +80,7 @@ def _from_hub(name: str) -> Path:
 
 
 def _from_huggingface(name: str) -> str:
-    return str(snapshot_download(name, allow_patterns=FILES, ignore_patterns=["*/*"]))
+    return str(snapshot_download(name, allow_patterns=DOWNLOADED, ignore_patterns=["*/*"]))
 
 
 def _from_modelscope(name: str) -> str:
@@ -88,7 +88,7 @@ def _from_modelscope(name: str) -> str:
         raise ModelError(f"model {name}: COTERIE_HUB=modelscope needs `pip install modelscope`")
     from modelscope import snapshot_download as from_modelscope
 
-    return str(from_modelscope(name, allow_patterns=FILES, ignore_patterns=["*/*"]))
+    return str(from_modelscope(name, allow_patterns=DOWNLOADED, ignore_patterns=["*/*"]))
 
 
 def read_config(folder: Path) -> PreTrainedConfig:

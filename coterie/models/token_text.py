@@ -9,7 +9,7 @@ from functools import cache
 from transformers import PreTrainedTokenizerBase
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")  # a byte in vocabularies that fall back to bytes
-INCOMPLETE = "\ufffd"  # what a part of a character is decoded to
+INCOMPLETE = "\ufffd"  # the decoded form of an incomplete UTF-8 character
 NO_TOKEN = ""  # of ids beyond the vocabulary, which padded embeddings have
 
 
@@ -20,7 +20,7 @@ def token_string(tokenizer: PreTrainedTokenizerBase, id: int) -> str | list[int]
         return NO_TOKEN
     if byte := BYTE_TOKEN.fullmatch(token):
         return [int(byte[1], 16)]
-    # Behind another token: some tokenizers drop the space before the first one.
+    # Decoded after another token: some tokenizers drop the space before the first one.
     anchor = _anchor(tokenizer)
     text = _decoded(tokenizer, [*anchor, id]).removeprefix(_decoded(tokenizer, anchor))
     if INCOMPLETE in text and all(character in _byte_of() for character in token):

@@ -31,7 +31,7 @@ def ops(x: Tensor) -> Any:
 
 
 class GradientStart(torch.autograd.Function):
-    """The identity, where the backward stops: its output requires a gradient. For the first block with an adapter."""
+    """The identity, with an output that requires a gradient: the backward pass ends at the first block with LoRA."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, anchor: Tensor) -> Tensor:
@@ -89,7 +89,7 @@ class Rope(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class ShardRun:
-    """A run of tokens and the adapter shard that it uses."""
+    """Consecutive tokens that use one adapter, and that adapter's shard."""
 
     tokens: slice
     shard: LoraShard
@@ -212,7 +212,7 @@ class TrainableForward:
         self, i: int, block: Block, x: Tensor, y: Tensor | None, cos: Tensor, sin: Tensor, layout: Layout,
         dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """The residual stream as two summands, x + y, which the next norm adds."""
+        """One decoder layer. The residual stream is x + y, two summands that the next norm adds."""
         x, read = _add_rms_norm(x, y, block.input_norm, dtype)
         x, read = _add_rms_norm(x, self._attend(i, block, read, cos, sin, layout), block.mlp_norm, dtype)
         return x, swiglu_mlp(read, block.gate_up, block.down)

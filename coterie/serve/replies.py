@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from coterie.models.chat import trim
-from coterie.models.reply_stream import HALF, ReplyStream
+from coterie.models.reply_stream import ReplyStream
+from coterie.models.token_text import INCOMPLETE
 from coterie.rollout.agent import Player
 from coterie.rollout.playable import PlayableTeam, answer_text
 from coterie.seeds import stable_hash
@@ -171,7 +172,7 @@ def token_logprobs(team: PlayableTeam, policy: str, piece: Piece) -> dict[str, A
         {
             "token": text,
             "logprob": logprob,
-            "bytes": None if HALF in text else list(text.encode()),
+            "bytes": None if INCOMPLETE in text else list(text.encode()),
             "top_logprobs": [],
         }
         for text, logprob in zip(texts, piece.logprobs, strict=True)

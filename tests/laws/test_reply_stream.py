@@ -7,7 +7,8 @@ import random
 import pytest
 
 from coterie.models.chat import Chat
-from coterie.models.reply_stream import HALF, ReplyStream
+from coterie.models.reply_stream import ReplyStream
+from coterie.models.token_text import INCOMPLETE
 from tests.models import VOCABULARY, tiny_tokenizer
 
 TEXTS = ["The answer is 42.", "äöü € 🙂🙂 日本", "a\nb\n\nc", ""]
@@ -28,7 +29,7 @@ def test_the_parts_of_a_text_are_the_text_up_to_its_stop(text: str, stops: tuple
     for together in (1, 3):
         parts = streamed(chat, ids, stops, together)
         assert "".join(parts) == chat.text(ids, stops)
-        assert not any(HALF in part for part in parts)
+        assert not any(INCOMPLETE in part for part in parts)
 
 
 def test_random_bytes_are_decoded_as_the_whole_is() -> None:
