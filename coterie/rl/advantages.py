@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-FLAT = 1e-6  # a range below this is rounding
+FLAT = 1e-6  # a smaller range or deviation is rounding error
 
 
 def _group_sizes(group: Tensor) -> tuple[Tensor, Tensor]:

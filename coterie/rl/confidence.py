@@ -1,7 +1,7 @@
 """Confidence weighting: advantages are scaled by how confident a message was. Pure functions, each [N] → [N].
 
 A message's confidence is the mean over its tokens of log|V| − H, V the vocabulary and H the entropy. Only its standard
-score within a group is ever used, and log|V| is the same for the whole group, so it cancels and is left out.
+score within a group is used, in which log|V|, a constant of the group, cancels; so it is left out.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def confidence_weights(
 ) -> Tensor:
     """The factor of each message's advantages; `sign` is that of their mean. A turn without entropy (or log-probs) gets
     factor 1 and is left out of its group's statistics."""
-    read = mean_logprob if kind == "nll" else mean_entropy
-    known = [read(sample.turns[0]) for sample in samples]
+    score_of = mean_logprob if kind == "nll" else mean_entropy
+    known = [score_of(sample.turns[0]) for sample in samples]
     scores = torch.tensor([0.0 if number is None else number for number in known], dtype=torch.float64)
     missing = torch.tensor([number is None for number in known], dtype=torch.bool)
     group = torch.where(missing, -1 - torch.arange(len(group)), group)  # each a group of its own: standard score 0

@@ -13,12 +13,12 @@ GroupBy = Literal["batch", "task", "role", "policy", "opponents", "turn", "promp
 Part = str | int | tuple[int, ...] | tuple[str, ...]
 Key = tuple[tuple[GroupBy, Part], ...]
 
-LONGEST = 80  # characters of a key's part that are shown
+LONGEST = 80  # characters; a longer part of a key is shown as a hash
 
 
 @dataclass(frozen=True)
 class GroupSample:
-    """What is compared: one turn, or all turns of a round (a joint action), with its return."""
+    """A member of a group: one turn, or all turns of a round (a joint action), and its return."""
 
     key: Hashable  # equal for samples of one group
     episode: Episode
@@ -27,7 +27,7 @@ class GroupSample:
 
 
 def group_key(episode: Episode, turn: Turn, group_by: Sequence[GroupBy]) -> Key:
-    """What this turn must have in common with the others of its group; `batch` groups all turns of a step."""
+    """The key that all turns of a group share; `batch` puts all turns of a step into one group."""
     parts: dict[GroupBy, Part] = {
         "batch": 0,
         "task": episode.task.id,
@@ -41,7 +41,7 @@ def group_key(episode: Episode, turn: Turn, group_by: Sequence[GroupBy]) -> Key:
 
 
 def describe_key(key: Hashable) -> dict[str, str | int]:
-    """A group key as a reader sees it, by the name of each part. Long parts, such as prompts, become hashes."""
+    """A group key for display, by the name of each part. Long parts, such as prompts, become hashes."""
     pairs = (
         key if isinstance(key, tuple) and all(isinstance(p, tuple) and len(p) == 2 for p in key) else (("key", key),)
     )

@@ -106,9 +106,9 @@ class Decomposition(nn.Module):
 
 
 def standardized_by(utilities: Tensor, known: Tensor, present: Tensor, epsilon: float = 1e-6) -> Tensor:
-    """Each role's utilities minus the mean of its known ones, over their standard deviation: → [N, R].
+    """Each role's utilities, standardized by the mean and deviation of its utilities in the replay buffer: → [N, R].
 
-    `known` [K, R] are the buffer's utilities, `present` [K, R] tells which roles had a message.
+    `known` [K, R] are the buffer's utilities; `present` [K, R] is True where the role had a message.
     """
     count = present.sum(dim=0)
     mean = (known * present).sum(dim=0) / count.clamp(min=1)

@@ -22,8 +22,8 @@ class Node:
 def team_rounds(turns: Sequence[Turn]) -> list[int]:
     """The team's round of each turn: the highest role round reached so far.
 
-    A role that speaks less often than others is counted in the round that the team had reached, so that every round is
-    a contiguous part of the episode.
+    A turn of a role that speaks less often than others counts to the round that the team has reached, so that every
+    round is a contiguous part of the episode.
 
         left 0   right 0   left 1   right 1   →  0 0 1 1
         left 0   left 1    right 0            →  0 1 1
