@@ -26,11 +26,11 @@ class Credit:
 
     @property
     def uses_team_reward(self) -> bool:
-        """True if the team's reward counts, False if turns earn their own rewards alone."""
+        """True if credit includes the team's reward; False if it consists of the turns' own rewards alone."""
         return True
 
     def turn_reward(self, episode: Episode, turn: Turn) -> float:
-        """What a turn earns by itself, before later rewards and baselines: `coterie check` shows it by role."""
+        """A turn's immediate reward, before later rewards and baselines: `coterie check` shows it by role."""
         return own_reward(turn) + (episode.reward if self.uses_team_reward else 0.0)
 
     def problems(self, config: Any) -> Iterator[tuple[str, str]]:
