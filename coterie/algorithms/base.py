@@ -1,7 +1,7 @@
 """`Algorithm`: PPO's clipped loss, importance ratios, the KL penalty and the update loop that all algorithms share.
 
 A new algorithm is a subclass in one file, and overrides the hook that makes it different: most often
-`compute_advantages`. The rest of Coterie asks an algorithm what it needs, and knows no concrete one.
+`compute_advantages`. The rest of Coterie reads an algorithm's properties and never imports a concrete one.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Algorithm:
     needs_values: ClassVar[bool] = False  # `turn.values`, from a value head or from critics
     central_critic: ClassVar[bool] = False  # critics must read the joint context; one is made if the config has none
     needs_mixer: ClassVar[bool] = False  # a mixer of message utilities, and so the config's text encoder
-    # Options that no advantage depends on: how turns are played and trained on.
+    # Options that advantages do not depend on, such as those of the loss: `coterie replay` rejects changes to them.
     not_in_advantage: ClassVar[frozenset[str]] = frozenset(
         {"clip", "clip_high", "dual_clip", "level", "normalize", "epochs", "minibatches", "reduce", "reduce_length"}
         | {"kl_estimator", "entropy", "entropy_halves", "stop_kl", "truncate", "rotate"}
@@ -78,7 +78,7 @@ class Algorithm:
 
     @property
     def chain(self) -> Chain:
-        """Whose later rewards count for a turn: its own role's, or the whole team's."""
+        """The turns whose later rewards a turn's return includes: those of its own role, or of the whole team."""
         return "role"
 
     @property
@@ -98,7 +98,7 @@ class Algorithm:
         return False
 
     def needs_utility(self, step: int) -> bool:
-        """True if advantages are made of `turn.utility`, a mixer's estimate, at this step."""
+        """True if advantages are computed from `turn.utility`, a mixer's estimate, at this step."""
         return False
 
     @property
@@ -107,7 +107,7 @@ class Algorithm:
         return None
 
     def make_critic(self, factory: CriticFactory) -> ValueEstimator | None:
-        """The critic that trains beside the policies, built by `factory`; None: none."""
+        """The critic that trains beside the policies, built by `factory`; None for algorithms without one."""
         return None
 
     def trains_policies(self, step: int) -> bool:
@@ -130,7 +130,7 @@ class Algorithm:
         return []
 
     def samples(self, episodes: Sequence[Episode]) -> list[GroupSample]:
-        """What is compared in groups, each with its group key; empty for algorithms without groups."""
+        """The members of all groups, each with its group key; empty for algorithms without groups."""
         return []
 
     def group_sizes(self, episodes: Sequence[Episode]) -> list[int]:
@@ -210,8 +210,8 @@ class Algorithm:
                 history[i].append(metrics)
                 if not todo[i] or (self.stop_kl is not None and metrics["kl_step"] > self.stop_kl):
                     del todo[i]
-        unread = () if self.kl > 0 else ("kl",)  # no reference policy was read
-        return [{name: x for name, x in _fit_metrics(fits).items() if name not in unread} for fits in history]
+        unused = () if self.kl > 0 else ("kl",)  # there are no reference log-probs
+        return [{name: x for name, x in _fit_metrics(fits).items() if name not in unused} for fits in history]
 
     def _minibatches(self, batch: Batch, rng: random.Random) -> Iterator[Batch]:
         for _ in range(self.epochs):

@@ -43,7 +43,7 @@ class Groups:
 
 
 def group_advantages(groups: Groups, baseline: Baseline, scale: Scale, decay: float, memory: dict[str, Any]) -> Tensor:
-    """Reward minus baseline for each sample, optionally over the group's standard deviation: [N]."""
+    """Reward minus baseline for each sample, optionally divided by the group's standard deviation: [N]."""
     rewards, index = groups.rewards, groups.index
     if baseline == "ema":
         difference = rewards - _moving_average(groups, decay, memory)
@@ -76,7 +76,7 @@ def write_advantages(
 
 
 def _write_groups(groups: Groups) -> None:
-    """Write `turn.group`: what each turn was compared with."""
+    """Write `turn.group`: the statistics of each turn's group."""
     rewards, index = groups.rewards, groups.index
     means, spreads = group_mean(rewards, index).tolist(), group_deviation(rewards, index).tolist()
     sizes = torch.bincount(index)[index].tolist() if len(index) else []
@@ -89,7 +89,7 @@ def _write_groups(groups: Groups) -> None:
 
 
 def _moving_average(groups: Groups, decay: float, memory: dict[str, Any]) -> Tensor:
-    """Each group's average over the steps before; in a group's first step, its mean in this step."""
+    """Each group's moving average over the steps before; for a new group, its mean in this step."""
     averages: dict[Any, float] = memory.setdefault(AVERAGES, {})
     means = group_mean(groups.rewards, groups.index).tolist()
     now = {sample.key: mean for sample, mean in zip(groups.samples, means, strict=True)}

@@ -144,7 +144,7 @@ class Grpo(Algorithm):
             yield from ((f"{key}{option}", message) for option, message in self._unused_by_role(role))
 
     def _group_problems(self, config: Any, key: str) -> Iterator[tuple[str, str]]:
-        """What is wrong with the group options, of all roles or of the role whose `key` this is."""
+        """Problems with the group options; `key`: `algorithm`, or the section of one role."""
         if self.group_by == ():
             yield f"{key}.group_by", EMPTY
         compares = self.baseline in ("mean", "others") or self.scale == "deviation"

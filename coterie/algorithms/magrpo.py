@@ -61,7 +61,7 @@ class Magrpo(Algorithm):
         return turn.credit - float(self.token_kl_penalty(turn).sum())
 
     def forks(self, episodes: list[Episode], learning: Collection[str]) -> list[Fork]:
-        """Siblings that joint actions still lack; called again, as the new rounds lack siblings too."""
+        """The missing siblings of all joint actions; called again, as newly played rounds need siblings too."""
         played_forks = {(episode.origin, episode.fork) for episode in episodes}
         later = [(e, *joint) for e in episodes if e.error is None for joint in list(sampled_rounds(e).items())[1:]]
         trained = [(e, level) for e, level, turns in later if any(t.policy in learning and t.trainable for t in turns)]

@@ -16,27 +16,26 @@ ROUNDS = ("rounds", "max_rounds", "max_refinement_iterations", "max_steps", "max
 
 def shared_option_problems(algorithm: Algorithm, config: Any) -> Iterator[tuple[str, str]]:
     """Problems with the options that all algorithms share, as (dotted key, message)."""
-    it = algorithm
-    changed = {f.name for f in fields(it) if getattr(it, f.name) != f.default}
+    changed = {f.name for f in fields(algorithm) if getattr(algorithm, f.name) != f.default}
     for key in ("kl_in", "kl_estimator"):
-        if it.kl == 0 and key in changed:
+        if algorithm.kl == 0 and key in changed:
             yield f"algorithm.{key}", "has no effect while algorithm.kl is 0"
-    if it.kl > 0 and it.kl_in == "reward" and "kl_estimator" in changed:
+    if algorithm.kl > 0 and algorithm.kl_in == "reward" and "kl_estimator" in changed:
         yield "algorithm.kl_estimator", "has no effect with kl_in: reward, which always takes k1"
-    if it.entropy == 0 and it.entropy_halves is not None:
+    if algorithm.entropy == 0 and algorithm.entropy_halves is not None:
         yield "algorithm.entropy_halves", "has no effect while algorithm.entropy is 0"
-    if it.single_update:
+    if algorithm.single_update:
         for key in ("dual_clip", "clip_high", "clip", "stop_kl"):
             if key in changed:
                 yield f"algorithm.{key}", "has no effect with one epoch and one minibatch: every ratio is 1"
-    if it.level == "token" and "normalize" in changed:
+    if algorithm.level == "token" and "normalize" in changed:
         yield "algorithm.normalize", "has no effect with level: token, where every token has its own ratio"
-    if (it.reduce == "fixed") != (it.reduce_length is not None):
+    if (algorithm.reduce == "fixed") != (algorithm.reduce_length is not None):
         yield "algorithm.reduce_length", "goes with reduce: fixed, which divides by it, and with nothing else"
     trained = [name for name, policy in config.policies.items() if not policy.frozen]
-    if it.rotate is not None and len(trained) < 2:
+    if algorithm.rotate is not None and len(trained) < 2:
         yield "algorithm.rotate", f"has no effect: {len(trained)} policy trains, so there is none to alternate with"
-    if it.rotate_turns is not None and _has_one_round(config.workflow):
+    if algorithm.rotate_turns is not None and _has_one_round(config.workflow):
         yield "algorithm.rotate_turns", f"has no effect: in {config.workflow.name} every role speaks once"
 
 

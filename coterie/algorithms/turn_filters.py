@@ -1,4 +1,4 @@
-"""Filters that drop turns from training: stale ones, and those of rounds that do not train at this step.
+"""Filters that drop turns from training: stale (off-policy) ones, and those of rounds that do not train now.
 
 Turns are dropped before advantages are computed: the reward of a dropped turn must not enter a baseline, be it a group
 mean, a moving average, or whitening statistics.
@@ -21,9 +21,9 @@ def count_silent(episodes: Sequence[Episode], roles: Iterable[str]) -> Metrics:
 def drop_stale(
     episodes: Sequence[Episode], learners: Mapping[str, Learner], versions: Mapping[str, int] | None = None
 ) -> Metrics:
-    """Drop and count turns sampled with other weights than intended, as by an engine that missed an update.
+    """Drop and count turns whose weights version is not the expected one, as of an engine that missed an update.
 
-    `versions`: those intended, which a rollout that runs ahead of the learners lags behind; None: the learners'.
+    `versions`: the expected ones, older than the learners' if the rollout runs ahead; None: the learners' current ones.
     """
     expected = {policy: learner.version for policy, learner in learners.items()} if versions is None else versions
     sampled = [turn for episode in episodes for turn in episode.turns if turn.response_ids and turn.trainable]

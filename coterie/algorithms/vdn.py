@@ -83,7 +83,7 @@ def mixer_problems(algorithm: Any, config: Any) -> Iterator[tuple[str, str]]:
 
 
 def without_noise(groups: Groups) -> Groups:
-    """Remove the utilities of groups in which the team earned the same reward in every episode.
+    """Subtract the utilities from the rewards of groups in which the team earned the same in every episode.
 
     In such a group utilities differ mostly by estimation error, and dividing by their deviation would scale that error
     to the size of a real advantage.

@@ -50,7 +50,7 @@ def _mean_values(turns: Sequence[Turn]) -> dict[str, float]:
 
 
 def _value_of_others(turn: Turn, episode: Episode, elsewhere: Mapping[str, float]) -> float:
-    """The other roles' values that do not depend on this turn: of turns seen before it, those of this episode; of roles
-    that speak only after it, their mean over the step's other episodes."""
+    """The sum of the other roles' values, independent of this turn: of roles seen before it, their values in this
+    episode; of roles that speak only after it, their mean over the step's other episodes."""
     known = {**elsewhere, **_mean_values([episode.turns[i] for i in turn.seen])}
     return sum(value for role, value in known.items() if role != turn.role)
