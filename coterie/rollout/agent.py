@@ -1,4 +1,4 @@
-"""Agents: what `team.solver.say(…)` in a workflow is. An agent samples from the engine and records each turn."""
+"""Agents, for `team.solver.say(…)` in a workflow: each renders prompts, samples from the engine and records turns."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from coterie.types import Engine, Message, Sample, Sampling, Turn
 
 Players = Mapping[str, "Player"]  # by role
 FixedTurns = Mapping[tuple[str, int], Turn | str]  # by role and its nth turn: a recorded turn, or a text
-OnText = Callable[[str, str | None], None]  # called with a role and the next part of its reply; None: it ended
+OnText = Callable[[str, str | None], None]  # called with a role and the next part of its reply, None at its end
 SAMPLED = [f.name for f in fields(Turn) if f.default is MISSING]  # the fields that are set when a turn is sampled
 
 
@@ -36,7 +36,7 @@ class Player:
 
 
 def players_of(config: Config, policies: Mapping[str, str], evaluating: bool) -> dict[str, Player]:
-    """The player of each role; `policies`: who plays its first turn."""
+    """The player of each role; `policies`: the policy of each role's first turn."""
     sampling = config.evaluation_sampling_of if evaluating else config.sampling_of
     later = {name: role.policies[1:] for name, role in config.roles.items()}
     return {role: Player(policy, sampling(role), later[role]) for role, policy in policies.items()}
@@ -59,7 +59,8 @@ def changed(sampling: Sampling, overrides: Mapping[str, Any]) -> Sampling:
 
 
 def as_messages(messages: str | Sequence[Message]) -> list[Message]:
-    """A conversation, also of a text alone. Checked here, where the traceback still ends in the workflow."""
+    """A list of messages; a bare string is one user message. Invalid ones raise here, while the workflow's call is
+    on the traceback."""
     conversation = [Message(role="user", content=messages)] if isinstance(messages, str) else list(messages)
     for message in conversation:
         if not isinstance(message, Mapping) or not all(isinstance(message.get(k), str) for k in ("role", "content")):
@@ -121,7 +122,7 @@ class RecordingAgent:
 
     @property
     def _text_player(self) -> TextPlayer | None:
-        """Who plays the role's next turn, if it is played by text alone."""
+        """The endpoint or person that plays the role's next turn; None if an engine samples it."""
         return self.text_players.get(self.player.policy_at(self.requests))
 
     async def _reply(

@@ -46,7 +46,7 @@ class Collector:
         return {policy: learner.version for policy, learner in learners.items()}
 
     def metrics(self) -> Metrics:
-        """What is to be known of the step's rollout beside its episodes."""
+        """Metrics of the step's rollout beside those of its episodes; a cluster's collector has some."""
         return {}
 
     def fork(self, forks: Sequence[Fork], players: Players) -> list[Episode]:
@@ -121,7 +121,7 @@ def new_episodes(tasks: Sequence[Task], repeats: int, seed: int) -> list[Episode
     episodes: list[Episode] = []
     repeat: Counter[str] = Counter()
     for task in (task for task in tasks for _ in range(repeats)):
-        # A task that occurs twice in a step keeps counting, so that its episodes have different seeds.
+        # Repeats are counted over the step: a task that occurs twice in it gets different seeds.
         episode = Episode(f"{task.id}/{repeat[task.id]}", task, repeat[task.id])
         episode.seed = stable_hash(seed, task.id, episode.repeat)
         episodes.append(episode)
@@ -130,7 +130,7 @@ def new_episodes(tasks: Sequence[Task], repeats: int, seed: int) -> list[Episode
 
 
 def without_task(episode: Episode) -> dict[str, Any]:
-    """An episode's fields without its task, which is known where they are sent, and which may not be picklable."""
+    """An episode's fields without its task, which the receiver has, and which may not be picklable."""
     return {name: value for name, value in vars(episode).items() if name != "task"}
 
 

@@ -13,7 +13,7 @@ from coterie.rewards import TIMEOUTS
 from coterie.statistics import auc, mean, standard_error
 from coterie.types import Episode, Learner, Metrics, Turn
 
-BANDED = {"accuracy", SCORE}  # metrics of an episode whose standard error is written
+WITH_ERRORS = {"accuracy", SCORE}  # metrics of an episode whose standard errors are logged
 
 
 class TooManyFailures(UserError, RuntimeError):
@@ -39,10 +39,10 @@ def count_failed(failed: Sequence[Episode], played: int) -> str:
     return f"{len(failed)} of {played} episodes failed ({kinds})"
 
 
-def left_out(failed: Sequence[Episode], played: int) -> str:
-    """Says in one line that failed episodes are left out, and why the first one failed."""
+def describe_failures(failed: Sequence[Episode], played: int) -> str:
+    """One line on failed episodes that are left out: how many, of which kinds, and the error of the first."""
     kind, lines = str(failed[0].error_kind), str(failed[0].error).splitlines()
-    # The end of a traceback has the kind of the error; the text of a user error does not.
+    # The last line of a traceback begins with the error's class; the text of a user error does not.
     (cause,) = [line for line in lines if line.startswith(kind)][-1:] or lines[:1] or [kind]
     return f"{count_failed(failed, played)} and are left out; the first was {failed[0].id}: {cause}"
 
@@ -73,7 +73,7 @@ def rollout_metrics(episodes: Sequence[Episode]) -> Metrics:
 
 
 class ByTask:
-    """Numbers by name and task, for the standard errors of their means: tasks are the unit."""
+    """Values by metric and task, for the standard errors of their means, which are clustered by task."""
 
     def __init__(self) -> None:
         self.numbers: dict[str, dict[str, list[float]]] = {}
@@ -91,7 +91,7 @@ def standard_errors(episodes: Sequence[Episode]) -> Metrics:
     by_task = ByTask()
     for episode in episodes:
         by_task.add("reward", episode, episode.reward)
-        for name in episode.metrics.keys() & BANDED:
+        for name in episode.metrics.keys() & WITH_ERRORS:
             by_task.add(name, episode, episode.metrics[name])
         for turn in episode.turns:
             by_task.add(f"reward/{turn.role}", episode, episode.reward if turn.reward is None else turn.reward)
@@ -100,7 +100,7 @@ def standard_errors(episodes: Sequence[Episode]) -> Metrics:
 
 
 def api_costs(role: str, turns: Sequence[Turn]) -> Metrics:
-    """What a role's remote endpoint was asked and replied in this step, in tokens; replayed turns cost nothing."""
+    """The tokens that a role's remote endpoint read and sampled in this step; replayed turns cost nothing."""
     counted = [turn.api_tokens for turn in turns if turn.api_tokens is not None and not turn.replayed]
     if not counted:
         return {}
@@ -109,7 +109,7 @@ def api_costs(role: str, turns: Sequence[Turn]) -> Metrics:
 
 
 def verifier_auc(episodes: Sequence[Episode]) -> Metrics:
-    """How well a verifier's scores separate right from wrong answers, where answers have labels.
+    """The ROC AUC of a verifier's scores for right against wrong answers, where answers have labels.
 
     Over all answers, and as the mean over the tasks that have both kinds: the first is also high for a verifier that
     only knows how hard a task is.

@@ -1,4 +1,4 @@
-"""A team that answers and does not learn: what `coterie serve` and `coterie chat` run."""
+"""A team for inference, without learners: `coterie serve` and `coterie chat` run it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class PlayableTeam:
     """A trained team without learners, optimizers, environment or state; `training.build.for_inference` makes one."""
 
     name: str
-    step: int  # training steps of the checkpoint; 0: untrained
+    step: int  # completed training steps; 0: untrained
     workflow: Workflow
     engine: Router
     chats: Mapping[str, Chat]  # by policy
@@ -50,7 +50,7 @@ class PlayableTeam:
 
     @property
     def own_roles(self) -> list[str]:
-        """The roles that a model plays here, and no endpoint or person."""
+        """The roles that a local model plays, not an endpoint or a person."""
         return [role for role, player in self.players.items() if player.policy in self.chats]
 
     async def play(
@@ -63,7 +63,7 @@ class PlayableTeam:
     ) -> Episode:
         """Run the workflow on one task: an episode with its answer and turns, and without a reward.
 
-        `players`: who plays each role and how it samples; by default as in an evaluation. `on_text` gets each role's
+        `players`: the policy and the sampling of each role; by default as in an evaluation. `on_text` gets each role's
         text while it is sampled. `world`: what the environment's `open(task)` would return, if the workflow needs one.
         What the workflow raises becomes WorkflowFailed.
         """

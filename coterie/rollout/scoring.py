@@ -1,6 +1,6 @@
-"""Scores an episode: the environment's reward, then the workflow's judge. A grader that is down gets one retry.
+"""Scores an episode: the environment's reward, then the workflow's judge. A failed grader gets one retry.
 
-An episode without a score fails. It never gets a reward of zero: that would teach that its answer was wrong.
+An episode that cannot be scored fails. It never gets reward 0, which would train the team as if its answer were wrong.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Judge = Callable[[Grade], Awaitable[Mapping[str, float]]]
 # The grader hung, died, or could not be reached: TimeoutError, GraderTimeout and ConnectionError are OSErrors. Any
 # other error is a bug in the grader and would occur again.
 RETRYABLE = (GraderFailed, OSError)
-BACKOFF = (1.0,)  # seconds before each retry, so a hanging grader costs two deadlines and a second
+BACKOFF = (1.0,)  # seconds before each retry: one retry, so a hanging grader costs two deadlines and a second
 RETRIED = "Retried without success"  # the note on an error after the last attempt
 
 

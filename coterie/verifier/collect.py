@@ -7,7 +7,7 @@ from pathlib import Path
 
 from coterie.episode_files import episode_paths
 from coterie.errors import UserError
-from coterie.rollout.metrics import left_out
+from coterie.rollout.metrics import describe_failures
 from coterie.training.log import read_episodes
 from coterie.types import Episode
 from coterie.verifier.answers import Answer
@@ -33,5 +33,5 @@ def stored_answers(run: Path, last: int | None = None) -> list[Answer]:
         else:
             failed.append(episode)
     if failed:
-        print(left_out(failed, played), file=sys.stderr)
+        print(describe_failures(failed, played), file=sys.stderr)
     return answers

@@ -21,7 +21,7 @@ from coterie.files import OtherPlan, exclusive_lock, flat, numbered_paths, remov
 from coterie.rewards.verifier import NAME, verifier_part
 from coterie.rollout.agent import Player
 from coterie.rollout.collector import Collector
-from coterie.rollout.metrics import drop_failed, left_out
+from coterie.rollout.metrics import describe_failures, drop_failed
 from coterie.seeds import stable_hash
 from coterie.statistics import mean
 from coterie.training.loop import Run
@@ -144,7 +144,7 @@ def _episodes(run: Run, collector: Collector, plan: Plan, tasks: Sequence[Task],
     run.engine.clear()  # every part starts with an empty cache, so that a resumed process samples the same
     played = drop_failed(episodes, plan.config.rollout.max_failed)
     if failed := [episode for episode in episodes if episode.error is not None]:
-        print(left_out(failed, len(episodes)), file=sys.stderr)
+        print(describe_failures(failed, len(episodes)), file=sys.stderr)
     return played
 
 

@@ -23,7 +23,7 @@ from coterie.learners.batch import make_batches
 from coterie.models.base import Base
 from coterie.rollout.agent import AgentTeam, Player
 from coterie.rollout.collector import Collector
-from coterie.rollout.metrics import TooManyFailures, drop_failed, left_out, rollout_metrics, turn_metrics
+from coterie.rollout.metrics import TooManyFailures, describe_failures, drop_failed, rollout_metrics, turn_metrics
 from coterie.types import Episode, Sampling, Split, Task, Team
 from coterie.workflows.vote import Vote
 from tests.episodes import episode, turn
@@ -366,9 +366,9 @@ def test_too_many_failures_stop_the_run_with_the_first_cause() -> None:
         assert words in str(stopped.value)
     assert drop_failed(episodes[:1], 0.0) == episodes[:1]
     told = "2 of 4 episodes failed (1 ValueError, 1 TimeoutError) and are left out; the first was task 1/0: "
-    assert left_out(episodes[1:3], 4) == f"{told}ValueError: because"
+    assert describe_failures(episodes[1:3], 4) == f"{told}ValueError: because"
     episodes[1].error = "the prompt is too long\nuse a shorter one"  # the text of a user error
-    assert left_out(episodes[1:3], 4) == f"{told}the prompt is too long"
+    assert describe_failures(episodes[1:3], 4) == f"{told}the prompt is too long"
 
 
 @dataclass(frozen=True)
