@@ -1,1 +1,1 @@
-"""Measures teams against what they must beat."""
+"""Evaluation on held-out tasks, and the single-agent baselines that a team has to beat."""

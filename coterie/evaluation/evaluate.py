@@ -57,7 +57,7 @@ def _correct_by_task(episodes: Sequence[Episode]) -> dict[str, list[bool]]:
 
 
 def _is_right(episode: Episode) -> bool:
-    """By the grader; without labels, by the verifier, whose score is rarely 1; else by the full reward."""
+    """By the grader's label; without one, by the verifier's decision (its score is rarely 1); else by a full reward."""
     if episode.correct is not None:
         return episode.correct
     return is_correct(episode.metrics.get(ACCEPTED, episode.reward))

@@ -17,7 +17,7 @@ from coterie.types import Episode, Task, Team
 from coterie.workflows.vote import elect
 
 SOLVER = "solver"
-LENGTH_TASKS = 32  # tasks that estimate the length of a sampled answer
+LENGTH_TASKS = 32  # tasks on which the length of a sampled answer is estimated
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class SingleAgentWorkflow:
 class SingleAgent:
     """A single agent and its prompt."""
 
-    policy: str  # whose model it is
+    policy: str  # the policy whose model it uses
     player: Player
     workflow: SingleAgentWorkflow
     temperature: float = 1.0  # of the policy in training; votes use it if the evaluation is greedy
@@ -53,23 +53,23 @@ def baselines(
     agents: Mapping[str, SingleAgent],
     seed: int,
 ) -> dict[str, Report]:
-    """Evaluate each agent alone; then a majority vote of the best, with as many whole answers as the team's tokens pay
-    for. Tokens that pay for one answer only pay for no vote."""
+    """Evaluate each agent alone; then a majority vote of the best one, with as many answers as the token budget of the
+    team allows. There is no vote if it allows one answer only."""
 
-    def played(
+    def run_alone(
         workflow: SingleAgentWorkflow, player: Player, tasks: Sequence[Task] = tasks, repeats: int = repeats
     ) -> Report:
         return evaluate(replace(collector, workflow=workflow), tasks, repeats, {SOLVER: player}, seed)
 
-    reports = {name: played(agent.workflow, agent.player) for name, agent in agents.items()}
+    reports = {name: run_alone(agent.workflow, agent.player) for name, agent in agents.items()}
     best = agents[max(reports, key=lambda name: reports[name].metrics["reward"])]
     # The length is estimated from samples: greedy answers are shorter.
     voter = with_temperature(best.player, best.temperature)
-    sampled = played(best.workflow, voter, tasks[:LENGTH_TASKS], 1)
+    sampled = run_alone(best.workflow, voter, tasks[:LENGTH_TASKS], 1)
     voters = round(team.metrics["tokens"] / max(sampled.metrics["tokens"], 1.0))
     if voters < 2:
         return reports
-    return {**reports, f"majority of {voters}": played(replace(best.workflow, voters=voters), voter)}
+    return {**reports, f"majority of {voters}": run_alone(replace(best.workflow, voters=voters), voter)}
 
 
 def first_speaker(episodes: Sequence[Episode]) -> str | None:
