@@ -51,7 +51,7 @@ def sampled_in(run: Path, until: int | None = None) -> int:
 
 
 def memory_changes(config: Config) -> list[str]:
-    """Overrides of a resumed run: a comparison that ran out of memory may go on with other values of these keys."""
+    """The memory options that a config sets, as overrides of a resumed run: it may have run out of memory."""
     written = {key: undotted(key) for key in MEMORY_KEYS if config.sources.is_written(undotted(key))}
     return [f"{key}={json.dumps(getattr(getattr(config, group), name))}" for key, (group, name) in written.items()]
 
@@ -66,13 +66,13 @@ class Runner:
 
     comparison: Comparison
     out: Path
-    changes: tuple[str, ...]  # to every arm, such as seed=1
+    changes: tuple[str, ...]  # overrides for every arm, such as seed=1
     only: tuple[str, ...] = ()  # the arms to run; none named: all
-    jobs: int = 1  # arms that run at the same time, and share the cores
+    jobs: int = 1  # arms that run in parallel and share the cores
 
     @property
     def arms(self) -> dict[str, Arm]:
-        """The arms that are run, and those that they are `of`; an arm that was evaluated before costs nothing."""
+        """The requested arms, those that are evaluated already, and the arms that any of these are `of`."""
         arms = self.comparison.arms
         named = {name for name in arms if not self.only or name in self.only or self.eval_file(name).exists()}
         needed = named | {arm.of for name, arm in arms.items() if name in named}
@@ -146,7 +146,7 @@ class Runner:
         return self.out / name if arm.train else None
 
     def trained_runs(self) -> dict[str, Path]:
-        """The runs of the arms that are trained, as far as they are in the folder."""
+        """The run folders of the trained arms, of those that exist."""
         trained = [name for name, arm in self.comparison.arms.items() if arm.recipe is not None and arm.train]
         return {name: self.out / name for name in trained if (self.out / name).is_dir()}
 
@@ -192,8 +192,8 @@ class Runner:
 
 
 def environment(jobs: int) -> dict[str, str]:
-    """The environment of an arm: each of several gets its share of the cores. Two that use all cores each would take
-    ten times as long as one after the other."""
+    """The environment of an arm's process. Parallel arms get an equal share of the cores as threads: two arms with a
+    thread per core each would take ten times as long as one after the other."""
     threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs))} if jobs > 1 else {}
     return threads | os.environ
 
@@ -201,15 +201,15 @@ def environment(jobs: int) -> dict[str, str]:
 def compare_seeds(
     file: Path, changes: tuple[str, ...], out: Path, jobs: int, seeds: int, only: tuple[str, ...] = ()
 ) -> None:
-    """The comparison with seeds 0, 1, …, each in a folder of its own; then `out`/table.md of all, task by task."""
+    """Run the comparison with seeds 0, 1, …, each in its own folder; write `out`/table.md over all seeds and tasks."""
     folders = {seed: out / f"seed-{seed}" for seed in range(seeds)}
     runners = [open_runner(file, (*changes, f"seed={seed}"), folder, jobs, only) for seed, folder in folders.items()]
     found, comparison = run_all(runners, jobs), runners[0].comparison
     against = comparison.against
     if not all(against in one for one in found):
         return
-    of_seeds = {f"{against} of seed {seed}": one[against] for seed, one in enumerate(found)}
-    require_same_tasks(of_seeds, f"{against} of seed 0")
+    by_seed = {f"{against} of seed {seed}": one[against] for seed, one in enumerate(found)}
+    require_same_tasks(by_seed, f"{against} of seed 0")
     in_order = [{name: one[name] for name in comparison.arms if name in one} for one in found]
     rows = list(rows_over_seeds(in_order, against))
     write_atomic(out / "table.md", markdown(rows))
@@ -247,8 +247,8 @@ def open_runner(file: Path, changes: tuple[str, ...], out: Path, jobs: int, only
 def run_all(runners: Sequence[Runner], jobs: int) -> list[dict[str, Result]]:
     """Run the arms of all runners, `jobs` at a time, and write each runner's table when its arms are done.
 
-    The first runner's arms go first. An arm `of` another waits until that one is evaluated. An arm that fails stops no
-    other but those `of` it; its error is raised at the end.
+    The first runner's arms go first. An arm `of` another waits until that one is evaluated. If an arm fails, only the
+    arms `of` it are skipped; its error is raised at the end.
     """
     results: list[dict[str, Result]] = [{} for _ in runners]
     failures: list[BaseException] = []
@@ -278,11 +278,11 @@ def run_all(runners: Sequence[Runner], jobs: int) -> list[dict[str, Result]]:
 
 
 class Job(NamedTuple):
-    """An arm that can run now; they run in this order."""
+    """An arm that can run now; jobs run in the order of these fields."""
 
     runner: int
-    is_of: bool  # True if it is `of` another; those that others may wait for go first
-    place: int  # in the file
+    is_of: bool  # True if it is `of` another; arms that others may wait for go first
+    place: int  # of the arm in the comparison's file
     name: str
 
 
@@ -293,7 +293,7 @@ def _arms_of(runner: Runner, number: int, of: str | None) -> list[Job]:
 
 
 def _write(runner: Runner, results: Mapping[str, Result]) -> None:
-    """Write and show the table of the arms that were evaluated, if what they are compared with is among them."""
+    """Write and show the table of the evaluated arms, if the arm that they are compared with is among them."""
     comparison, out = runner.comparison, runner.out
     ordered = {name: results[name] for name in comparison.arms if name in results}
     if comparison.against not in ordered:

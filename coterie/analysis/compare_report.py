@@ -11,7 +11,7 @@ from typing import Any
 from coterie.files import read_rows
 from coterie.view.report import write_report
 
-EPISODES = 8  # of each arm that the page has
+EPISODES = 8  # shown per arm
 
 
 def sampled_and_accuracy(run: Path) -> Iterator[tuple[int, float]]:
@@ -44,7 +44,7 @@ def curves(runs: Mapping[str, Sequence[Path]]) -> bytes:
 
 
 def summary(title: str, rows: Sequence[Mapping[str, object]], commands: Sequence[Sequence[object]]) -> dict[str, Any]:
-    """What a comparison found, as the viewer's page shows it: a table, and the commands."""
+    """The results of a comparison for the viewer's page: a table, and the commands that reproduce it."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
     cells = [[str(row.get(column, "")) for column in columns] for row in rows]
     words = "\n".join(shlex.join(["coterie", *map(str, command)]) for command in commands)

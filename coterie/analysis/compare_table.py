@@ -23,7 +23,7 @@ class Result:
 
 
 class OtherTasks(UserError):
-    """Arms that cannot be compared task by task."""
+    """Arms that were evaluated on different tasks: paired tests need the same ones."""
 
 
 def require_same_tasks(results: Mapping[str, Result], against: str) -> None:
@@ -62,8 +62,8 @@ def _difference(against: str, found: Paired) -> Row:
 def rows_over_seeds(found: Sequence[Mapping[str, Result]], against: str) -> Iterator[Row]:
     """One row per arm that was evaluated with every seed: `found` has the results of each seed by arm.
 
-    Intervals are over seeds and tasks. Over tasks alone, the p-value speaks of these runs; over seeds, of others that
-    would be trained in the same way.
+    Intervals are over seeds and tasks. The p-value over tasks holds for these trained runs; the one over seeds also for
+    other seeds of the same training.
     """
     tasks = list(found[0][against].scores)
     base = _by_seed_and_task([one[against] for one in found], tasks)

@@ -103,7 +103,7 @@ class Comparison:
         return load_config(recipe, [*own, *changes, f"name={name}"])
 
     def evaluation_config(self, name: str, changes: Sequence[str]) -> Config:
-        """The config of an arm's evaluation; where its verifier will be is not known yet."""
+        """The config of an arm's evaluation, with a placeholder for its verifier, which is not trained yet."""
         recipe, own = self.recipe_of(name)
         arm = self.arms[name]
         verifier = [] if arm.verifier is None else ["workflow.verifier={run: verifier}"]

@@ -38,7 +38,7 @@ class ReplayedTurn:
 
     @property
     def sign_changed(self) -> bool:
-        """Whether the advantage changed its sign."""
+        """True if the advantage changed its sign."""
         return (self.before or 0.0) * (self.after or 0.0) < 0
 
 
@@ -52,7 +52,7 @@ def replay(folder: Path, config: Config, rescore: bool) -> Iterator[ReplayedTurn
     if rescore:
         require_sandbox(config, env)
         open_models(config, env)
-    # Of the whole run: in a single step all episodes with one purpose may have failed.
+    # The purposes of the whole run's forks: in a single step all forks of one purpose may have failed.
     forks = episode_paths(folder / "counterfactuals")
     purposes = {episode.fork for path in forks for episode in read_episodes(path)}
     for path in _episode_files(folder):
@@ -61,7 +61,7 @@ def replay(folder: Path, config: Config, rescore: bool) -> Iterator[ReplayedTurn
         counterfactuals = [episode for episode in replayed if episode.error is None]
         before = [[_mean(turn.advantages) for turn in episode.turns] for episode in episodes]
         rewards = [episode.reward for episode in episodes]
-        done = step_of(path) - 1  # completed steps, by which algorithms count
+        done = step_of(path) - 1  # completed steps: algorithms count from 0, files from 1
         _require_stored(algorithm, done, [turn for episode in episodes for turn in episode.turns])
         if rescore:
             rescore_episodes([*episodes, *counterfactuals], config, env)
@@ -124,9 +124,9 @@ def _require_counterfactuals(credit: Credit, episodes: Sequence[Episode], purpos
 def _require_effect(config: Config, algorithm: Algorithm) -> None:
     """Reject changes that no advantage depends on: the replay would show no difference."""
     problems = Problems(config.sources)
-    apart = algorithm.not_in_advantage | ({"kl"} if algorithm.kl_in == "loss" else set())
+    ineffective = algorithm.not_in_advantage | ({"kl"} if algorithm.kl_in == "loss" else set())
     for path in config.sources.overridden():
-        if path[0] == "algorithm" and path[-1] in apart:
+        if path[0] == "algorithm" and path[-1] in ineffective:
             problems.add(path, "has no effect here: advantages do not depend on it")
         if path == ("credit", "default"):
             problems.add(path, "has no effect here: the counterfactual replies were sampled during the run")

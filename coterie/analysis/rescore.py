@@ -35,8 +35,8 @@ class NoPlayer:
 def rescore_episodes(episodes: Sequence[Episode], config: Config, env: Env) -> None:
     """Write the rewards that `env` gives, and the turn rewards of the workflow's judge.
 
-    Only the workflow knows which answers its judge grades. So it runs again, including programs and searches, with the
-    recorded turns.
+    The workflow runs again with the recorded turns, programs and searches included: it alone can compute the answers
+    that its judge grades.
     """
     workflow, limits = config.workflow.instance, config.rollout
     collector = Collector(
