@@ -7,9 +7,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 
 class BackgroundWrites:
-    """Runs writes one after another. `flush` waits for all, and raises the error of the first that failed.
+    """Runs writes in order, in one thread. `flush` waits for all of them and raises the first error.
 
-    A process that is killed loses what was not flushed; one that exits waits for it.
+    A killed process loses pending writes; one that exits normally completes them.
     """
 
     def __init__(self) -> None:

@@ -50,7 +50,7 @@ from coterie.types import Engine, Env, Learner, Task, ValueEstimator
 
 ENGINES: dict[str, Callable[..., Engine]] = {"native": NativeEngine, "hf": HfEngine, "vllm": VllmEngine}
 
-MOST_STEPS = 10**6  # as many as `steps` may be
+MOST_STEPS = 10**6  # the highest value of `steps`
 
 
 def build(config: Config, folder: Path, console: bool = True, training: bool = True, saved: Path | None = None) -> Run:
@@ -75,9 +75,9 @@ def build(config: Config, folder: Path, console: bool = True, training: bool = T
 
 @dataclass(frozen=True)
 class DriverParts:
-    """What the process that drives a run keeps, wherever the models are: tasks, log, and the state of the loop."""
+    """The parts of a run in its driver process: tasks, environment and log. Models may be in other processes."""
 
-    config: Config  # with the number of steps that its epochs are
+    config: Config  # with `steps` computed from `epochs`
     folder: Path
     env: Env
     tasks: TaskStream
@@ -93,7 +93,7 @@ class DriverParts:
         hashes: Mapping[str, str],
         processes: Processes,
     ) -> Run:
-        """The run, with what plays and what learns. `hashes`: of the verifiers that score it."""
+        """The run, from these parts and those with models. `hashes`: of the verifiers that score it."""
         config = self.config
         memory = opponents.memory_of(config) | collapse.memory_of(config)
         return Run(
@@ -118,7 +118,7 @@ def build_driver_parts(
     config: Config, folder: Path, console: bool, training: bool, processes: Processes
 ) -> DriverParts:
     """Check the config, load the tasks and prepare the log; no model is loaded."""
-    # With epochs the number of steps is known once the tasks are loaded; until then no key is too large for it.
+    # With `epochs`, the steps are known only once the tasks are loaded; until then assume the most that are possible.
     check_conflicts(config if config.epochs is None else replace(config, steps=MOST_STEPS), training)
     require_packages(config)
     env = build_env(config)
@@ -149,8 +149,8 @@ class Models:
 
 
 def load_models(config: Config, saved: Path | None, sharded: bool = False, weightless: bool = False) -> Models:
-    """Load the base models of the policies that play in this process; remote ones have none. `sharded`: over the
-    processes that learn, which then cannot play. `weightless`: only vLLM has the weights."""
+    """Load the base models of all policies with local weights. `sharded`: over the learner processes, which then cannot
+    sample. `weightless`: load no weights, as only vLLM has them."""
     config = with_saved_adapters(opponents.with_slots(local(config)), saved)
     check_max_tokens(config)
     pool = ModelPool(config, sharded, weightless)
@@ -160,8 +160,8 @@ def load_models(config: Config, saved: Path | None, sharded: bool = False, weigh
 def build_learning(
     models: Models, processes: Processes, training: bool = True, presharded: bool = False
 ) -> tuple[dict[str, TorchLearner], ValueEstimator | None]:
-    """What learns: a learner for each policy, and in training the critic. `presharded`: learners are given their own
-    rows of a batch; a critic makes whole batches itself, of all episodes."""
+    """A learner for each policy, and in training the critic. `presharded`: each process's learners get batches of its
+    own rows alone; a critic builds whole batches itself, of all episodes."""
     config, algorithm = models.config, models.config.algorithm.instance
     own = replace(processes, presharded=presharded)
     learners = {n: build_learner(config, n, models.bases[n], algorithm, own) for n in config.policies}
@@ -170,9 +170,9 @@ def build_learning(
 
 
 def for_inference(folder: Path, which: str | None = None, config: Config | None = None) -> PlayableTeam:
-    """The team of a run's checkpoint, `latest` by default, or the untrained one of a config file, only to play.
+    """The team of a run's checkpoint, `latest` by default, or the untrained one of a config file, for inference.
 
-    It has no learner, optimizer, critic or environment, so data sets and graders need not be there. `config`: the
+    It has no learner, optimizer, critic or environment, so data sets and graders need not exist. `config`: the
     run's own with changes.
     """
     saved = checkpoint.find(folder, which or "latest") if folder.is_dir() else None
@@ -252,7 +252,7 @@ def build_engine(models: Models) -> Router:
 
 
 def _parallel_options(config: Config, models: int) -> dict[str, Any]:
-    """Options of a vLLM that has a rollout worker's GPUs to itself, or shares them with those of other models."""
+    """Options of vLLM in a rollout worker, where the `models` of a run share the worker's GPUs."""
     assert config.cluster is not None
     return {"tensor_parallel": config.cluster.rollout.tensor_parallel, "memory": 0.9 / models}
 
@@ -305,7 +305,7 @@ def build_collector(
 
 
 def print_template_notes(bases: Mapping[str, Base]) -> None:
-    """Print, once per model, what its chat template does with messages if it is unusual."""
+    """Print warnings about chat templates, once per model."""
     seen: set[Base] = set()
     for name, base in bases.items():
         for note in base.chat.remarks if base not in seen else ():

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from coterie.training.loop import Run
 
 CRITIC = "critic"
-MODEL_HASHES = "model_hashes"  # in the memory of a run: of the verifiers that score it
-REWOUND = "rewound"  # in a run's folder
+MODEL_HASHES = "model_hashes"  # key in a run's memory: the hashes of the verifiers that score it
+REWOUND = "rewound"  # folder in a run's folder, for rewound steps
 EPISODES = ("episodes", "counterfactuals", "eval")  # folders with a file per step
 
 
@@ -80,7 +80,7 @@ def _fill(run: Run, folder: Path) -> None:
         (folder / CRITIC).mkdir()
         run.critic.save(folder / CRITIC)
     write_tensors(_state(run), folder / "state.pt")
-    run.log.flush()  # a run that resumes here has the episodes of the steps before
+    run.log.flush()  # so that a run resumed here has the episodes of the steps before
 
 
 def _require_checksums(folder: Path) -> None:
@@ -144,7 +144,7 @@ def resume(run: Run, which: str | None = None) -> Path | None:
     if (saved := latest(run.folder) if which is None else find(run.folder, which)) is not None:
         restore(run, saved)
         _require_same_models(run, opened)
-    run.processes.barrier()  # until all have read it
+    run.processes.barrier()  # no process may change the folder until all have read the checkpoint
     if run.processes.is_main and which is not None:
         rewound = rewind(run.folder, run.step)
     run.processes.barrier()
@@ -157,7 +157,7 @@ def resume(run: Run, which: str | None = None) -> Path | None:
 
 
 def _require_same_models(run: Run, opened: Mapping[str, str]) -> None:
-    """A run is scored by one verifier from its first step to its last."""
+    """Raise if a verifier is not the one that scored the run before."""
     for part, saved in run.memory.get(MODEL_HASHES, {}).items():
         if opened.get(part, saved) != saved:
             raise BadCheckpoint(
@@ -218,7 +218,7 @@ def _prune(run_folder: Path, keep: int) -> None:
 
 
 def rewind(folder: Path, done: int) -> Path | None:
-    """Move what a run did after so many steps to rewound/000020, where nothing reads it; None if there is nothing.
+    """Move the files of all steps after step `done` to rewound/000020, which nothing reads; None if there are none.
 
     `latest` is written last, so that a process killed before that repeats the rewind.
     """

@@ -9,8 +9,8 @@ from typing import Any
 from coterie.config import Config
 from coterie.types import Episode, Metrics
 
-SIGNS = "collapse"  # in a run's memory: the number of steps that each sign has held
-CREDIT = "collapse/credit"  # and the credit of each role in the last step
+SIGNS = "collapse"  # key in a run's memory: for how many steps each sign has held
+CREDIT = "collapse/credit"  # key in a run's memory: the credit of each role in the last step
 
 
 def memory_of(config: Config) -> dict[str, Any]:
@@ -36,9 +36,9 @@ def watch(
 def _constant_replies(config: Config, episodes: Sequence[Episode]) -> Iterator[tuple[str, str]]:
     """Trained roles that give the same reply in nearly all of several turns."""
     assert config.collapse is not None
-    learning = {policy for policy, it in config.policies.items() if not it.frozen}
+    trained = {name for name, policy in config.policies.items() if not policy.frozen}
     replies: dict[str, Counter[str]] = {}
-    for turn in (turn for episode in episodes for turn in episode.turns if turn.policy in learning and turn.trainable):
+    for turn in (turn for episode in episodes for turn in episode.turns if turn.policy in trained and turn.trainable):
         replies.setdefault(turn.role, Counter())[turn.text] += 1
     for role, texts in replies.items():
         text, count = texts.most_common(1)[0]
@@ -56,7 +56,7 @@ def _low_entropy(config: Config, metrics: Metrics) -> Iterator[tuple[str, str]]:
 
 
 def _constant_credit(memory: dict[str, Any], metrics: Metrics) -> Iterator[tuple[str, str]]:
-    """Whether every role has exactly the credit of the step before."""
+    """One sign for all roles: each has exactly the mean credit of the step before."""
     credit = {name: value for name, value in metrics.items() if name.startswith("credit/")}
     before, memory[CREDIT] = memory[CREDIT], credit
     if credit and credit == before:

@@ -72,8 +72,8 @@ class CriticFactory:
         return self._by_tokenizer("joint")
 
     def _by_tokenizer(self, sees: Literal["own", "joint", "reply"]) -> dict[str, CriticConfig]:
-        """A critic for the roles of each tokenizer: it reads the sampled token ids. A role that changes its tokenizer
-        belongs to the first, and is refused when its critic is made."""
+        """One critic per tokenizer, since a critic reads the sampled token ids. A role whose policies have different
+        tokenizers is assigned by its first one; `critics` then raises."""
         groups: dict[str, list[str]] = {}  # the roles, by the first policy with that tokenizer
         for role in self.config.roles:
             trained = [name for name in self._policies_of([role]) if not self.config.policies[name].frozen]

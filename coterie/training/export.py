@@ -30,7 +30,7 @@ class NothingToExport(UserError, ValueError):
 
 
 def export_policies(run: Path, out: Path, which: str | None, merge: bool) -> dict[str, Path]:
-    """Write a folder per policy into the new folder `out`, with a model card; the folders by policy.
+    """Write a folder per policy and a model card into the new folder `out`; returns the folders by policy.
 
     `merge`: whole models, adapters merged into their base; else the adapters alone. Policies whose whole model is
     frozen have nothing of their own, and are left out.
@@ -63,7 +63,7 @@ def write_adapter(policy: Policy, saved: Path, out: Path) -> None:
 def write_merged(policy: Policy, saved: Path, out: Path) -> None:
     """One model that plain transformers loads: the adapter's weights are added to those of the base.
 
-    The generation config has only the end tokens: a penalty of the base's own would change what was trained.
+    The generation config has the end tokens alone: a penalty in the base's would change the trained distribution.
     """
     base = resolve(policy.model) if policy.lora is not None else saved
     model: Any = load_model(base, torch.float32, "sdpa")
@@ -83,7 +83,7 @@ def write_merged(policy: Policy, saved: Path, out: Path) -> None:
 
 
 def push(folder: Path, repository: str, public: bool) -> str:
-    """Upload an exported folder to a repository of the Hugging Face hub, made if it does not exist; its address."""
+    """Upload an exported folder to the Hugging Face hub, creating the repository if necessary; returns its URL."""
     api = HfApi()
     try:
         with no_progress_bars():

@@ -87,8 +87,7 @@ class StepLog:
             self.metrics[name] = float(value)
 
     def episodes(self, episodes: Sequence[Episode], counterfactuals: Sequence[Episode] = ()) -> None:
-        """Store the episodes and their counterfactuals. They are written when the step ends, with
-        the credit assigned until then."""
+        """Store the episodes and their counterfactuals; they are written at the end of the step, with their credit."""
         if EPISODES in self.played:
             raise ValueError(f"episodes: those of step {self.step} were already logged")
         self.played[EPISODES] = episodes
@@ -152,7 +151,7 @@ class RunLog:
         log = StepLog(step, self.display)
         with ExitStack() as on_failure:
             on_failure.callback(self.flush)
-            on_failure.callback(self._write_episodes, log)  # they may show the cause
+            on_failure.callback(self._write_episodes, log)  # the episodes may show the cause
             on_failure.callback(self.display.close)  # so that it does not overwrite the traceback
             self.display.open()
             yield log
@@ -177,7 +176,7 @@ class RunLog:
 
     @contextmanager
     def recording_failure(self) -> Iterator[None]:
-        """Write to status.json why the block raised."""
+        """Record an error of the block in status.json."""
         with ExitStack() as stack:
             stack.push(self._failed)
             yield
@@ -188,7 +187,7 @@ class RunLog:
                 self._write_status("failed", cause_of(error))
 
     def _write_status(self, state: State, cause: str | None = None) -> None:
-        if self.sinks:  # a log that has written nothing else writes no status
+        if self.sinks:  # a log that was never opened, such as NoLog, writes no status
             self.status.write(state, cause)
 
     def close(self) -> None:
@@ -217,7 +216,7 @@ class RunLog:
             self.evaluations[step] = metrics["eval/reward"]
 
     def _write_episodes(self, log: StepLog) -> None:
-        self.flush()  # at most one step ahead: a disk that is too slow delays training, and fills no memory
+        self.flush()  # at most one step is pending: a slow disk delays training instead of filling the memory
         for name, played in log.played.items():
             if self.token_strings is not None:
                 self.token_strings.add(played)
@@ -322,10 +321,10 @@ def import_wandb() -> ModuleType:
 
 
 def episode_row(episode: Episode) -> Row:
-    """An episode with its task and turns as values that an episode file has.
+    """An episode with its task and turns as a row of an episode file.
 
-    Numbers per token are exact in 32 bits. In answers and meta, keys become strings, tuples become
-    lists, and values that JSON does not have become strings.
+    Numbers per token are exact in 32 bits. In answers and meta, keys become strings, tuples become lists, and values
+    that JSON does not have become strings.
     """
     task = vars(episode.task) | {"answer": jsonable(episode.task.answer), "meta": jsonable(episode.task.meta)}
     turns = [_turn_row(turn) for turn in episode.turns]

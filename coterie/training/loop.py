@@ -36,7 +36,7 @@ from coterie.training.tasks import TaskStream
 from coterie.training.token_record import entropy_errors, measure_movement, recording_tokens
 from coterie.types import Engine, Episode, Learner, Metrics, Task, ValueEstimator
 
-SAMPLED = "sampled_tokens"  # in a run's memory: the tokens sampled in training so far
+SAMPLED = "sampled_tokens"  # key in a run's memory: the tokens sampled in training so far
 
 
 class NoTurns(UserError, RuntimeError):
@@ -45,7 +45,7 @@ class NoTurns(UserError, RuntimeError):
 
 @dataclass(frozen=True)
 class Plan:
-    """What is played in a step."""
+    """The rollout of a step: its tasks, players and seed."""
 
     tasks: list[Task]
     players: Players
@@ -74,17 +74,17 @@ class Run:
     evaluated_at: int | None = None  # completed steps at the last evaluation
     processes: Processes = SINGLE_PROCESS
     stopping: bool = field(default=False, repr=False)
-    signal: int = field(default=0, repr=False)  # that requested the stop; 0: none
+    signal: int = field(default=0, repr=False)  # the signal that requested the stop; 0: none
 
     @property
     def finished(self) -> bool:
-        """Whether all steps are done, or the token budget is spent."""
+        """True if all steps are done, or the token budget is spent."""
         budget = self.config.max_sampled_tokens
         return self.step >= self.config.steps or (budget is not None and self.memory.get(SAMPLED, 0) >= budget)
 
     @property
     def evaluation_due(self) -> bool:
-        """Whether the current weights are to be evaluated; never without held-out tasks."""
+        """True if the current weights are to be evaluated; never without held-out tasks."""
         every, before = self.config.eval.every, self.config.eval.before_training
         if not self.held_out:
             return False
@@ -94,11 +94,11 @@ class Run:
 
     @property
     def keeps_best(self) -> bool:
-        """Whether the checkpoint with the best evaluation is kept."""
+        """True if the checkpoint with the best evaluation is kept."""
         return self.config.checkpoint.best is not False and self.config.eval.every > 0
 
     def plan(self, step: int) -> Plan:
-        """What is played in a step; it depends on the step alone, and on the opponents in the run's memory."""
+        """The rollout of a step. It depends only on the step, and on the opponents in the run's memory."""
         return Plan(self.tasks.at_step(step), self.players(step=step), stable_hash(self.config.seed, "train", step))
 
     def players(self, evaluating: bool = False, step: int | None = None) -> dict[str, Player]:
@@ -134,7 +134,7 @@ def train(run: Run) -> None:
 
 
 def should_stop(run: Run) -> bool:
-    """Whether any process got a stop signal: all processes stop after the same step."""
+    """True if any process got a stop signal: all processes stop after the same step."""
     return run.processes.any(run.stopping)
 
 
@@ -238,7 +238,7 @@ def read_policies(run: Run, played: list[Episode]) -> None:
         for policy, batch in make_batches(played, require_advantages=False).items():
             learner = run.learners[policy]
             if learner.frozen:
-                continue  # its turns belong to the environment
+                continue  # a frozen policy counts as environment
             if algorithm.kl > 0:
                 scatter_to_turns(played, batch, learner.logprobs(batch, reference=True), "ref_logprobs")
             if algorithm.needs_old_logprobs or algorithm.needs_entropy or on_trunk:

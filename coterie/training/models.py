@@ -49,12 +49,12 @@ def config_errors(
 
 
 def local(config: Config) -> Config:
-    """The config with the policies that have weights here: those that no endpoint and no person plays."""
+    """The config without the policies that an endpoint or a person plays: these have no local weights."""
     return replace(config, policies={name: policy for name, policy in config.policies.items() if not policy.by_text})
 
 
 def text_players(config: Config) -> dict[str, TextPlayer]:
-    """Who plays the policies without weights here. A variable of `key_env` that is not set is an error."""
+    """The players of the policies without local weights: endpoints and people. An unset `key_env` is an error."""
     problems, players = Problems(config.sources), dict[str, TextPlayer]()
     for name, policy in config.policies.items():
         if policy.human:
@@ -71,10 +71,10 @@ def text_players(config: Config) -> dict[str, TextPlayer]:
 
 @dataclass(frozen=True)
 class ModelPool:
-    """The loaded models. Adapters on one model share it; a model that is trained whole belongs to its owner."""
+    """The loaded models. Adapters on one model share it; a model that is fully fine-tuned is not shared."""
 
     config: Config
-    sharded: bool = False  # over the processes that learn
+    sharded: bool = False  # over the learner processes
     weightless: bool = False  # an engine has the weights elsewhere
     bases: dict[tuple[Path, str | None, torch.device], Base] = field(default_factory=dict)
 
@@ -85,7 +85,7 @@ class ModelPool:
             if key not in self.bases:
                 precision = self.config.learning.precision
                 bf16 = precision == "bf16" or (precision == "auto" and device.type == "cuda")
-                # Trained weights stay in fp32; autocast makes their products fast.
+                # Trained weights stay in fp32; autocast runs their matmuls in bf16.
                 dtype = torch.bfloat16 if bf16 and not whole else torch.float32
                 self.bases[key] = Base(
                     key[0], device, dtype, bf16=bf16, sharded=self.sharded, weightless=self.weightless

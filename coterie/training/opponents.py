@@ -15,7 +15,7 @@ from coterie.config import Config
 from coterie.seeds import stable_hash
 from coterie.types import Engine, Learner, Metrics
 
-TAKEN = "opponents"  # in a run's memory: the number of snapshots taken
+TAKEN = "opponents"  # key in a run's memory: the number of snapshots taken
 
 
 def slots(config: Config, policy: str) -> list[str]:
@@ -58,7 +58,7 @@ def snapshot_if_due(
     if pool is None:
         return {}
     if (step + 1) % pool.every == 0:
-        for policy in [policy for policy, it in config.policies.items() if not it.frozen]:
+        for policy in [name for name, settings in config.policies.items() if not settings.frozen]:
             name = slots(config, policy)[memory[TAKEN] % pool.keep]
             learners[name].copy_from(learners[policy])
             engine.weights_changed(name, learners[name].version)

@@ -1,4 +1,4 @@
-"""A run packed into small files: for machines that are short-lived and accept only files of a limited size.
+"""Packs a run into files of limited size, to move it between short-lived machines.
 
 `pack` writes config, metrics, the user's files and the latest checkpoint (adapters, optimizer, random state) as a tar
 archive split into parts; `unpack` verifies and extracts them. A run resumed from there continues bit by bit.
@@ -26,7 +26,7 @@ class BadParts(UserError, ValueError):
 
 
 def pack(run: Path, out: Path, part_bytes: int = PART_BYTES) -> list[Path]:
-    """Write a run's latest state into the new folder `out`; the parts, in order."""
+    """Write a run's config, metrics, code and latest checkpoint into the new folder `out`; returns the parts."""
     saved = checkpoint.find(run)
     sums: dict[str, str] = {}
     with reporting_write_errors(out), atomic_folder(out) as folder, tempfile.TemporaryFile(dir=folder) as whole:
@@ -45,7 +45,7 @@ def pack(run: Path, out: Path, part_bytes: int = PART_BYTES) -> list[Path]:
 
 
 def unpack(parts: Path, runs: Path) -> Path:
-    """Extract a packed run into `runs`, under its own name; its folder. A folder that exists is never replaced."""
+    """Extract a packed run into `runs`, under its own name; returns its folder. An existing one is never replaced."""
     manifest = json.loads((parts / MANIFEST).read_text())
     run = runs / manifest["run"]
     if run.exists():

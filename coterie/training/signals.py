@@ -19,7 +19,7 @@ class Stoppable(Protocol):
     """A run that checks `stopping` between its steps."""
 
     stopping: bool
-    signal: int  # that requested the stop; 0: none
+    signal: int  # the signal that requested the stop; 0: none
     processes: Processes
 
 

@@ -1,4 +1,4 @@
-"""status.json: whether a run is training, done, stopped or dead, and of what."""
+"""status.json: the state of a run (running, finished, stopped, failed), and the cause if it stopped or failed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class RunStatus:
 
 
 def cause_of(error: BaseException) -> str:
-    """The text of a user error, which says everything; else the end of the traceback."""
+    """The text of a user error, which needs no traceback; else the end of the traceback."""
     if isinstance(error, UserError):
         return str(error)[:LONGEST]
     return "".join(traceback.format_exception(error))[-LONGEST:]

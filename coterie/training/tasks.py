@@ -19,7 +19,7 @@ from coterie.types import Env, Split, Task
 class TaskStream:
     """An endless stream of epochs, each shuffled, or all in the order of the tasks.
 
-    It has no state: a step has the same tasks whenever it is asked for.
+    It has no state: the tasks of a step depend only on the seed.
     """
 
     def __init__(self, tasks: Sequence[Task], count: int, seed: int, shuffle: bool = True) -> None:
@@ -47,8 +47,8 @@ class TaskStream:
 
 
 def with_steps(config: Config, tasks: int) -> Config:
-    """The config with as many steps as its epochs take. A last step that is not full draws from one more pass, so that
-    every step has the same number of tasks."""
+    """The config with `steps` computed from `epochs`. The last step is filled up from one more epoch, so that all steps
+    have the same number of tasks."""
     if config.epochs is None:
         return config
     return replace(config, steps=ceil(config.epochs * tasks / config.tasks_per_step))

@@ -1,4 +1,4 @@
-"""Records per token what an update saw and did: the entropy, and how far each log-prob moved.
+"""Per-token records of an update: the entropy, and how far each log-prob moved.
 
 Entropies are those of the update's own forward pass, so they cost nothing. Movement needs another forward pass after
 the update; it is measured for whole tasks, about one in sixteen, so that the pass stays below 2 % of a step.
@@ -16,7 +16,7 @@ from coterie.learners.batch import make_batches, scatter_to_turns, trained_turns
 from coterie.rollout.metrics import ByTask
 from coterie.types import Episode, Learner, Metrics
 
-ONE_IN = 16  # tasks whose movement is measured
+ONE_IN = 16  # movement is measured for one task in 16
 
 Before = dict[int, Tensor]  # id(turn) → log-probs before the update [L]
 

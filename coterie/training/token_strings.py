@@ -1,7 +1,7 @@
 """tokens.jsonl: the strings of the token ids that a run has used, so that a viewer needs no tokenizer.
 
 A row has the strings of ids that were new in a step, by tokenizer: {"policies": ["solver"], "strings": {"318": " is"}}.
-A token that is part of a character is a list of bytes.
+A token with only a part of a character is a list of its bytes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class TokenStrings:
         by_chat: dict[int, list[str]] = {}
         for policy, chat in chats.items():
             by_chat.setdefault(id(chat), []).append(policy)
-        self.sharing = list(by_chat.values())  # policies with one tokenizer
+        self.sharing = list(by_chat.values())  # groups of policies that share a tokenizer
 
     def add(self, episodes: Iterable[Episode]) -> None:
         """Append the strings of the responses' ids that are new."""

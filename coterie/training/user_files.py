@@ -89,7 +89,7 @@ def manual_edits(run: Path) -> list[str]:
 
 
 def changed_keys(run: Path, one: Config, other: Config) -> list[str]:
-    """The keys that differ between two configs, except for where the run has its copies of the user's files."""
+    """The keys that differ between two configs; paths of the user's files and of the run's copies count as equal."""
     leaves = [dict(_leaves(UserFileCopies(run).config(to_tree(config)), ())) for config in (one, other)]
     keys = {**leaves[0], **leaves[1]}
     return [dotted(path) for path in keys if leaves[0].get(path, ABSENT) != leaves[1].get(path, ABSENT)]
