@@ -26,7 +26,7 @@ from coterie.learners.distributed import SINGLE_PROCESS
 from coterie.training import checkpoint, loop, opponents
 from coterie.training.build import build_collector, build_driver_parts
 from coterie.training.loop import Run
-from coterie.training.models import chats_of, local
+from coterie.training.models import chats_of, with_local_policies
 
 
 class Driver:
@@ -50,7 +50,7 @@ class Driver:
         self.group.start()
         self.group.meanwhile = self.pool.progress if self.settings.ahead else None
         self.pool.wait_until_ready()
-        policies = opponents.with_slots(local(config)).policies
+        policies = opponents.with_slots(with_local_policies(config)).policies
         learners = {name: RemoteLearner(self.group, name, policy.frozen) for name, policy in policies.items()}
         engine = PushingEngine(self.pool, self.group)
         parts.log.chats = chats_of(config)
@@ -117,7 +117,7 @@ class Driver:
         kind = RolloutWorker if self.settings.graders is None else Grader
         options |= {"scheduling_strategy": "SPREAD", "max_concurrency": slots + 8}
         arguments: tuple[Any, ...] = (ray.put(shipment), saved)
-        adapters = all(policy.frozen or policy.lora for policy in local(config).policies.values())
+        adapters = all(policy.frozen or policy.lora for policy in with_local_policies(config).policies.values())
         sets = self.settings.ahead + 1 if adapters else 1  # copies of whole models would not fit
         make = ray.remote(kind).options(**options).remote
         return RolloutPool(make, arguments, sets, workers, least, slots, self.settings.restarts)

@@ -18,7 +18,7 @@ from coterie.learners.distributed import SINGLE_PROCESS
 from coterie.rollout.agent import FixedTurns, Players
 from coterie.rollout.collector import without_task
 from coterie.training.build import Models, build_collector, build_engine, build_env, load_models, open_models
-from coterie.training.models import build_adapter, chats_of, local, text_players
+from coterie.training.models import build_adapter, chats_of, text_players, with_local_policies
 from coterie.types import Engine, Episode, Sample, Sampling, Weights
 
 Chunk = Sequence[tuple[Episode, FixedTurns]]
@@ -43,7 +43,7 @@ class Renamed:
 
 def set_names(config: Config, number: int) -> dict[str, str]:
     """By trained policy: its name in a set of weights; in the first one it has its own."""
-    trained = [name for name, policy in local(config).policies.items() if not policy.frozen]
+    trained = [name for name, policy in with_local_policies(config).policies.items() if not policy.frozen]
     return {name: f"{name} (set {number})" if number else name for name in trained}
 
 

@@ -38,8 +38,8 @@ from coterie.training.models import (
     base_policy,
     build_adapter,
     check_max_tokens,
-    local,
     text_players,
+    with_local_policies,
     with_saved_adapters,
     with_saved_weights,
 )
@@ -151,7 +151,7 @@ class Models:
 def load_models(config: Config, saved: Path | None, sharded: bool = False, weightless: bool = False) -> Models:
     """Load the base models of all policies with local weights. `sharded`: over the learner processes, which then cannot
     sample. `weightless`: load no weights, as only vLLM has them."""
-    config = with_saved_adapters(opponents.with_slots(local(config)), saved)
+    config = with_saved_adapters(opponents.with_slots(with_local_policies(config)), saved)
     check_max_tokens(config)
     pool = ModelPool(config, sharded, weightless)
     return Models(config, pool, load_bases(config, pool))
@@ -182,7 +182,7 @@ def for_inference(folder: Path, which: str | None = None, config: Config | None 
     check_devices(config, process_group())
     _open_models_of(config.workflow.instance, config)
     players = text_players(config)
-    own = local(config)
+    own = with_local_policies(config)
     if saved is not None:
         verify_checksums(saved)
         own = with_saved_weights(own, saved)

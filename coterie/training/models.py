@@ -48,7 +48,7 @@ def config_errors(
         raise ConfigError(problems.found[0]) from error
 
 
-def local(config: Config) -> Config:
+def with_local_policies(config: Config) -> Config:
     """The config without the policies that an endpoint or a person plays: these have no local weights."""
     return replace(config, policies={name: policy for name, policy in config.policies.items() if not policy.by_text})
 
@@ -162,7 +162,7 @@ def fresh_adapter(name: str, lora: Lora, base: Base, seed: int) -> Adapter:
 
 def chats_of(config: Config) -> dict[str, Chat]:
     """The chat template of each policy's model, with and without its adapter; loads no weights."""
-    policies = opponents.with_slots(local(config)).policies
+    policies = opponents.with_slots(with_local_policies(config)).policies
     chats = {name: _chat(resolve(policy.model)) for name, policy in policies.items()}
     return chats | {base_policy(name): chat for name, chat in chats.items()}
 
