@@ -17,7 +17,7 @@ from torch import Tensor
 from coterie.algorithms.ppo import Ppo
 from coterie.learners.distributed import process_group
 from coterie.learners.learner import TorchLearner
-from coterie.models.sharding import gather_like, local
+from coterie.models.sharding import gather_like, local_shard
 from coterie.types import Batch
 from tests.learners import gradients, learner
 from tests.several import together
@@ -57,7 +57,7 @@ def study(folder: Path, name: str, options: dict[str, Any], batches: list[Batch]
 
     first, *steps, last = batches
     made = make()
-    held = sum(local(parameter).numel() for parameter in made.base.model.parameters())
+    held = sum(local_shard(parameter).numel() for parameter in made.base.model.parameters())
     read = made.logprobs(first), made.logprobs(first, reference=True), made.scores(first).values
     found: dict[str, Any] = {"held": held, "read": read, "gradients": whole_gradients(made, first)}
     made = make()

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from coterie.learners.distributed import Processes
-from coterie.models.sharding import gather_like, local, own_slice
+from coterie.models.sharding import gather_like, local_shard, own_slice
 
 
 def optimized(parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
     """The tensors that the optimizer updates: the local shard of a sharded parameter, else the parameter itself. Fused
     AdamW cannot have DTensors and plain tensors in one group."""
-    return [nn.Parameter(local(one)) if isinstance(one, DTensor) else one for one in parameters]
+    return [nn.Parameter(local_shard(one)) if isinstance(one, DTensor) else one for one in parameters]
 
 
 def take_gradients(parameters: Sequence[nn.Parameter], updated: Sequence[nn.Parameter]) -> set[nn.Parameter]:
@@ -28,7 +28,7 @@ def take_gradients(parameters: Sequence[nn.Parameter], updated: Sequence[nn.Para
     parts = set()
     for parameter, part in zip(parameters, updated, strict=True):
         if isinstance(parameter, DTensor):
-            part.grad, parameter.grad = None if parameter.grad is None else local(parameter.grad), None
+            part.grad, parameter.grad = None if parameter.grad is None else local_shard(parameter.grad), None
             parts.add(part)
     return parts
 

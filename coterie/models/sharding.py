@@ -89,7 +89,7 @@ def load_shards(model: PreTrainedModel, folder: Path) -> None:
 def _copy_part(tensor: Tensor, stored: Any, what: str) -> None:
     if list(tensor.shape) != stored.get_shape():
         raise ModelError(f"{what} has shape {stored.get_shape()}, not {list(tensor.shape)}")
-    local(tensor).copy_(stored[own_slice(tensor)] if tensor.ndim else stored[...])
+    local_shard(tensor).copy_(stored[own_slice(tensor)] if tensor.ndim else stored[...])
 
 
 def own_slice(tensor: Tensor) -> slice:
@@ -101,7 +101,7 @@ def own_slice(tensor: Tensor) -> slice:
     return slice(start, start + len(tensor.to_local()))
 
 
-def local(tensor: Tensor) -> Tensor:
+def local_shard(tensor: Tensor) -> Tensor:
     """This process's part of a sharded tensor, sharing its memory; any other tensor is itself."""
     return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor
 
