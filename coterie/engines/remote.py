@@ -49,18 +49,21 @@ class Endpoint:
 
 
 class RateLimit:
-    """Spaces requests evenly in time; `wait` blocks the calling thread."""
+    """Spaces requests evenly in time."""
 
     def __init__(self, per_minute: float | None) -> None:
         self.pause = 60 / per_minute if per_minute else 0.0
         self.next = 0.0
         self.lock = threading.Lock()
 
-    def wait(self) -> None:
+    def wait(self) -> float:
+        """Block the calling thread until its request may start; the seconds it waited."""
         with self.lock:
-            start = max(self.next, time.monotonic())
+            asked = time.monotonic()
+            start = max(self.next, asked)
             self.next = start + self.pause
-        time.sleep(max(0.0, start - time.monotonic()))
+        time.sleep(start - asked)
+        return start - asked
 
 
 class RemotePlayer:
@@ -102,7 +105,7 @@ class RemotePlayer:
                 raise EndpointDown(f"{self.endpoint.url}: {error} (within {self.endpoint.deadline:g} s)")
             time.sleep(pause)
             pause = min(2 * pause, BACKOFF[1])
-            self.rate.wait()
+            end += self.rate.wait()
 
     def _attempt(self, body: dict[str, Any], seconds: float) -> TextReply | tuple[str, float]:
         """The reply; or a retryable error, and the seconds of the endpoint's Retry-After header."""

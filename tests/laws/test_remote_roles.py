@@ -16,6 +16,7 @@ import pytest
 
 from coterie.config import ConfigError, load
 from coterie.config.conflicts import check_conflicts
+from coterie.engines import remote
 from coterie.engines.human import HumanPlayer, InputEnded
 from coterie.engines.remote import Endpoint, EndpointDown, EndpointRefused, EndpointUnusable, RemotePlayer
 from coterie.engines.text_player import TextReply
@@ -158,6 +159,12 @@ def test_the_rate_is_kept() -> None:
     asyncio.run(many())
     assert time.monotonic() - started >= 0.25 and len(bodies) == 6
     running.shutdown()
+
+
+def test_a_wait_for_the_rate_is_no_part_of_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "BACKOFF", (0.01, 0.01))
+    reply, bodies = asked(BUSY, BUSY, GOOD, deadline=2.0, rate=24)  # 2.5 s between two requests
+    assert (reply.text, len(bodies)) == ("4", 3)
 
 
 @pytest.mark.parametrize(
