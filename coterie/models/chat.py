@@ -122,7 +122,6 @@ class StopText:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stops: Sequence[str]) -> None:
         self.tokenizer = tokenizer
         self.stops = tuple(stops)
-        self.ids: list[int] = []
         self._text_ids = _text_ids(tokenizer)
         # An id with text has at least one byte of it, so a stop string of n bytes is in the last n ids. Four more,
         # because the window may begin inside a character, or on a space that decoding drops.
@@ -130,17 +129,11 @@ class StopText:
 
     def feed(self, id: int) -> bool:
         """Append an id; True if the text now contains a stop string."""
-        self.ids.append(id)
         if id not in self._text_ids:
             return False
         self._window.append(id)
         tail = decode(self.tokenizer, self._window)
         return any(stop in tail for stop in self.stops)
-
-    @property
-    def text(self) -> str:
-        """The text so far, up to the first stop string."""
-        return trim(decode(self.tokenizer, self.ids), self.stops)
 
 
 def trim(text: str, stops: Sequence[str]) -> str:

@@ -157,11 +157,11 @@ def test_a_turn_ended_by_another_token_than_the_templates_is_not_continued(token
 def first_stop(
     tokenizer: PreTrainedTokenizerBase, sampled: tuple[int, ...], stops: list[str]
 ) -> tuple[int | None, str]:
-    watch = StopText(tokenizer, stops)
+    watch, chat = StopText(tokenizer, stops), Chat(tokenizer, [0])
     for count, id in enumerate(sampled, 1):
         if watch.feed(id):
-            return count, watch.text
-    return None, watch.text
+            return count, chat.text(sampled[:count], stops)
+    return None, chat.text(sampled, stops)
 
 
 @pytest.mark.parametrize("write", [ids, odd], ids=["its own ids", "byte by byte"])
