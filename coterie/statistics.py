@@ -1,4 +1,4 @@
-"""Statistics of evaluations: ROC AUC, and paired comparisons of two teams on the same tasks."""
+"""Statistics of evaluations: ROC AUC, and paired comparisons of two teams on the same tasks, also over seeds."""
 
 from __future__ import annotations
 
@@ -98,17 +98,50 @@ def _binomial(count: int, k: int) -> float:
     return exp(lgamma(count + 1) - lgamma(k + 1) - lgamma(count - k + 1) - count * log(2))
 
 
-def t_test(differences: Sequence[float]) -> float | None:
-    """Two-sided p of Student's t-test that numbers, such as the differences of each seed, have mean 0; None for fewer
-    than two."""
-    spread = standard_error([[one] for one in differences])
-    if spread is None:
+@dataclass(frozen=True)
+class OverSeeds:
+    """How one arm differs from another where both were trained with several seeds."""
+
+    difference: float  # mean over seeds and tasks of first minus second
+    low: float  # 95 % interval, for new seeds and new tasks
+    high: float
+    p: float  # two-sided, for new seeds and new tasks
+
+
+def compared_over_seeds(differences: numpy.ndarray) -> OverSeeds | None:
+    """The mean of [seeds, tasks] differences, with a standard error clustered by seeds and by tasks; None with fewer
+    than two of either.
+
+    Seeds share their tasks, and tasks their seeds: the variances of the mean over each are added, and the variance of
+    single cells, which is in both, is subtracted. Student's t with a degree of freedom fewer than seeds.
+    """
+    seeds, tasks = differences.shape
+    if min(seeds, tasks) < 2:
         return None
-    center, freedom = abs(mean(differences)), len(differences) - 1
-    if spread == 0:
-        return 1.0 if center == 0 else 0.0
-    angle = atan(center / spread / sqrt(freedom))
-    # The finite series of the distribution for whole degrees of freedom.
+    center, by_seed, by_task = differences.mean(), differences.mean(1), differences.mean(0)
+    cells = differences - by_seed[:, None] - by_task + center
+    of_seeds, of_tasks = by_seed.var(ddof=1) / seeds, by_task.var(ddof=1) / tasks
+    of_cells = (cells**2).sum() / ((seeds - 1) * (tasks - 1)) / cells.size
+    error = sqrt(max(of_seeds, of_tasks, of_seeds + of_tasks - of_cells))
+    half = students_t(0.05, seeds - 1) * error
+    p = students_p(abs(center) / error, seeds - 1) if error > 0 else float(abs(center) <= SAME)
+    return OverSeeds(float(center), float(center - half), float(center + half), p)
+
+
+def students_t(p: float, freedom: int) -> float:
+    """The t of Student's distribution that is exceeded in size with probability p."""
+    low, high = 0.0, 1.0
+    while students_p(high, freedom) > p:
+        low, high = high, 2 * high
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if students_p(middle, freedom) > p else (low, middle)
+    return high
+
+
+def students_p(t: float, freedom: int) -> float:
+    """The probability that Student's t is at least `t` in size: the finite series for whole degrees of freedom."""
+    angle = atan(t / sqrt(freedom))
     first = 2 if freedom % 2 == 0 else 3
     terms, term = [1.0] if freedom > 1 else [], 1.0
     for k in range(first, freedom, 2):

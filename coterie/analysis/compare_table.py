@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy
 
 from coterie.errors import UserError
-from coterie.statistics import Paired, bootstrap_interval, mean, paired, sign_flip_test, t_test
+from coterie.statistics import Paired, bootstrap_interval, compared_over_seeds, mean, paired, sign_flip_test
 
 Row = dict[str, str | float | int]  # cells by column
 
@@ -62,8 +62,8 @@ def _difference(against: str, found: Paired) -> Row:
 def rows_over_seeds(found: Sequence[Mapping[str, Result]], against: str) -> Iterator[Row]:
     """One row per arm that was evaluated with every seed: `found` has the results of each seed by arm.
 
-    Intervals are over seeds and tasks. The p-value over tasks holds for these trained runs; the one over seeds also for
-    other seeds of the same training.
+    Intervals are over seeds and tasks. One p-value, over tasks, is for these trained runs; the other, over seeds and
+    tasks, for new runs of the same training on new tasks.
     """
     tasks = list(found[0][against].scores)
     base = _by_seed_and_task([one[against] for one in found], tasks)
@@ -88,14 +88,13 @@ def _by_seed_and_task(results: Sequence[Result], tasks: Sequence[str]) -> numpy.
 
 def _difference_over_seeds(against: str, differences: numpy.ndarray) -> Row:
     """`differences`: [seeds, tasks]."""
-    low, high = bootstrap_interval(differences)
-    by_seed = [float(one) for one in differences.mean(1)]
-    over_seeds = t_test(by_seed)
+    found = compared_over_seeds(differences)
+    low, high = bootstrap_interval(differences) if found is None else (found.low, found.high)
     return {
-        f"{against} − arm": f"{mean(by_seed):+.3f} ({low:+.3f} to {high:+.3f})",
-        f"{against} − arm by seed": ", ".join(f"{one:+.3f}" for one in by_seed),
-        "p, tasks": f"{sign_flip_test(differences.mean(0)):.2g}",
-        "p, seeds": "" if over_seeds is None else f"{over_seeds:.2g}",
+        f"{against} − arm": f"{differences.mean():+.3f} ({low:+.3f} to {high:+.3f})",
+        f"{against} − arm by seed": ", ".join(f"{one:+.3f}" for one in differences.mean(1)),
+        "p, these runs": f"{sign_flip_test(differences.mean(0)):.2g}",
+        "p, new runs": "" if found is None else f"{found.p:.2g}",
     }
 
 

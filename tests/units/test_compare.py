@@ -240,7 +240,7 @@ def test_seeds_are_averaged_by_task(comparison: Path, monkeypatch: pytest.Monkey
     assert head.startswith("| arm | by seed | accuracy |")
     assert team.startswith("| T | 1.000, 0.500 | 0.750 (")
     assert single.startswith("| S | 0.500, 0.000 | 0.250 (") and "| 85 | +0.500 (" in single
-    # Task by task T leads by 0.5 and 0.5, so one of two signs is as far from 0; the seeds by 0.5 and 0.5.
+    # T leads by 0.5 on both tasks, so one of two signs is as far from 0, and with both seeds.
     assert single.endswith("| +0.500, +0.500 | 0.5 | 0 |")
     assert (comparison.parent / "seed-1" / "table.md").read_text().count("\n") == 2 + 2
 

@@ -9,7 +9,15 @@ from math import erfc
 import numpy
 import pytest
 
-from coterie.statistics import auc, bootstrap_interval, paired, sign_flip_test, t_test
+from coterie.statistics import (
+    auc,
+    bootstrap_interval,
+    compared_over_seeds,
+    paired,
+    sign_flip_test,
+    students_p,
+    students_t,
+)
 
 
 def test_auc_is_the_share_of_pairs_in_the_right_order() -> None:
@@ -64,12 +72,50 @@ def test_flipping_signs_takes_any_numbers_and_many() -> None:
 def test_students_t_is_that_of_the_tables() -> None:
     """The 97.5 % quantiles of one to six degrees of freedom: 12.706, 4.303, 3.182, 2.776, 2.571, 2.447."""
     for freedom, quantile in enumerate((12.706, 4.303, 3.182, 2.776, 2.571, 2.447), start=1):
-        count = freedom + 1
-        numbers = [1.0, -1.0] * (count // 2) + [0.0] * (count % 2)
-        spread = (sum(one**2 for one in numbers) / freedom / count) ** 0.5
-        assert t_test([one + quantile * spread for one in numbers]) == pytest.approx(0.05, abs=1e-4)
-    assert t_test([0.5]) is None
-    assert (t_test([0.5, 0.5]), t_test([0.0, 0.0])) == (0, 1)
+        assert students_p(quantile, freedom) == pytest.approx(0.05, abs=1e-4)
+        assert students_t(0.05, freedom) == pytest.approx(quantile, abs=1e-3)
+    assert students_p(0, 3) == 1
+
+
+def new_runs(rng: numpy.random.Generator, seeds: int, tasks: int, of_seed: float, of_task: float) -> numpy.ndarray:
+    """Differences whose true mean is 0: a part of each seed, one of each task, and one of each cell."""
+    parts = rng.normal(0, of_seed, (seeds, 1)), rng.normal(0, of_task, (1, tasks)), rng.normal(0, 1, (seeds, tasks))
+    return sum(parts, numpy.zeros((seeds, tasks)))
+
+
+@pytest.mark.parametrize(("of_seed", "of_task"), [(0.0, 0.0), (0.5, 0.0), (0.0, 2.0), (0.3, 2.0)])
+def test_over_seeds_and_tasks_the_interval_misses_at_most_as_often_as_it_says(of_seed: float, of_task: float) -> None:
+    rng, missed = numpy.random.default_rng(0), 0
+    for _ in range(400):
+        found = compared_over_seeds(new_runs(rng, 3, 40, of_seed, of_task))
+        assert found is not None and (found.low > 0 or found.high < 0) == (found.p < 0.05)
+        missed += found.p < 0.05
+    assert missed <= 32  # 20 expected; more than 32 of 400 with probability 0.003
+
+
+@pytest.mark.parametrize("of_seed", [0.0, 1.0])
+def test_over_seeds_and_tasks_the_standard_error_is_that_of_two_way_clusters(of_seed: float) -> None:
+    """Written from the definition: squares of the sums of seeds and of tasks, less those of single cells; at least the
+    error of each alone."""
+    data = new_runs(numpy.random.default_rng(1), 4, 30, of_seed, 1.0)
+    seeds, tasks = data.shape
+    off = data - data.mean()
+    within_seeds = sum(row.sum() ** 2 for row in off) / (seeds * tasks) ** 2 * seeds / (seeds - 1)
+    within_tasks = sum(column.sum() ** 2 for column in off.T) / (seeds * tasks) ** 2 * tasks / (tasks - 1)
+    rest = data - data.mean(0) - data.mean(1)[:, None] + data.mean()
+    cells = sum(float(one) ** 2 for one in rest.flat) / (seeds - 1) / (tasks - 1) / (seeds * tasks)
+    variance = max(within_seeds, within_tasks, within_seeds + within_tasks - cells)
+    found = compared_over_seeds(data)
+    assert found is not None and found.difference == pytest.approx(data.mean())
+    assert (found.high - found.low) / 2 == pytest.approx(3.182 * variance**0.5, rel=1e-3)
+    assert of_seed == 0 or variance > max(within_seeds, within_tasks)
+
+
+def test_over_seeds_and_tasks_nothing_is_said_of_one_seed_and_equal_arms_are_equal() -> None:
+    assert compared_over_seeds(numpy.ones((1, 9))) is None and compared_over_seeds(numpy.ones((3, 1))) is None
+    alike, apart = compared_over_seeds(numpy.zeros((2, 5))), compared_over_seeds(numpy.ones((2, 5)))
+    assert alike is not None and (alike.low, alike.high, alike.p) == (0, 0, 1)
+    assert apart is not None and (apart.low, apart.high, apart.p) == (1, 1, 0)
 
 
 def test_with_several_seeds_the_interval_covers_their_variation_too() -> None:
