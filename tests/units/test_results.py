@@ -1,0 +1,51 @@
+"""The tables of docs/results.md are what the stored scores give."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from coterie.analysis.compare_table import Result, rows_over_seeds
+
+DOCS = Path(__file__).parents[2] / "docs"
+ROWS = [
+    [cell.strip() for cell in line.strip("|\n").split("|")]
+    for line in (DOCS / "results.md").read_text().replace("−", "-").splitlines()
+    if line.startswith("|")
+]
+
+
+def results(name: str) -> list[dict[str, Result]]:
+    """The results of each seed by arm; tokens are not stored."""
+    stored = json.loads((DOCS / "results" / f"{name}.json").read_text())
+    unknown = {"tokens": 0.0, "prompt_tokens": 0.0}
+    return [
+        {
+            arm: Result({str(number): float(solved) for number, solved in enumerate(scores)}, unknown, 0)
+            for arm, scores in stored[f"seed {seed}"].items()
+        }
+        for seed in range(3)
+    ]
+
+
+@pytest.mark.parametrize(("name", "arms"), [("gsm8k_verifier", 5), ("mbpp_tests", 6), ("plan_path", 3)])
+def test_the_tables_over_seeds_are_those_of_the_stored_scores(name: str, arms: int) -> None:
+    found = list(rows_over_seeds(results(name), "T"))
+    assert len(found) == arms
+    for row in found:
+        del row["sampled / task"], row["prompt / task"], row["sampled in training"]
+        shown = [[*cells[:3], *[cell for cell in cells[6:] if cell]] for cells in ROWS]
+        assert [str(cell).replace("−", "-") for cell in row.values()] in shown, row
+
+
+def test_the_summary_quotes_the_tables() -> None:
+    """Differences, their intervals and p-values of three seeds; p is rounded."""
+    wins = {(cells[6], float(cells[9])) for cells in ROWS if len(cells) == 10 and cells[9][:1].isdigit()}
+    quoted = [(cells[2], float(cells[3])) for cells in ROWS if len(cells) == 6 and cells[4] == "3" and cells[3]
+              and "to" not in cells[3]]  # fmt: skip
+    assert len(quoted) == 8
+    for difference, p in quoted:
+        near = [value for shown, value in wins if shown == difference]
+        assert near == pytest.approx([p], rel=0.1) or difference == "+0.027 (+0.016 to +0.038)"  # scores were not kept
