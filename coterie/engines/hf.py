@@ -21,6 +21,7 @@ from transformers import (
     StoppingCriteriaList,
 )
 
+from coterie.engines.requests import reply_room
 from coterie.kernels.sampling import Sampler, rng_key
 from coterie.kernels.top_p_top_k import top_k_top_p
 from coterie.models.base import Base
@@ -54,9 +55,7 @@ class HfEngine:
         on_tokens: OnTokens | None = None,
     ) -> Sample:
         await asyncio.sleep(0)
-        self.base.check_prompt(prompt_ids)
-        room = min(sampling.max_tokens, self.context - len(prompt_ids))
-        if room <= 0:
+        if not (room := reply_room(self.base, self.context, prompt_ids, sampling)):
             return Sample((), (), "length", self.versions[policy])
         processor = SamplerLogitsProcessor(self.sampler, len(prompt_ids), [seed], sampling)
         stops = _StopStrings(self.base.tokenizer, sampling.stop)

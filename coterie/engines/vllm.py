@@ -21,6 +21,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from coterie.engines.requests import loop_failed, reply_room
 from coterie.models.base import Base
 from coterie.models.chat import StopText
 from coterie.models.lora import Adapter
@@ -99,9 +100,7 @@ class VllmEngine:
         sampling: Sampling,
         on_tokens: OnTokens | None = None,
     ) -> Sample:
-        self.base.check_prompt(prompt_ids)
-        room = min(sampling.max_tokens, self.context - len(prompt_ids))
-        if room <= 0:
+        if not (room := reply_room(self.base, self.context, prompt_ids, sampling)):
             return Sample((), (), "length", self.versions[policy])
         name = str(next(self.numbers))
         with watchdog_paused():  # the first request starts vLLM
@@ -153,18 +152,8 @@ class VllmEngine:
         self.server.abort(names)
 
     def _driver_done(self, driver: asyncio.Task[None]) -> None:
-        """If the engine loop failed or was cancelled, fail or cancel all requests."""
-        error = None if driver.cancelled() else driver.exception()
-        if error is None and not driver.cancelled():
-            return  # it ended as no request was left; a later request starts another loop
-        for request in self.pending.values():
-            if request.future.done():
-                continue
-            if error is None:
-                request.future.cancel()
-            else:
-                request.future.set_exception(error)
-        self._remove(list(self.pending))
+        if loop_failed(driver, [request.future for request in self.pending.values()]):
+            self._remove(list(self.pending))
 
 
 class VllmServer:

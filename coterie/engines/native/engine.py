@@ -20,6 +20,7 @@ import torch
 from coterie.engines.native.decode import Decoder, EagerDecoder
 from coterie.engines.native.kv_cache import KVCache
 from coterie.engines.native.slots import Row, SlotScheduler
+from coterie.engines.requests import loop_failed, reply_room
 from coterie.kernels.sampling import Sampler
 from coterie.models.base import Base
 from coterie.models.chat import StopText
@@ -77,9 +78,7 @@ class NativeEngine:
         sampling: Sampling,
         on_tokens: OnTokens | None = None,
     ) -> Sample:
-        self.base.check_prompt(prompt_ids)
-        room = min(sampling.max_tokens, self.context - len(prompt_ids))
-        if room <= 0:
+        if not (room := reply_room(self.base, self.context, prompt_ids, sampling)):
             return Sample((), (), "length", self.versions[policy])
         ids = np.zeros(len(prompt_ids) + room, dtype=np.int64)
         ids[: len(prompt_ids)] = prompt_ids
@@ -111,21 +110,11 @@ class NativeEngine:
                 self.slots.finish(row)
 
     def _driver_done(self, driver: asyncio.Task[None]) -> None:
-        """If the engine loop failed or was cancelled, fail or cancel all requests."""
-        error = None if driver.cancelled() else driver.exception()
-        if error is None and not driver.cancelled():
-            return  # it ended as no request was left; a later request starts another loop
-        rows, self.waiting = [*self.waiting, *self.slots.running], []
-        for row in rows:
-            if row.future.done():
-                continue
-            if error is None:
-                row.future.cancel()
-            else:
-                row.future.set_exception(error)
-        for row in list(self.slots.running):
-            self.slots.finish(row)
-        self.clear()
+        if loop_failed(driver, [row.future for row in (*self.waiting, *self.slots.running)]):
+            self.waiting = []
+            for row in list(self.slots.running):
+                self.slots.finish(row)
+            self.clear()
 
     def _admit(self) -> None:
         """Run waiting requests: those prefilled ahead at once, the others as soon as enough of them fit."""
