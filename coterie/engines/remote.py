@@ -59,11 +59,11 @@ class RateLimit:
     def wait(self) -> float:
         """Block the calling thread until its request may start; the seconds it waited."""
         with self.lock:
-            asked = time.monotonic()
-            start = max(self.next, asked)
+            now = time.monotonic()
+            start = max(self.next, now)
             self.next = start + self.pause
-        time.sleep(start - asked)
-        return start - asked
+        time.sleep(start - now)
+        return start - now
 
 
 class RemotePlayer:
