@@ -18,8 +18,15 @@ from typing import NamedTuple
 
 from rich.text import Text
 
-from coterie.analysis.compare_report import curves, page, summary
-from coterie.analysis.compare_table import Result, markdown, require_same_tasks, rows_of, rows_over_seeds
+from coterie.analysis.compare_report import curves, forest, page, summary
+from coterie.analysis.compare_table import (
+    Result,
+    differences,
+    markdown,
+    require_same_tasks,
+    rows_of,
+    rows_over_seeds,
+)
 from coterie.analysis.comparison import VERIFIER_MEMORY, Arm, Comparison, load
 from coterie.config import Config
 from coterie.config.load import to_tree
@@ -216,16 +223,22 @@ def compare_seeds(
     runs = [runner.trained_runs() for runner in runners]
     names = [name for name in comparison.arms if any(name in one for one in runs)]
     write_atomic(out / "curves.png", curves({name: [one[name] for one in runs if name in one] for name in names}))
+    write_atomic(out / "differences.png", forest(differences(in_order, against), _axis(against)))
     write_atomic(
         out / "comparison.json", json.dumps(summary(f"Mean of {seeds} seeds", rows, []) | {"runs": []}, indent=1)
     )
-    show([table(f"mean of {seeds} seeds", rows), Text(f"  {out}: table.md, curves.png, and a folder of each seed")])
+    show(
+        [
+            table(f"mean of {seeds} seeds", rows),
+            Text(f"  {out}: table.md, curves.png, differences.png, and a folder of each seed"),
+        ]
+    )
 
 
 def compare(
     file: Path, changes: tuple[str, ...], out: Path, jobs: int, only: tuple[str, ...] = ()
 ) -> dict[str, Result]:
-    """Run the arms, `jobs` at a time; write `out`/table.md, curves.png and report.html. Returns the results by arm."""
+    """Run the arms, `jobs` at a time; write `out`/table.md, pictures and report.html. Returns the results by arm."""
     return run_all([open_runner(file, changes, out, jobs, only)], jobs)[0]
 
 
@@ -302,6 +315,7 @@ def _write(runner: Runner, results: Mapping[str, Result]) -> None:
     require_same_tasks(ordered, comparison.against)
     runs = {name: run for name, run in runner.trained_runs().items() if name in ordered}
     write_atomic(out / "curves.png", curves({name: [run] for name, run in runs.items()}))
+    write_atomic(out / "differences.png", forest(differences([ordered], comparison.against), _axis(comparison.against)))
     commands = [command for name in ordered for command in runner.commands(name)]
     rows = list(rows_of(ordered, comparison.against))
     write_atomic(out / "table.md", markdown(rows))
@@ -309,4 +323,8 @@ def _write(runner: Runner, results: Mapping[str, Result]) -> None:
     write_atomic(out / "comparison.json", json.dumps(found | {"runs": list(runs)}, indent=1))  # for `coterie view`
     write_atomic(out / "report.html", page(found, runs))
     title = f"{len(ordered[comparison.against].scores)} held-out tasks"
-    show([table(title, rows), Text(f"  {out}: table.md, curves.png and report.html")])
+    show([table(title, rows), Text(f"  {out}: table.md, curves.png, differences.png and report.html")])
+
+
+def _axis(against: str) -> str:
+    return f"accuracy of {against} − arm, in points"

@@ -1,4 +1,4 @@
-"""The report of a comparison: accuracy over the tokens sampled in training as PNG, and a page with all of it."""
+"""The report of a comparison: accuracy over the tokens sampled in training and differences as PNG, and a page."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import io
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from coterie.analysis.compare_table import Interval
 from coterie.files import read_rows
 from coterie.view.report import write_report
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 EPISODES = 8  # shown per arm
 
@@ -38,6 +42,27 @@ def curves(runs: Mapping[str, Sequence[Path]]) -> bytes:
     axes.grid(alpha=0.3)
     if runs:
         axes.legend()
+    return _png(figure)
+
+
+def forest(differences: Mapping[str, Interval], title: str) -> bytes:
+    """Differences with their intervals as PNG: one line each, blue above zero, red below, grey if zero is inside."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 0.8 + 0.4 * max(1, len(differences))), layout="constrained")
+    axes = figure.subplots()
+    for place, one in enumerate(differences.values()):
+        color = "tab:blue" if one.low > 0 else "tab:red" if one.high < 0 else "0.5"
+        axes.plot([100 * one.low, 100 * one.high], [place, place], "-", color=color, linewidth=2)
+        axes.plot(100 * one.center, place, "o", color=color)
+    axes.axvline(0, color="black", linewidth=0.8)
+    axes.set_yticks(range(len(differences)), list(differences))
+    axes.set(xlabel=title, ylim=(len(differences) - 0.5, -0.5))
+    axes.grid(axis="x", alpha=0.3)
+    return _png(figure)
+
+
+def _png(figure: Figure) -> bytes:
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=120)
     return file.getvalue()

@@ -22,6 +22,15 @@ class Result:
     trained_tokens: int  # sampled in training
 
 
+@dataclass(frozen=True)
+class Interval:
+    """A difference of two arms with its 95 % interval."""
+
+    center: float
+    low: float
+    high: float
+
+
 class OtherTasks(UserError):
     """Arms that were evaluated on different tasks: paired tests need the same ones."""
 
@@ -82,16 +91,30 @@ def rows_over_seeds(found: Sequence[Mapping[str, Result]], against: str) -> Iter
         yield row if name == against else row | _difference_over_seeds(against, base - scores)
 
 
+def differences(found: Sequence[Mapping[str, Result]], against: str) -> dict[str, Interval]:
+    """The arm `against` minus each other arm that was evaluated with every seed, with the interval of the table."""
+    tasks = list(found[0][against].scores)
+    base = _by_seed_and_task([one[against] for one in found], tasks)
+    others = [name for name in found[0] if name != against and all(name in one for one in found)]
+    return {name: _interval(base - _by_seed_and_task([one[name] for one in found], tasks)) for name in others}
+
+
+def _interval(differences: numpy.ndarray) -> Interval:
+    """The mean of [seeds, tasks] differences, for new seeds and tasks; of one seed, for new tasks."""
+    found = compared_over_seeds(differences)
+    low, high = bootstrap_interval(differences) if found is None else (found.low, found.high)
+    return Interval(float(differences.mean()), low, high)
+
+
 def _by_seed_and_task(results: Sequence[Result], tasks: Sequence[str]) -> numpy.ndarray:
     return numpy.array([[one.scores[task] for task in tasks] for one in results])
 
 
 def _difference_over_seeds(against: str, differences: numpy.ndarray) -> Row:
     """`differences`: [seeds, tasks]."""
-    found = compared_over_seeds(differences)
-    low, high = bootstrap_interval(differences) if found is None else (found.low, found.high)
+    found, interval = compared_over_seeds(differences), _interval(differences)
     return {
-        f"{against} − arm": f"{differences.mean():+.3f} ({low:+.3f} to {high:+.3f})",
+        f"{against} − arm": f"{interval.center:+.3f} ({interval.low:+.3f} to {interval.high:+.3f})",
         f"{against} − arm by seed": ", ".join(f"{one:+.3f}" for one in differences.mean(1)),
         "p, these runs": f"{sign_flip_test(differences.mean(0)):.2g}",
         "p, new runs": "" if found is None else f"{found.p:.2g}",

@@ -20,7 +20,15 @@ from typer.testing import CliRunner
 
 from coterie.analysis.compare import ArmFailed, Runner, compare, compare_seeds, environment, sampled_in
 from coterie.analysis.compare_report import page, sampled_and_accuracy, summary
-from coterie.analysis.compare_table import OtherTasks, Result, markdown, require_same_tasks, rows_of
+from coterie.analysis.compare_table import (
+    Interval,
+    OtherTasks,
+    Result,
+    differences,
+    markdown,
+    require_same_tasks,
+    rows_of,
+)
 from coterie.analysis.comparison import VERIFIER_OPTIONS, load
 from coterie.cli.app import app
 from coterie.cli.verifier import app as verifier
@@ -123,7 +131,7 @@ def test_every_arm_is_trained_and_evaluated_once_on_the_same_tasks(comparison: P
     assert yaml.safe_load((out / "S1" / "config.yaml").read_text())["seed"] == 3
     head, _, *table = (out / "table.md").read_text().splitlines()
     assert "T − arm" in head and [row.split(" | ")[0] for row in table] == ["| U1", "| S1", "| S3", "| T"]
-    assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert all((out / f"{name}.png").read_bytes().startswith(b"\x89PNG") for name in ("curves", "differences"))
     shown = Listing([out])
     assert shown.result("out")["runs"] == list(shown.refresh()) and shown.result("out")["table"]["rows"][0][0] in found
     report = (out / "report.html").read_text()
@@ -243,6 +251,7 @@ def test_seeds_are_averaged_by_task(comparison: Path, monkeypatch: pytest.Monkey
     # T leads by 0.5 on both tasks, so one of two signs is as far from 0, and with both seeds.
     assert single.endswith("| +0.500, +0.500 | 0.5 | 0 |")
     assert (comparison.parent / "seed-1" / "table.md").read_text().count("\n") == 2 + 2
+    assert differences([by_seed["seed=0"], by_seed["seed=1"]], "T") == {"S": Interval(0.5, 0.5, 0.5)}
 
 
 def test_arms_of_all_seeds_fill_the_jobs_and_an_arm_waits_only_for_the_one_it_is_of(
