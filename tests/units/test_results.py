@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-import json
+import runpy
 from pathlib import Path
 
 import pytest
 
-from coterie.analysis.compare_table import Result, rows_over_seeds
+from coterie.analysis.compare_table import rows_over_seeds
 
 DOCS = Path(__file__).parents[2] / "docs"
+results = runpy.run_path(str(DOCS / "make_results.py"))["results"]
 ROWS = [
     [cell.strip() for cell in line.strip("|\n").split("|")]
     for line in (DOCS / "results.md").read_text().replace("−", "-").splitlines()
     if line.startswith("|")
 ]
-
-
-def results(name: str) -> list[dict[str, Result]]:
-    """The results of each seed by arm; tokens are not stored."""
-    stored = json.loads((DOCS / "results" / f"{name}.json").read_text())
-    unknown = {"tokens": 0.0, "prompt_tokens": 0.0}
-    return [
-        {
-            arm: Result({str(number): float(solved) for number, solved in enumerate(scores)}, unknown, 0)
-            for arm, scores in stored[f"seed {seed}"].items()
-        }
-        for seed in range(3)
-    ]
 
 
 @pytest.mark.parametrize(("name", "arms"), [("gsm8k_verifier", 5), ("mbpp_tests", 6), ("plan_path", 3)])
