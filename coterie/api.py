@@ -49,7 +49,7 @@ class Trained:
 
     def episodes(self, step: int) -> list[Episode]:
         """The episodes of a step, from 1 on: every turn with its token ids, log-probs, credit and advantages."""
-        from coterie.training.log import read_episodes  # imported here, as in `AgentTrainer.train`
+        from coterie.episode_rows import read_episodes  # imported here, as in `AgentTrainer.train`
 
         paths = {step_of(path): path for path in episode_paths(self.folder / "episodes")}
         if step not in paths:

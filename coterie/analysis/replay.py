@@ -20,8 +20,8 @@ from coterie.config.requirements import require_sandbox
 from coterie.credit.base import Credit
 from coterie.envs.base import attach_reward
 from coterie.episode_files import episode_paths, step_of
+from coterie.episode_rows import read_episodes
 from coterie.training.build import open_models
-from coterie.training.log import read_episodes
 from coterie.types import Episode, Turn
 
 

@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 from coterie.episode_files import episode_paths
+from coterie.episode_rows import read_episodes
 from coterie.errors import UserError
 from coterie.rollout.metrics import describe_failures
-from coterie.training.log import read_episodes
 from coterie.types import Episode
 from coterie.verifier.answers import Answer
 from coterie.verifier.generate import answers_of

@@ -21,8 +21,8 @@ import ray
 
 from coterie.cluster.driver import Driver
 from coterie.cluster.processes import ClusterFailed, LearnersLost
+from coterie.episode_rows import read_episodes
 from coterie.rollout.metrics import TooManyFailures
-from coterie.training.log import read_episodes
 from coterie.training.loop import Run
 from tests.clusters import end_learner, end_player, raylets, started_on_cluster, trained_on_cluster
 from tests.laws.test_cluster import assert_same

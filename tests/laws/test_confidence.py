@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from coterie.algorithms.grpo import Grpo, RoleSettings
+from coterie.episode_rows import read_episodes
 from coterie.rl.confidence import confidence_factor, nll_factor
-from coterie.training.log import read_episodes
 from coterie.types import Episode
 from tests.episodes import credited, episode, turn
 from tests.runs import naming_config, trained

@@ -16,8 +16,8 @@ from coterie.config import ConfigError
 from coterie.config.conflicts import check_conflicts
 from coterie.credit.aggregate import Aggregate
 from coterie.envs.base import TaskEnv, attach_reward
+from coterie.episode_rows import read_episodes
 from coterie.errors import BadAnswer
-from coterie.training.log import read_episodes
 from coterie.training.loop import Run
 from coterie.types import Episode, Task
 from coterie.workflows.cory import Cory as CoryWorkflow

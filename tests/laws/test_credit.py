@@ -22,8 +22,8 @@ from coterie.credit.influence import Influence
 from coterie.credit.maporl import Maporl, has_box, repeated_share
 from coterie.credit.own import Own
 from coterie.credit.team import Team
+from coterie.episode_rows import read_episodes
 from coterie.rl.credit import returns_to_go, shapley_values
-from coterie.training.log import read_episodes
 from coterie.types import Episode
 from tests.episodes import episode, turn
 from tests.runs import naming_config, trained, written

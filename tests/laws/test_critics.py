@@ -14,11 +14,11 @@ import yaml
 from torch import Tensor
 
 from coterie.config import ConfigError
+from coterie.episode_rows import read_episodes
 from coterie.errors import ModelError
 from coterie.learners.batch import make_batches
 from coterie.learners.critics import Critic, Critics, joint_context
 from coterie.learners.learner import TorchLearner
-from coterie.training.log import read_episodes
 from coterie.training.loop import Run, assign_credit, collect_episodes, train
 from coterie.types import Episode, Task, Team, Turn
 from tests.learners import learner

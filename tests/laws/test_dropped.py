@@ -17,8 +17,8 @@ from coterie.algorithms.ppo import Ppo
 from coterie.algorithms.rae import Rae
 from coterie.credit.difference import Difference
 from coterie.credit.team import Team
+from coterie.episode_rows import read_episodes
 from coterie.training import loop
-from coterie.training.log import read_episodes
 from coterie.types import Episode, Turn
 from tests.episodes import episode, turn
 from tests.laws.test_presets import PRESETS

@@ -13,7 +13,7 @@ import yaml
 from coterie.cli.commands import resume
 from coterie.config import ConfigError, dump, load
 from coterie.config.conflicts import check_conflicts
-from coterie.training.log import read_episodes
+from coterie.episode_rows import read_episodes
 from tests.runs import naming_config, trained, written
 
 Folder = Callable[[str], Path]

@@ -14,11 +14,11 @@ import pytest
 
 from coterie.credit.difference import Difference
 from coterie.engines.native.engine import NativeEngine
+from coterie.episode_rows import read_episodes
 from coterie.games.naming import Naming, OneByOne
 from coterie.models.base import Base
 from coterie.rollout.agent import Player
 from coterie.rollout.collector import Collector
-from coterie.training.log import read_episodes
 from coterie.types import Episode, Fork, Sampling, Task, Team, Turn, Workflow
 from coterie.workflows.debate import Debate
 from tests.runs import naming_config, trained

@@ -22,6 +22,7 @@ from coterie.cli.app import app
 from coterie.config import Config, ConfigError, load
 from coterie.config.conflicts import check_conflicts
 from coterie.config.registry import BUILTIN
+from coterie.episode_rows import read_episodes
 from coterie.games import kuhn, pennies
 from coterie.games.matrix import Additive
 from coterie.games.measure import final_exploitability, kuhn_strategy
@@ -32,7 +33,6 @@ from coterie.games.setups import GAMES, config_of, plays
 from coterie.learners.learner import TorchLearner
 from coterie.models.base import Base
 from coterie.training.collapse import memory_of, watch
-from coterie.training.log import read_episodes
 from coterie.training.loop import Run, train
 from coterie.training.opponents import TAKEN, slots
 from coterie.types import Episode, Task, Team

@@ -30,9 +30,9 @@ from coterie.config import ConfigError, load
 from coterie.config.conflicts import check_conflicts
 from coterie.config.registry import BUILTIN, find
 from coterie.credit.team import Team
+from coterie.episode_rows import read_episodes
 from coterie.learners.batch import make_batches
 from coterie.rl.losses import token_weights
-from coterie.training.log import read_episodes
 from coterie.types import Episode, Scores, Turn
 from tests.episodes import credited, episode, random_episodes, turn
 from tests.laws.test_resume import assert_same_run

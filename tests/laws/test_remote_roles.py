@@ -20,11 +20,11 @@ from coterie.engines import remote
 from coterie.engines.human import HumanPlayer, InputEnded
 from coterie.engines.remote import Endpoint, EndpointDown, EndpointRefused, EndpointUnusable, RemotePlayer
 from coterie.engines.text_player import TextReply
+from coterie.episode_rows import read_episodes
 from coterie.errors import StopsRun
 from coterie.rewards import GraderFailed, make_grader
 from coterie.serve.server import server
 from coterie.training.build import for_inference
-from coterie.training.log import read_episodes
 from coterie.types import Sampling, Task
 from tests.commands import stdout_of
 from tests.runs import naming_config, trained, written

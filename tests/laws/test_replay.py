@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from coterie.analysis.replay import ReplayedTurn, replay
 from coterie.cli.app import app
 from coterie.config import ConfigError, dump, load
-from coterie.training.log import read_episodes
+from coterie.episode_rows import read_episodes
 from coterie.types import Turn
 from tests.runs import naming_config, trained, written
 

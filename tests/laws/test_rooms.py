@@ -13,8 +13,8 @@ from coterie.config.registry import BUILTIN, find
 PACKAGE = Path(__file__).parents[2] / "coterie"
 ORDER = (
     # Words and small tools that everything may use.
-    *("types", "errors", "seeds", "files", "episode_files", "limits", "statistics", "user_code", "watchdog"),
-    *("prompts", "console", "web"),
+    *("types", "errors", "seeds", "files", "limits", "statistics", "user_code", "watchdog"),
+    *("episode_files", "episode_rows", "prompts", "console", "web"),
     # The mathematics.
     *("rl", "algorithms", "credit"),
     # What teams work on.

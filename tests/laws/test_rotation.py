@@ -18,9 +18,9 @@ from coterie.check import dry_run, findings
 from coterie.cli.report import plan
 from coterie.config import ConfigError, dump, load
 from coterie.config.conflicts import check_conflicts
+from coterie.episode_rows import read_episodes
 from coterie.learners.critics import Critics
 from coterie.rollout.agent import Player
-from coterie.training.log import read_episodes
 from coterie.training.loop import Run, training_step
 from coterie.types import Sampling
 from tests.runs import naming_config, resumed, started, trained, written

@@ -15,10 +15,10 @@ from tokenizers.models import BPE
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
+from coterie.episode_rows import read_episodes
 from coterie.learners.batch import make_batches
 from coterie.rollout.metrics import TooManyFailures
 from coterie.statistics import mean
-from coterie.training.log import read_episodes
 from coterie.training.loop import Run, train
 from coterie.training.tasks import TaskStream
 from coterie.types import Batch, Task

@@ -15,13 +15,13 @@ from coterie.algorithms.at_grpo import AtGrpo
 from coterie.algorithms.base import Algorithm
 from coterie.algorithms.magrpo import Magrpo
 from coterie.compat.siirl.workflow import Graph, GraphAgent
+from coterie.episode_rows import read_episodes
 from coterie.games.naming import Naming
 from coterie.learners.batch import make_batches
 from coterie.models.chat import Chat
 from coterie.rl.trees import joint_actions, team_rounds, tree_returns
 from coterie.rollout.agent import Player
 from coterie.rollout.collector import Collector
-from coterie.training.log import read_episodes
 from coterie.types import Episode, Fork, Sample, Sampling, Task, Turn
 from tests.episodes import credited, episode, turn
 from tests.laws.test_resume import assert_same_run, metrics

@@ -27,11 +27,11 @@ from coterie.cli.app import app
 from coterie.cli.commands import new_run_folder
 from coterie.cli.report import dialogue, visible
 from coterie.config import load
+from coterie.episode_rows import read_episodes
 from coterie.models.base import Base
 from coterie.models.peft import save_adapter
 from coterie.training import loop
 from coterie.training.build import build
-from coterie.training.log import read_episodes
 from tests.commands import coterie, stdout_of
 from tests.episodes import episode, turn
 from tests.forked import Python

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from coterie.episode_files import TURN_COLUMNS, BadEpisodes, EpisodeFile, packed, summary, write_episode_rows
+from coterie.episode_rows import episode_row, read_episodes
 from coterie.rl.groups import describe_key
 from coterie.statistics import standard_error
-from coterie.training.log import episode_row, read_episodes
 from coterie.training.loop import Run
 from coterie.types import Turn
 from coterie.view.run_folder import RunFolder

@@ -25,6 +25,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from coterie.console import LivePanel, plain_line, sparkline, table
 from coterie.episode_files import BadEpisodes, EpisodeFile, write_episode_rows
+from coterie.episode_rows import read_episodes
 from coterie.files import (
     WriteFailed,
     append_line,
@@ -35,7 +36,7 @@ from coterie.files import (
     write_checksums,
 )
 from coterie.rewards import TIMEOUTS
-from coterie.training.log import OutOfMemory, RunLog, TensorBoard, read_episodes
+from coterie.training.log import OutOfMemory, RunLog, TensorBoard
 from coterie.types import Episode, Task, Turn
 from tests.forked import Python, run_python
 from tests.hangs import HANG

@@ -12,9 +12,9 @@ import pytest
 
 from coterie.check import dry_run, findings
 from coterie.config import load
+from coterie.episode_rows import read_episodes
 from coterie.models.store import load_tokenizer
 from coterie.training.build import build
-from coterie.training.log import read_episodes
 from tests.commands import coterie
 from tests.games import game
 from tests.models import CONTEXT
