@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal
 
 import rich
+from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
@@ -241,13 +242,57 @@ def sparkline(values: Sequence[float]) -> str:
 def table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
     """A table of dicts: a column per key, numbers right-aligned, floats with three decimals; missing keys are empty."""
     result = Table(title=Text(title) if title else None, title_justify="left", box=rich.box.SIMPLE_HEAD)
-    columns = dict.fromkeys(key for row in rows for key in row)
-    for column in columns:
-        numeric = any(isinstance(row[column], int | float) for row in rows if column in row)
-        result.add_column(Text(column), justify="right" if numeric else "left", overflow="fold")
-    for row in rows:
-        result.add_row(*[_cell(row[column]) if column in row else Text("") for column in columns])
+    names = dict.fromkeys(key for row in rows for key in row)
+    columns = {name: [Text(name), *(_cell(row[name]) if name in row else Text("") for row in rows)] for name in names}
+    widths, padding = _wrapped_between_words(columns, rich.get_console().width)
+    result.padding = (0, 1, 0, padding)
+    for name in columns:
+        numeric = any(isinstance(row[name], int | float) for row in rows if name in row)
+        justify: Literal["right", "left"] = "right" if numeric else "left"
+        result.add_column(Text(name), justify=justify, overflow="fold", width=widths.get(name))
+    for row in zip(*(cells[1:] for cells in columns.values()), strict=True):
+        result.add_row(*row)
     return result
+
+
+def _wrapped_between_words(columns: Mapping[str, Sequence[Text]], width: int) -> tuple[dict[str, int], int]:
+    """The widths of columns that are too wide together, so that no word is broken and cells have few lines, and the
+    padding on their left. No widths, and rich divides the space, if they fit, or if the longest words do not."""
+    words = {
+        name: [[cell_len(word) for word in cell.plain.split()] for cell in cells] for name, cells in columns.items()
+    }
+    full = {name: max(cell.cell_len for cell in cells) for name, cells in columns.items()}
+    least = {name: max((word for cell in own for word in cell), default=0) for name, own in words.items()}
+    for padding in (1, 0):
+        room = width - (2 + padding) * len(columns) - 1  # one character right of each column, one beside it, one edge
+        if sum(full.values()) <= room:
+            return {}, padding
+        if sum(least.values()) <= room:
+            break
+    else:
+        return {}, 1
+    tallest = max(len(cell) for own in words.values() for cell in own)
+    for lines in range(2, tallest + 1):
+        widths = {
+            name: next(size for size in range(least[name], full[name] + 1) if _most_lines(own, size) <= lines)
+            for name, own in words.items()
+        }
+        if sum(widths.values()) <= room:
+            break
+    for name in sorted(widths, key=lambda name: full[name] - widths[name]):  # the rest to those that need least
+        widths[name] += min(full[name] - widths[name], room - sum(widths.values()))
+    return widths, padding
+
+
+def _most_lines(cells: Sequence[Sequence[int]], width: int) -> int:
+    """The lines of the tallest cell, given the widths of its words."""
+    most = 0
+    for words in cells:
+        lines, used = 0, width
+        for word in words:
+            lines, used = (lines, used + 1 + word) if used + 1 + word <= width else (lines + 1, word)
+        most = max(most, lines)
+    return most
 
 
 def show(parts: Iterable[RenderableType]) -> None:

@@ -18,12 +18,13 @@ from typing import Any
 
 import numpy
 import pytest
+import rich
 import rich.console
 import torch
 from rich.live import Live
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from coterie.console import LivePanel, plain_line, sparkline, table
+from coterie.console import LivePanel, plain_line, show, sparkline, table
 from coterie.episode_files import BadEpisodes, EpisodeFile, write_episode_rows
 from coterie.episode_rows import read_episodes
 from coterie.files import (
@@ -585,3 +586,16 @@ def test_a_table_aligns_numbers_and_leaves_gaps_empty() -> None:
     first, second = next(line for line in lines if "[b]" in line), next(line for line in lines if "vote" in line)
     assert first.endswith("0.500") and second.endswith("12    1.000")
     assert first.index("0.500") + 5 == second.index("12") + 2
+
+
+@pytest.mark.parametrize("width", [40, 44, 48, 52, 60, 80])
+def test_a_table_that_is_too_wide_is_wrapped_between_words(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rich.get_console(), "width", width)
+    rows = [{"arm": "T", "accuracy": "1.000 (1.000–1.000)", "T − arm": "", "sampled in training": 17679}]
+    rows.append({"arm": "S4", "accuracy": "0.260 (0.180–0.350)", "T − arm": "+0.740 (+0.650 to +0.820)"})
+    with rich.get_console().capture() as shown:
+        show([table("", rows)])
+    lines = shown.get().splitlines()
+    assert max(map(len, lines)) <= width
+    words = {word for row in rows for text in (*row, *map(str, row.values())) for word in text.split()}
+    assert {*" ".join(lines).replace("─", "").split()} == words
