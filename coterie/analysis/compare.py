@@ -282,7 +282,7 @@ def run_all(runners: Sequence[Runner], jobs: int) -> list[dict[str, Result]]:
                 if done.runner not in {job.runner for job in (*waiting, *running.values())}:
                     try:
                         _write(runners[done.runner], results[done.runner])
-                    except Exception as error:  # other runners go on
+                    except (UserError, OSError) as error:  # other runners go on
                         failures.append(error)
     if failures:
         others = "".join(f"\nalso failed: {str(error).splitlines()[0]}" for error in failures[1:])
