@@ -50,6 +50,14 @@ def test_both_workers_read_the_same_words_and_neither_the_other() -> None:
     assert team.left.prompts == team.right.prompts == [[{"role": "user", "content": task.prompt}]]
 
 
+def test_workers_may_be_named() -> None:
+    workflow: Any = load(RESULTS / "split_work" / "team.yaml", ["workflow.named=true"]).workflow.instance
+    team, task = Scripted({"left": ["apple"], "right": ["river"]}), ENV.tasks("test")[0]
+    asyncio.run(workflow.run(task, team, None))
+    assert team.left.prompts[0][0]["content"] == f"You are the left worker. {task.prompt}"
+    assert team.right.prompts[0][0]["content"] == f"You are the right worker. {task.prompt}"
+
+
 def test_one_worker_with_two_calls_goes_on_in_its_conversation() -> None:
     workflow: Any = load(RESULTS / "split_work" / "single.yaml", ["workflow.calls=2"]).workflow.instance
     team, task = Scripted({"worker": ["apple", "river"]}), ENV.tasks("test")[0]

@@ -55,10 +55,12 @@ class Jobs:
 class AtOnce:
     """Both workers read the same words and reply at the same time."""
 
+    named: bool = False  # tell each worker which one it is
     roles: tuple[str, ...] = ("left", "right")
 
     async def run(self, task: Task, team: Team, world: Any) -> list[str]:
-        turns = await asyncio.gather(*(team[role].say(task.prompt) for role in self.roles))
+        prompts = [f"You are the {role} worker. {task.prompt}" if self.named else task.prompt for role in self.roles]
+        turns = await asyncio.gather(*(team[role].say(text) for role, text in zip(self.roles, prompts, strict=True)))
         return [turn.text for turn in turns]
 
 
