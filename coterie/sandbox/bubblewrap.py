@@ -71,7 +71,7 @@ def install_line(package: str) -> str:
 
 
 def distributions() -> list[str]:
-    """This Linux, then the distributions it derives from: `ubuntu`, `debian`."""
+    """The ID of this Linux distribution, then those it derives from: `ubuntu`, `debian`."""
     try:
         release = platform.freedesktop_os_release()
     except OSError:  # there is no /etc/os-release
@@ -85,7 +85,7 @@ def python() -> list[str]:
 
 
 def command(packages: Iterable[str], disk: int) -> list[str]:
-    """The bwrap command line that goes before `python …`; raises ToolMissing where a tool is not installed."""
+    """The bwrap command line to put before `python …`; raises ToolMissing if a tool is not installed."""
     bwrap = _tool("bwrap")
     words = [bwrap, "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
     words += ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try", "--clearenv"]

@@ -9,6 +9,7 @@ from typing import Literal
 # error: non-zero exit · timeout: out of wall-clock or CPU time · memory, processes, output: over that limit ·
 # killed: by a signal, its own or the kernel's
 Status = Literal["ok", "error", "timeout", "memory", "processes", "output", "killed"]
+# How the traceback of a refused fork or thread begins.
 REFUSED = ("BlockingIOError: [Errno 11]", "RuntimeError: can't start new thread")
 LAST_LINES = 256  # of stderr that are searched
 

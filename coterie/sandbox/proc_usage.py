@@ -21,7 +21,7 @@ READINGS = 3  # in a row that must show an excess of memory
 
 
 def process_tree(root: int, most: int) -> list[int]:
-    """A process and its descendants; stops a few above `most`, because a fork bomb outruns the count."""
+    """A process and its descendants. Stops counting shortly above `most`: a fork bomb grows while it is counted."""
     found = [root] if sys.platform == "linux" else []
     for pid in found:
         if len(found) > most:
@@ -64,8 +64,8 @@ def _group_of(pid: str) -> int | None:
 def uses_more_memory(pids: Iterable[int], most: int) -> bool:
     """True if processes use more memory than this together, memfd files included.
 
-    Shared pages count once. A reading takes time: if a process exits during it, the shares of those read later grow
-    and pages count twice. An excess therefore has to be seen several times in a row.
+    Shared pages count once (PSS). Processes are read one after another: if one exits meanwhile, the PSS of those read
+    later grows and its pages count twice. An excess must therefore show in several readings in a row.
     """
     own = list(pids)
     return all(_reads_more_memory(own, most) for _ in range(READINGS))

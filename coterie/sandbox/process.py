@@ -30,8 +30,8 @@ class SandboxBroken(RuntimeError):
 class SandboxProcess:
     """A process group that runs one job.
 
-    `folder`: create a temporary working folder, for a job without a file system of its own. `isolated`: the command
-    gives the job namespaces of its own.
+    `folder`: create a temporary working folder, for a job without a private file system. `isolated`: the command starts
+    the job in its own namespaces.
     """
 
     def __init__(self, command: Sequence[str], environment: dict[str, str], folder: bool, isolated: bool) -> None:
@@ -74,7 +74,7 @@ class SandboxProcess:
             self.folder.cleanup()
 
     def _wait_until_ready(self) -> None:
-        """Start-up takes long on a busy machine and must not count towards the job's deadline."""
+        """Wait until the interpreter has started. Slow on a busy machine; must not count as the job's time."""
         assert self.process.stdout is not None and self.process.stderr is not None
         with selectors.DefaultSelector() as selector:
             selector.register(self.process.stdout, selectors.EVENT_READ)

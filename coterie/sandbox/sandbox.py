@@ -33,11 +33,12 @@ class Sandbox:
     """Runs Python scripts, each in a fresh process without access to the network, your files or other jobs.
 
     A process serves one job and is replaced: nothing that a job does to it outlives the job. `concurrency` processes
-    are started ahead, so a small script starts within milliseconds. Without a number it is that of the cores, which
-    are shared with the sandboxes of other processes. Jobs may import what is installed beside Coterie.
+    are started ahead, so a small script starts within milliseconds. By default there is one per core, and the cores are
+    shared with the sandboxes of other Coterie processes (`slots`). Jobs may import the packages installed beside
+    Coterie.
 
     Raises SandboxMissing where bubblewrap does not work. `reduced` runs without it: a job still has limits, an empty
-    environment and a folder of its own, but it has your rights on your files; where the kernel forbids unprivileged
+    environment and a folder of its own, but it can read and write your files; where the kernel forbids unprivileged
     namespaces, it can also use the network and signal your processes.
     """
 
@@ -64,7 +65,7 @@ class Sandbox:
         stdin: str | bytes = "",
         files: Mapping[str, str | bytes] | None = None,  # by path within the job's folder
         cwd: str = ".",  # within the job's folder
-        limits: Limits | None = None,  # instead of the sandbox's own; the size of the disk stays
+        limits: Limits | None = None,  # instead of the sandbox's; its tmpfs keeps its size
     ) -> RunResult:
         """Run a script to its end or to its limits. Waits for a free process first, without blocking the event loop."""
         limits = limits or self.limits
@@ -115,7 +116,7 @@ class Sandbox:
             # Ends the job if this process is killed. Under bubblewrap, --die-with-parent does.
             "alarm": cpu_limit(limits) if self.reduced else 0,
         }
-        packed = marshal.dumps(job)  # read by the same Python version, and built in
+        packed = marshal.dumps(job)  # built in, and both ends run the same Python version
         return len(packed).to_bytes(8, "big") + packed
 
 
@@ -130,7 +131,7 @@ _unsafe = False
 
 
 def allow_unsafe(allowed: bool) -> None:
-    """Let `shared` run without bubblewrap where it does not work, as `sandbox: unsafe` in the config says."""
+    """Let `shared` run without bubblewrap where it does not work: the config has `sandbox: unsafe`."""
     global _unsafe
     _unsafe = allowed
 

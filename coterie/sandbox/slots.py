@@ -1,7 +1,6 @@
-"""At most as many programs at once as the machine has cores, in all Coterie processes of a user together.
+"""A machine-wide semaphore (file locks): all Coterie processes of a user together run one program per core.
 
-Deadlines are wall-clock time. Where several runs grade programs, each as many at once as there are cores, a right
-program would miss its deadline.
+Deadlines are wall-clock time: if every run used all cores by itself, correct programs would miss their deadlines.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 SLOTS = os.cpu_count() or 1
-PATIENCE = 10.0  # seconds; a job that finds no slot by then runs without one, for a grader has a deadline too
-TICK = 0.01  # seconds between two looks
+MAX_WAIT = 10.0  # seconds; a job that gets no slot by then runs without one, because its grader has a deadline
+TICK = 0.01  # seconds between polls
 _searching = threading.Lock()  # held by the one thread of this process that looks for a slot
 
 
 @contextmanager
-def machine_slot(cancelled: threading.Event, slots: int = SLOTS, patience: float = PATIENCE) -> Iterator[None]:
-    """Hold one of the machine's slots. The kernel frees it if this process is killed."""
+def machine_slot(cancelled: threading.Event, slots: int = SLOTS, patience: float = MAX_WAIT) -> Iterator[None]:
+    """Hold a slot, or none after `patience` seconds. The kernel frees it if this process is killed."""
     slot = _wait(cancelled, slots, time.monotonic() + patience)
     try:
         yield
@@ -34,11 +33,11 @@ def machine_slot(cancelled: threading.Event, slots: int = SLOTS, patience: float
 
 
 def _wait(cancelled: threading.Event, slots: int, until: float) -> int | None:
-    """The open file of a slot that is locked now; None if there was none in time, or no place for such files."""
+    """The open, locked file of a slot; None if no slot was free in time, or the lock files cannot be created."""
     folder = slot_folder()
     if folder is None:
         return None
-    # On a machine of many cores, trying the lock of every slot is not cheap: one thread does it, the others wait.
+    # Trying every lock is slow on a machine with many cores, so one thread polls and the others wait for it.
     while not _searching.acquire(timeout=TICK):
         if time.monotonic() > until or cancelled.is_set():
             return None
@@ -53,7 +52,7 @@ def _wait(cancelled: threading.Event, slots: int, until: float) -> int | None:
 
 
 def _free_slot(folder: Path, slots: int) -> int | None:
-    first = time.monotonic_ns() % slots  # not `random`: its state belongs to those who seed it
+    first = time.monotonic_ns() % slots  # not `random`: seeded code must see an unchanged state
     for number in range(first, first + slots):
         slot = os.open(folder / str(number % slots), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -68,7 +67,7 @@ def _free_slot(folder: Path, slots: int) -> int | None:
 
 
 def slot_folder() -> Path | None:
-    """On the machine's own disk: a home folder may be shared by machines. None if it is not this user's."""
+    """The folder of the lock files, on a local disk: machines may share a home folder. None if another user owns it."""
     folder = Path(tempfile.gettempdir()) / f"coterie-slots-{os.getuid()}"
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
