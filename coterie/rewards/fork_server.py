@@ -50,7 +50,7 @@ def serve(control: socket.socket, name: str) -> None:
         except BaseException:  # sent as text; the parent raises it
             connection.send(("failed", traceback.format_exc()))
             continue
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})  # until `running` has it
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})  # until the process is in `running`
         pid = os.fork()
         if pid == 0:
             control.close()
@@ -60,7 +60,7 @@ def serve(control: socket.socket, name: str) -> None:
 
 
 def _kill_all(running: dict[int, Connection]) -> None:
-    """No forked process outlives the parent."""
+    """Kill all forked processes: the parent is gone."""
     for pid in list(running):
         os.kill(pid, signal.SIGKILL)
 

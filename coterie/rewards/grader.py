@@ -19,7 +19,7 @@ from coterie.rewards.reward_function import RewardSignature, load
 from coterie.types import Task, Weighted
 
 COMPOSE = "compose"  # several rewards at once
-# Graded by a model: the functions that make these graders.
+# Rewards that a model gives: name → the function that makes the grader.
 BY_MODEL = {"verifier": "coterie.rewards.verifier:verifier", "judge": "coterie.rewards.judge:judge"}
 # Called in this process: linear in the length of the text.
 INLINE = {"exact": "coterie.rewards.exact_match:exact", "number": "coterie.rewards.exact_match:number"}
@@ -34,11 +34,11 @@ FORKED = {
 }
 CPU_SECONDS = {"math": 2}  # CPU time for one answer; an answer that needs more is wrong
 SANDBOXED = {"code": "coterie.rewards.code.grader:code"}  # enforces the deadline itself
-ADAPTERS = {"row_function": "coterie.compat.rllm.rewards:row_function"}  # call a user's function of another form
+ADAPTERS = {"row_function": "coterie.compat.rllm.rewards:row_function"}  # call a user's function with another signature
 TEXT_GRADERS = {*INLINE, *FORKED, *SANDBOXED}
 FORMS = "return a text, {role: text} with roles that spoke, or an Outcome"
 SIGNATURE_OF = "coterie.rewards.reward_function:signature_of_name"
-CHECKS = {"format": "coterie.rewards.format:check", "length": "coterie.rewards.length:check"}  # of their options
+CHECKS = {"format": "coterie.rewards.format:check", "length": "coterie.rewards.length:check"}  # validate options
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Grader:
 
     @property
     def verifier(self) -> Any:
-        """The part of it that is a verifier's score (`coterie.rewards.verifier`); None if no part is."""
+        """The `VerifierGrader` in it: itself, or a part of `compose`; None if there is none."""
         return None
 
     async def __call__(self, answer: Any, truth: Any, task: Task | None = None) -> float:

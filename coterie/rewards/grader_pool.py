@@ -30,9 +30,9 @@ from coterie.errors import UserError
 START_SECONDS = 120.0  # to start a process and import a function; not counted in a call's deadline
 WORKERS = min(4, os.cpu_count() or 1)
 MAX_CALLS = 64  # at once, including those that gave up their slots
-IDLE = 1.0  # seconds without CPU time after which a call only waits
+IDLE = 1.0  # seconds without CPU time after which a call counts as waiting and gives up its slot
 BUSY = 0.05  # seconds of CPU time that count as work
-PATIENCE = 0.3  # seconds of CPU time that a builtin grader gets before it gives up its slot
+SLOT_CPU_SECONDS = 0.3  # CPU time that a builtin grader may use before it gives up its slot
 KILL_SECONDS = 10.0  # for the kernel to end a forked process after its alarm
 TICK = 0.05  # seconds between samples of CPU time
 TIMEOUTS = "grader_timeouts"  # episode metric: answers whose grader was killed at its deadline
@@ -73,9 +73,10 @@ class Slots:
             slot.release()
 
     @property
-    def patience(self) -> float:
-        """Shorter, the more calls hang: a few are slow answers, many are an attack that must not delay the others."""
-        return PATIENCE / (1 + self.hanging / self.count)
+    def cpu_seconds(self) -> float:
+        """CPU time after which a call gives up its slot. Less if many calls hang: they may be an attack, which must not
+        delay the others."""
+        return SLOT_CPU_SECONDS / (1 + self.hanging / self.count)
 
 
 class Slot:
@@ -118,7 +119,7 @@ def spawn(module: str, fd: int, *arguments: str) -> subprocess.Popen[bytes]:
 def wait_readable(connection: Connection, seconds: float, pid: int, sample: Callable[[float], None]) -> bool:
     """Wait until the connection can be read; False after `seconds`. `sample` gets the CPU time used so far.
 
-    CPU time, not wall-clock time: on a busy machine a process that is not scheduled does not hang.
+    CPU time, not wall-clock time: on a busy machine a process may wait long for a core without hanging.
     """
     # Imported here: child processes import this module and never wait.
     from coterie.sandbox.proc_usage import cpu_seconds, process_tree
@@ -221,7 +222,7 @@ def _free_worker() -> Worker:
 
 
 def _put_back(worker: Worker) -> None:
-    """Keep at most WORKERS workers for the next calls, because each has loaded all that a user's file imports."""
+    """Keep up to WORKERS idle workers: a new one would have to import the user's file again."""
     if worker.process.poll() is None and len(_free) < WORKERS:
         _free.append(worker)
     else:
@@ -302,7 +303,7 @@ def _when_slow(slot: Slot, pid: int) -> Callable[[float], None]:
     """Lower the priority of a process that uses much CPU time, and give up its slot."""
 
     def sample(cpu: float) -> None:
-        if not slot.given_up and cpu > slot.slots.patience:
+        if not slot.given_up and cpu > slot.slots.cpu_seconds:
             with suppress(OSError):  # it has exited
                 os.setpriority(os.PRIO_PROCESS, pid, 19)
             slot.give_up()

@@ -1,7 +1,7 @@
 """The reward `judge`: a language model grades an answer by a rubric, behind an endpoint or in this process.
 
 Grades are cached by content, in memory and on disk: the same model, rubric, question and answer are judged once. The
-model is called by name, because this room must not import engines.
+function that calls the model is imported by name at run time, because `rewards` must not import `engines`.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class JudgeGrader(Grader):
         return min(1.0, max(0.0, _known[key] / scale))
 
     async def _judge(self, prompt: str, cached: Path) -> float:
-        """The grade in the judge's reply, which is stored beside it. Without a number there is none, which is no 0."""
+        """The grade in the judge's reply, cached on disk. A reply without a number is an error, not a grade of 0."""
         if cached.is_file():
             return float(json.loads(cached.read_text())["grade"])
         reply: str = await load(ASK)(self.source, prompt, self.deadline)
@@ -79,8 +79,8 @@ class JudgeGrader(Grader):
 def judge(
     deadline: float,
     *,
-    model: str,  # the model that judges: of the endpoint, or as in policies, loaded into this process
-    api: str | None = None,  # an OpenAI-compatible endpoint, as https://host/v1; null: this process
+    model: str,  # the judge model: its name at the endpoint, or without `api` a model as in policies
+    api: str | None = None,  # an OpenAI-compatible endpoint, as https://host/v1; null: load the model into this process
     key_env: str | None = None,  # the environment variable with the endpoint's key
     rubric: str = RUBRIC,  # the prompt; may use {question}, {answer}, {reference} and {scale}
     scale: Positive = 10.0,  # the highest grade, which is a reward of 1

@@ -1,4 +1,4 @@
-"""reasoning-gym's own scorers; those that evaluate the answer run in the sandbox."""
+"""reasoning-gym's own scorers; those that call `eval` on the answer run in the sandbox."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ print(job["token"], float(scorer.score_answer(job["answer"], job["entry"])))
 
 @dataclass(frozen=True)
 class NativeGrader(Grader):
-    """A dataset's own scorer, in the sandbox if it evaluates the answer. `truth` is the dataset's entry."""
+    """A dataset's own scorer, in the sandbox if it calls `eval` on the answer. `truth` is the dataset's entry."""
 
     @property
     def needs_sandbox(self) -> bool:

@@ -19,8 +19,8 @@ Grammar = Callable[[str, Entry], bool]
 
 LONGEST = 1000  # characters, or eight times the reference where that is more
 DEEPEST = 20  # brackets
-OPERATIONS = 300  # in an expression; the syntax tree of a sum is as deep as the sum is long
-DEGREE = 100  # of an expression as a polynomial: bounds what powers of powers can grow to
+OPERATIONS = 300  # in an expression: each one in a sum deepens the syntax tree
+DEGREE = 100  # of an expression as a polynomial: limits the growth of nested powers
 EXPRESSION = re.compile(r"[0-9A-Za-z .,+*/()-]*+")
 LIST = re.compile(r"[0-9A-Za-z_,'\"\s\[\]()-]*+", re.ASCII)
 WORD = re.compile(r"[\w.]++")
@@ -98,7 +98,7 @@ def is_near(text: str, entry: Entry) -> bool:
     return PROBABILITY.fullmatch(bare) is not None and abs(Fraction(bare) - Fraction(entry["answer"])) <= NEAR
 
 
-# Datasets whose scorers evaluate the answer, and therefore run in the sandbox.
+# Datasets whose scorers call `eval` on the answer, and therefore run in the sandbox.
 EVALUATING: dict[str, Grammar] = {
     "binary_matrix": is_matrix,
     "countdown": is_arithmetic,
@@ -110,7 +110,7 @@ EVALUATING: dict[str, Grammar] = {
     "spiral_matrix": is_list_of_numbers,
     "string_insertion": is_list_of_letters,
 }
-# Datasets whose scorers evaluate nothing, but accept some wrong answers or never return on some.
+# Datasets whose scorers do not call `eval`, but accept some wrong answers or never return on some.
 LOOSE: dict[str, Grammar] = {
     "coin_flip": is_near,
     "complex_arithmetic": lambda text, entry: COMPLEX.fullmatch(text) is not None,  # its scorer accepts "nan"

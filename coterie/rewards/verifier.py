@@ -1,7 +1,7 @@
 """The reward `verifier`: the probability that an answer is right, from a model that reads question and answer.
 
-The model is not loaded by grading workers: one thread of this process owns it, or a server does. It is called by name,
-because this room must not import `coterie.verifier`.
+Grading workers do not load the model: one thread of this process owns it, or a server does. The functions that call it
+are imported by name at run time, because `rewards` must not import `verifier`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ NAME = "verifier"
 OPEN = "coterie.verifier.reward:open_verifier"
 SCORE = "coterie.verifier.reward:score_answers"
 KEY_VARIABLE = "COTERIE_VERIFIER_KEY"  # environment variable with the key of the server
-# Decimals of a score. Its last bits depend on the answers that share its batch, and a group of equal replies must have
-# equal rewards: GRPO divides by their deviation.
+# Scores are rounded: their last bits depend on the batch, and GRPO would divide these differences between equal replies
+# by their tiny standard deviation.
 DECIMALS = 4
-MOST_KNOWN = 20_000  # scores that are remembered
+MOST_KNOWN = 20_000  # cached scores; then the cache is emptied
 
 
 class TooLong(GraderFailed):
@@ -51,7 +51,7 @@ class VerifierSource:
 
 @dataclass
 class VerifierScores:
-    """The scores of one verifier, remembered by question and answer; answers that arrive together are one call."""
+    """The scores of one verifier, cached by question and answer; answers that arrive together are one call."""
 
     source: VerifierSource
     deadline: float = 30.0  # seconds for one call, retries included
@@ -83,7 +83,7 @@ def scores_of(source: VerifierSource) -> VerifierScores:
 
 
 def open_source(source: VerifierSource, device: str, deadline: float) -> str:
-    """Load a verifier, or connect to it; returns its hash. What an earlier run in this process asked is forgotten."""
+    """Load a verifier, or connect to it; returns its hash. Drops scores that an earlier run in this process cached."""
     model_hash: str = load(OPEN)(source, device, deadline)
     _scores[source] = VerifierScores(source, deadline)
     return model_hash
@@ -132,7 +132,7 @@ def verifier(
     run: Path | None = None,  # the folder of a run of `coterie verifier train`, loaded into this process; or `url`
     url: str | None = None,  # the address of `coterie verifier serve`; its key is in COTERIE_VERIFIER_KEY
     mode: Literal["score", "threshold"] = "score",  # the probability itself, or 1 if it reaches `threshold`
-    threshold: Share = 0.5,  # from which score an answer is accepted
+    threshold: Share = 0.5,  # the lowest score of an accepted answer
     labels: str | None = None,  # a reward, such as number or native, logged beside the score where tasks have answers
 ) -> VerifierGrader:
     """The probability that an answer is right, given by a trained verifier; tasks need no reference answers.

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-REBUILT = {"decimal.Decimal": str, "fractions.Fraction": str, "collections.deque": list}  # from a value of this type
+# By class: the builtin type that its instances are sent as, and made from again.
+REBUILT = {"decimal.Decimal": str, "fractions.Fraction": str, "collections.deque": list}
 
 
 class Codec:
@@ -44,7 +45,7 @@ class Codec:
         return f"[{names}]\t[{body},[{','.join(attributes)}]]\n"
 
     def decode_message(self, line: str) -> Any:
-        """Raises ValueError, TypeError, KeyError, IndexError or RecursionError if the line is no message."""
+        """Raises ValueError, TypeError, KeyError, IndexError or RecursionError if the line is malformed."""
         names, _, body = line.partition("\t")
         self.objects = []
         self.objects = [object.__new__(self.classes[name]) for name in self._scan(names)]
@@ -83,7 +84,7 @@ class Codec:
         if isinstance(value, complex):
             return "complex", [value.real, value.imag]
         if kind is RemoteObject:
-            return "yours", vars(value)["_number"]
+            return "receivers", vars(value)["_number"]  # goes back to the side that exported it
         if isinstance(value, type) and value in vars(builtins).values():
             return "type", value.__name__
         name = f"{kind.__module__}.{kind.__qualname__}"
@@ -100,9 +101,9 @@ class Codec:
                 self.objects.append(value)
             return "object", index
         if not self.may_export(value):
-            raise TypeError(f"a test cannot hand a program this {type(value).__name__}")
+            raise TypeError(f"a test cannot pass a {type(value).__name__} like this to the program")
         self.exported.append(value)
-        return "mine", len(self.exported) - 1
+        return "senders", len(self.exported) - 1
 
     def decode_tagged(self, tagged: dict[str, Any]) -> Any:
         ((tag, parts),) = tagged.items()
@@ -113,9 +114,9 @@ class Codec:
                 return parts.encode("latin-1")
             case "complex":
                 return complex(*parts)
-            case "yours":
+            case "receivers":
                 return self.exported[parts]
-            case "mine":
+            case "senders":
                 return RemoteObject(self.ask, parts)
             case "object":
                 return self.objects[parts]

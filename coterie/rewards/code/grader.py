@@ -70,8 +70,8 @@ class Verdict:
         return Verdict(len(reached) - len(failures), max(len(reached), 1), failures, reached)
 
     def outputs(self, count: int) -> tuple[str, ...]:
-        """What the program returned on each of `count` tests; "as expected" where it passed. Equal for programs that
-        do the same."""
+        """What the program returned on each of `count` tests; "as expected" where it passed. Programs with the same
+        behavior have equal outputs, so a vote can compare them."""
         got = {failure.test: failure.got for failure in self.failures}
         return tuple(got.get(number, "as expected") for number in range(count))
 

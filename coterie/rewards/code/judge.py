@@ -5,8 +5,8 @@ Two processes. The program runs in a fork that was made before the judge read an
 compared here. So a program never sees an expected value, cannot override comparisons (its objects equal only each
 other), and sends the judge only plain data. What it writes to the judge's stdout lacks the secret token.
 
-Known limits: a program sees the arguments of its tests, and passes tests that anything passes (`assert f(1)`).
-Without bubblewrap it runs with the rights of the user who trains.
+Known limits: a program sees the arguments of its tests, and passes weak tests with any truthy result (`assert f(1)`).
+Without bubblewrap it runs with the rights of the user.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TOLERANCE = 1e-6  # for floats, relative and absolute
 
 
 def main(job: dict[str, Any]) -> None:
-    """`job` has what a program may see; the tests are read from stdin after the fork."""
+    """`job` has only what the program may see; the tests are read from stdin after the fork."""
     sys.setrecursionlimit(20_000)
     out, null = os.dup(1), os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 1)  # prints of the tests must not mix with reports
@@ -45,7 +45,7 @@ def main(job: dict[str, Any]) -> None:
 
 
 def run_prelude(source: str) -> tuple[dict[str, Any], BaseException | None]:
-    """Execute the dataset's code that goes before the program: its names, and its error."""
+    """Execute the dataset's code that goes before the program; returns its names, and its error or None."""
     prelude: dict[str, Any] = {"__name__": "program"}
     try:
         exec(compile(source, "prelude.py", "exec", dont_inherit=True), prelude)
@@ -114,7 +114,7 @@ class Judge:
     def handle(self, verb: str, function: Callable[..., Any], *parts: Any) -> tuple[Any, list[Any]]:
         """Requests of the program: it may call the functions that a test passed to it, and nothing else."""
         if verb != "call" or not any(function is passed for passed in self.rpc.codec.exported):
-            raise TypeError("a program may only call what a test hands it")
+            raise TypeError("a program may only call functions that a test passed to it")
         arguments, keywords = parts
         return function(*arguments, **keywords), []
 

@@ -133,7 +133,8 @@ def to_json(value: Any) -> str:
 
 
 def run_script(program: CodeType, files: list[Any]) -> None:
-    """Become the program. SystemExit propagates, so that threads and atexit functions still run."""
+    """Run the program as `__main__` of this forked process. SystemExit propagates, so that threads and atexit functions
+    still run."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     os.setsid()
     for number, file in enumerate(files):

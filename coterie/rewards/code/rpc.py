@@ -1,6 +1,6 @@
 """RPC between the judge and the program's process over two pipes, with a deadline per request.
 
-Either side may send a request, also while it answers one.
+Both sides may send requests, also nested ones: while a request is being answered.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Rpc:
         try:
             kind, number, *content = self.codec.decode_message(line)
         except MALFORMED as error:
-            raise RemoteError(f"what the program gave cannot be read: {type(error).__name__}") from None
+            raise RemoteError(f"the program sent a malformed message: {type(error).__name__}") from None
         return [kind, number, *content]
 
     def read_line(self, deadline: float | None) -> str:
@@ -101,7 +101,7 @@ class Rpc:
 
 
 def reject(verb: str, *parts: object) -> Any:
-    raise TypeError(f"{verb} is not for a program to ask")
+    raise TypeError(f"{verb}: requests are not allowed on this side")
 
 
 def raise_remote(kind: str, text: str) -> Any:
