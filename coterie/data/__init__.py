@@ -1,1 +1,1 @@
-"""Datasets that Coterie knows, and how their rows become tasks."""
+"""The known datasets, and how their rows are parsed into tasks."""

@@ -16,4 +16,4 @@ def parse(raw: Raw, name: str) -> Row | str:
 
 
 HUB = Hub("openai/gsm8k", "main", {"train": "train", "test": "test"})
-GSM8K = Source("gsm8k", "school problems in words", "number", parse, (HUB,))
+GSM8K = Source("gsm8k", "grade-school word problems", "number", parse, (HUB,))

@@ -32,9 +32,10 @@ SPLIT_NAMES: dict[str, Split] = {
     "validation": "test",
     "eval": "test",
 }
-HELD_OUT = 5  # of rows without a known split, one in so many goes to the test
-READ_AHEAD = 4 * HELD_OUT  # rows read per row of the limit, where rows are finished: 4 test rows for each that is kept
-AT_ONCE = 64  # rows that a source finishes together
+HELD_OUT = 5  # one in so many rows without a known split goes to test
+# Rows read per row of `limit`, for sources with `finish`, which rejects rows: gives 4 candidates for each test row.
+READ_AHEAD = 4 * HELD_OUT
+AT_ONCE = 64  # rows in one call of `Source.finish`
 DRAWN = f"drawn: one in {HELD_OUT} is held out"
 
 
@@ -50,7 +51,7 @@ class SourceRow:
 
 @dataclass(frozen=True)
 class AssignedRow:
-    """A row with its split, and the reason for it."""
+    """A row with its split, and the reason for that split."""
 
     source_row: SourceRow
     row: Row
@@ -107,7 +108,7 @@ def split_from_name(stem: str) -> Split | None:
 def split_rows(source: Source, source_rows: Iterable[SourceRow], limit: int | None = None) -> Prepared:
     """Validate rows and assign them to splits, at most `limit` per split; the others are rejected with a reason."""
     result, parsed = Prepared(), list[tuple[SourceRow, Row]]()
-    # Such a source may have millions of rows, which need not all be in memory.
+    # A source with `finish` may have millions of rows, too many for memory.
     for one in islice(source_rows, limit * READ_AHEAD if limit and source.finish else None):
         row = parse(source, one)
         if isinstance(row, str):
@@ -164,7 +165,7 @@ def write(source: str, prepared: Prepared, out: Path) -> None:
 
 
 def finished(source: Source, assigned: list[AssignedRow]) -> Iterator[tuple[AssignedRow, Row | str]]:
-    """Complete rows as they are needed, some at a time; a string says what is wrong with a row."""
+    """Apply `source.finish` lazily, AT_ONCE rows per call; a string is the error of an invalid row."""
     if source.finish is None:
         yield from ((one, one.row) for one in assigned)
         return
@@ -174,6 +175,7 @@ def finished(source: Source, assigned: list[AssignedRow]) -> Iterator[tuple[Assi
 
 
 def _fill(result: Prepared, split: Split, rows: Iterator[tuple[AssignedRow, Row | str]], limit: int | None) -> None:
+    """Add rows to a split until it has `limit`, without duplicates within it or, in train, of test rows."""
     seen = {key: "a row of the test" for row in result.splits["test"] for key in _keys(row, unique=True)}
     while len(result.splits[split]) != limit and (found := next(rows, None)):
         one, row = found

@@ -54,7 +54,7 @@ def first(path: Path, count: int) -> Iterator[RenderableType]:
 
 def statistics(path: Path) -> Iterator[RenderableType]:
     """The number of tasks, their lengths, and the most frequent answers."""
-    table = _table("file", "tasks", "words: question", "answer", "answers", "commonest")
+    table = _table("file", "tasks", "question words", "answer words", "distinct answers", "most common")
     for file in _files(path):
         rows = list(read_prepared(file))
         answers = Counter(str(row.answer) for row in rows)

@@ -1,4 +1,4 @@
-"""Answers that are programs: the value of each is found by running it in the sandbox."""
+"""Datasets whose answers are programs: run each in the sandbox, and use its value as the reference answer."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ ENDINGS = {
 
 
 def run_programs(rows: Sequence[Row], column: str) -> list[Row | str]:
-    """The rows with the value of the program in `meta[column]` as their answer; a text says why there is none."""
+    """Run the program in `meta[column]` of each row; its value becomes the answer. A string says why there is none."""
     values = asyncio.run(_values([row.meta[column] for row in rows], shared()))
     return [
         f"{column}: {why}" if value is None else replace(row, answer=value)

@@ -21,7 +21,7 @@ class Row:
     question: str
     answer: str | None  # None if there is no single reference and the environment scores itself
     meta: Mapping[str, Any] = field(default_factory=dict)
-    split: Split | None = None  # if the row itself determines it
+    split: Split | None = None  # if the row's own id or fields determine it
 
 
 Parse = Callable[[Raw, str], "Row | str"]  # (raw row, default id) → a row, or what is wrong with it
@@ -43,11 +43,11 @@ class Source:
 
     name: str
     about: str
-    reward: str  # the recommended one
+    reward: str  # the recommended reward
     parse: Parse
     hubs: tuple[Hub, ...] = ()
-    split: Split | None = None  # of all rows in files without a split in their names; None: some rows are held out
-    unsplit: bool = False  # has no test split, so rows are held out even if all files are named train
+    split: Split | None = None  # of rows in files whose name implies none; None: some rows are held out for test
+    unsplit: bool = False  # the dataset has no test split: rows are held out even if all files are named train
     paths: tuple[str, ...] = ()  # fields with paths relative to the file
     finish: Finish | None = None  # slow work on parsed rows, such as running programs; only for rows that are needed
 

@@ -1,4 +1,4 @@
-"""The datasets of `coterie data prepare`, by name; a new one is added here."""
+"""The registry of datasets for `coterie data prepare`; add a new dataset here."""
 
 from __future__ import annotations
 
