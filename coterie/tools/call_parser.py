@@ -45,9 +45,11 @@ def read_calls(text: str, tools: Mapping[str, Tool]) -> list[Call | BadCall]:
     <tool_call>{"name": "search", "arguments": {"query": "Rome"}}</tool_call>      Hermes, Qwen; any number of them
     {"name": "search", "parameters": {"query": "Rome"}}                            Llama 3, the whole text
     <|python_tag|>search.call(query="Rome")                                        Llama 3; or JSON, or code
-    ```tool_code                                                                   Gemma, and fenced Python: a call of
-    search(query="Rome")                                                           tools, else code for the tool
-    ```                                                                            `python` where there is one
+    ```tool_code                                                                   Gemma; or a Python block
+    search(query="Rome")
+    ```
+
+    Code that consists of tool calls is read as these calls; other code is a call of the tool `python`, if there is one.
     """
     calls = list(islice(_parse(text, tools), MAX_CALLS + 1))
     if len(calls) > MAX_CALLS:
@@ -97,15 +99,15 @@ def _from_object(value: Any, text: str) -> Call | BadCall:
     if isinstance(value, dict) and isinstance(value.get("function"), dict):
         value = value["function"]  # the format of OpenAI's API
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
-        return BadCall(f'BadCall: an object with "name" and "arguments" is wanted, not {text[:SHOWN]}')
+        return BadCall(f'BadCall: expected an object with "name" and "arguments", got {text[:SHOWN]}')
     if not is_unicode(value["name"]):
-        return BadCall(f"BadCall: the name of the tool has a character that is none: {text[:SHOWN]}")
+        return BadCall(f"BadCall: the name of the tool is not valid Unicode: {text[:SHOWN]}")
     arguments = value.get("arguments", value.get("parameters", {}))
     if isinstance(arguments, str):  # JSON encoded as a string
         try:
             arguments = json.loads(arguments)
         except (ValueError, RecursionError):
-            return BadCall(f"BadJson: the arguments of {value['name']} are no JSON object: {arguments[:SHOWN]}")
+            return BadCall(f"BadJson: the arguments of {value['name']} are not a JSON object: {arguments[:SHOWN]}")
     if not isinstance(arguments, dict):
         return BadCall(f"BadCall: the arguments of {value['name']} must be an object: {text[:SHOWN]}")
     return Call(value["name"], arguments)
@@ -134,7 +136,7 @@ def _from_code(code: str, tools: Mapping[str, Tool], language: str = PYTHON) -> 
 
 
 def _tool_calls(tree: ast.Module, tools: Mapping[str, Tool]) -> Iterator[Call]:
-    """The tool calls that make up a program; none if a tool is unknown, ValueError if there are other statements."""
+    """The calls of a program that only calls tools; none if a tool is unknown; ValueError for other statements."""
     expressions = [part for line in tree.body for part in _parts(line)]
     for call in expressions:
         name = _name(call)

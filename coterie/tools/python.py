@@ -23,12 +23,12 @@ def python_tool(seconds: float = 10.0) -> Tool:
 
 
 def shown(ran: RunResult, seconds: float) -> str:
-    """A program's output, and its error if it failed, for the model."""
+    """The text that the model gets: a program's output, and its error if it failed."""
     endings = {
         "timeout": f"Timeout: it took more than {seconds:g} s",
         "output": "TooMuchOutput: it printed too much and was stopped",
-        "memory": "OutOfMemory: it wanted more memory than it may have",
-        "processes": "TooManyProcesses: it wanted more processes than it may have",
+        "memory": "OutOfMemory: it exceeded its memory limit",
+        "processes": "TooManyProcesses: it exceeded its limit of processes",
         "killed": f"Killed: it ended with exit code {ran.exit_code}",
     }
     parts = [ran.stdout.rstrip(), ran.stderr.rstrip(), endings.get(ran.status, "")]

@@ -117,7 +117,7 @@ def open_tool(where: DocumentStore) -> Tool:
 
 
 def listed(hits: Sequence[Hit], most: int = 1500) -> str:
-    """Documents for a prompt, numbered from 1; each truncated to `most` characters."""
+    """Documents as text for a prompt, numbered from 1, each truncated to `most` characters."""
     parts = [(hit.document.title, hit.document.text) for hit in hits]
     return "\n\n".join(
         f"[{number}] {title}\n{text if len(text) <= most else text[:most] + ' …'}"
@@ -128,7 +128,7 @@ def listed(hits: Sequence[Hit], most: int = 1500) -> str:
 def _hit(found: dict[str, object]) -> Hit:
     document, score = found["document"], found.get("score", 0.0)
     if not isinstance(document, dict) or not isinstance(score, int | float):
-        raise TypeError(f"a document and a score are wanted, not {str(found)[:100]}")
+        raise TypeError(f"expected a document and a score, got {str(found)[:100]}")
     title, _, text = str(document.get("contents", "")).partition("\n")
     title, text = document.get("title", title.strip('"')), document.get("text", text)
     return Hit(Document(str(document.get("id", title)), str(title), str(text)), float(score))

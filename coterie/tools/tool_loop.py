@@ -86,7 +86,7 @@ async def _execute(call: Call | BadCall, tools: Mapping[str, Tool], deadline: fl
 
 
 async def _call(tool: Tool, arguments: dict[str, Any]) -> Any:
-    """A plain function runs in a thread, which keeps the event loop free; after a timeout the thread is abandoned."""
+    """Call a tool. A plain function runs in a thread, which keeps the event loop free and is abandoned on timeout."""
     if inspect.iscoroutinefunction(tool.function):
         return await tool.function(**arguments)
     return await run_in_daemon_thread(tool.function, **arguments)

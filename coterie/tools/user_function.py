@@ -1,4 +1,4 @@
-"""Calls a user's function in place of a built-in tool: `search_tool` and `python_tool` of the built-in teams."""
+"""Calls a user's function in place of a built-in tool: the workflow options `search_tool` and `python_tool`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TEXTS = ("text", "content", "contents")  # fields of a document that hold its te
 
 
 async def call_function(function: Callable[..., Any], seconds: float, argument: str) -> Any:
-    """The result of a function, async or not. Raises ToolError after a timeout or an error of the model's making."""
+    """The result of a function, async or not. Raises ToolError after a timeout, and for `MODEL_ERRORS`."""
     try:
         async with asyncio.timeout(seconds):
             if inspect.iscoroutinefunction(function):
