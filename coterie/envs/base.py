@@ -19,22 +19,22 @@ SCORE, ACCEPTED = "verifier/score", "verifier/accepted"
 
 
 class GradedAnswer(NamedTuple):
-    """What grading one answer gives."""
+    """The result of grading one answer."""
 
     reward: float
     correct: bool | None  # None: only a verifier scored it
-    score: float | None = None  # a verifier's
+    score: float | None = None  # the verifier's score
 
 
 class TaskEnv:
-    """Tasks without a world, scored by the config's reward.
+    """Single-turn tasks (without a world), scored by the config's reward.
 
     Subclasses are frozen dataclasses; their fields are their options in the config.
     """
 
     # Not options: `attach_reward` sets them.
     grade: Grader
-    labelled: TaskEnv | None = None  # with a verifier's reward: this environment with the reward that labels answers
+    labelled: TaskEnv | None = None  # if the reward is a verifier: this environment with the reward of its `labels`
 
     def tasks(self, split: Split) -> Sequence[Task]:
         raise NotImplementedError
@@ -46,7 +46,7 @@ class TaskEnv:
 
     @property
     def own_deadline(self) -> bool:
-        """True if `score` enforces its own deadline, as the grader does; time in the grader's queue does not count."""
+        """True if `score` enforces its own deadline. The grader does, so that time in its queue does not count."""
         return type(self).score is TaskEnv.score
 
     def open(self, task: Task) -> Any:
@@ -96,7 +96,7 @@ class TaskEnv:
             episode.metrics[ACCEPTED] = mean([self.grade.verifier.accepts(score) for score in scores])
 
     async def _grade(self, episode: Episode, answer: Any) -> GradedAnswer:
-        """Grade an answer. Beside a verifier's score it is also labelled, if the task has a reference answer."""
+        """Grade an answer. If a verifier scores it and the task has a reference answer, also label it."""
         task, verifier = episode.task, self.grade.verifier
         reward = await self.grade(answer, self.reference(task), task)
         if verifier is None:
@@ -125,7 +125,7 @@ class TaskEnv:
         return {"reward": open_source(verifier.source, device, deadline)} if verifier is not None else {}
 
     def with_reward(self, reward: str, options: Mapping[str, Any], deadline: float) -> Self:
-        """The environment with a reward; a verifier's may name another one, which labels its answers."""
+        """The environment with this reward and, for a verifier with `labels`, a second one that labels answers."""
         env = self.with_grader(self.native(deadline) if reward == NATIVE else make_grader(reward, options, deadline))
         verifier = env.grade.verifier
         if verifier is None or verifier.labels is None:
@@ -153,7 +153,7 @@ def is_by_role(episode: Episode) -> bool:
 
 
 def _answering(episode: Episode, role: str, answer: Any) -> list[Turn]:
-    """The turns that a role's answers belong to."""
+    """The turns of a role that its answers score: all for a list, the last one for a text."""
     turns = [turn for turn in episode.turns if turn.role == role]
     if not isinstance(answer, list):
         return turns[-1:]

@@ -27,7 +27,7 @@ class CodeResult(NamedTuple):
 
 
 class CodeWorld:
-    """Runs a task's tests as often as a workflow likes, on the program that the grader would extract.
+    """Lets a workflow test programs, any number of times; extracts the program as the grader does.
 
     A team sees the results of the first half of the tests, at least of one. The others are held out, so that a
     program cannot be fitted to them.
@@ -51,7 +51,7 @@ class CodeWorld:
 
 
 async def of_each(texts: Sequence[str], run: Callable[[str], Awaitable[Result]]) -> list[Result]:
-    """What `run` returns for each text; equal texts are run once."""
+    """The result of `run` for each text; equal texts are run once."""
     distinct = list(dict.fromkeys(texts))
     results = dict(zip(distinct, await asyncio.gather(*map(run, distinct)), strict=True))
     return [results[text] for text in texts]

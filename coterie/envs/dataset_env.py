@@ -1,4 +1,4 @@
-"""Environments over the datasets that Coterie knows by name: GSM8K, MATH, AIME, HotpotQA, ANLI."""
+"""Environments of datasets that are registered by name: GSM8K, MATH, AIME, HotpotQA, ANLI."""
 
 from __future__ import annotations
 

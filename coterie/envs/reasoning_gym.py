@@ -21,9 +21,9 @@ from coterie.rewards.reasoning_gym import SCORER, NativeGrader
 from coterie.types import Split, Task
 
 Entry = dict[str, Any]  # question, answer, metadata
-OWN_OPTIONS = ("seed", "size")  # dataset parameters that are options of the environment
+OWN_OPTIONS = ("seed", "size")  # dataset parameters that the environment sets from its own options
 COMPOSITE = "composite"  # takes Python objects, which a config cannot express
-DRAWS = 20  # entries drawn per test task before fewer are accepted
+DRAWS = 20  # entries drawn per test task, at most; then there are fewer test tasks
 
 
 @dataclass(frozen=True)

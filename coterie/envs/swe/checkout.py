@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path, PurePosixPath
 
@@ -69,7 +69,7 @@ class Checkout:
     guards: Sequence[str] = ()  # commands that must keep passing (PASS_TO_PASS)
     seconds: float = 60.0  # for all commands together
     patch: str | None = None  # the reference fix, to distinguish slow tests from a change that hangs
-    name: str = ""  # all that its tests depend on, except the change; part of the cache key
+    name: str = ""  # everything that the test results depend on, except the change; part of the cache key
     results: dict[str, SuiteResult] = field(default_factory=dict)  # cache by `_key`
 
     @cached_property
@@ -92,6 +92,13 @@ class Checkout:
             if path not in self.texts and shadows_stdlib(path, changed):
                 raise EditError(f"{path}: a new file may not have the name of one of Python's own modules")
         return changed
+
+    def with_test_patch(self, patch: str) -> Checkout:
+        """The checkout with the files that a test patch changes as its `test_files`; itself if there is no patch."""
+        if not patch:
+            return self
+        patched = edited(patch, self.texts)
+        return replace(self, test_files={path: text for path, text in patched.items() if self.texts.get(path) != text})
 
     async def test(self, texts: Mapping[str, str]) -> SuiteResult:
         """Run the test commands on the project with these texts. If a guard fails, no test counts as passed."""
@@ -136,13 +143,13 @@ class Checkout:
         return ran
 
     def _test_files(self, test_ids: Iterable[str]) -> dict[str, str]:
-        """The test files of these tests, which a change cannot write."""
+        """The files of these tests, as far as a change cannot write them."""
         texts = {**self.texts, **self.test_files}
         paths = {test_id.partition("::")[0] for test_id in test_ids}
         return {path: texts[path] for path in sorted(paths & texts.keys()) if is_test(path) or path in self.test_files}
 
     async def _forged(self, real: CommandResult, files: Files, rng: random.Random) -> str | None:
-        """Why a command's pass is not genuine, or None: it must fail on mutated tests, which expect something else."""
+        """Why a command's pass is forged, or None. A genuine pass becomes a failure on mutated tests."""
         if real.test_ids is None:
             return None
         found = {path: mutate_tests(text, rng) for path, text in self._test_files(real.test_ids).items()}

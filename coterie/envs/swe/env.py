@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,7 +15,7 @@ from coterie.data.row import Raw, Row
 from coterie.data.swe import SWE, parse
 from coterie.data.swebench import SWEBENCH
 from coterie.envs.swe.checkout import Checkout, SuiteResult, files_at
-from coterie.envs.swe.edits import EditError, edited
+from coterie.envs.swe.edits import EditError
 from coterie.envs.swe.layouts import swebench_project
 from coterie.limits import Count, Positive
 from coterie.types import Episode, Split, Task
@@ -27,13 +27,15 @@ CANNOT_RUN = {
 
 @dataclass(frozen=True)
 class Swe:
-    """Rows of your own projects, of SWE-bench or R2E-Gym prepared with `--repositories`, or of SWE-bench where
-    `repositories` holds clones; `reward: native`.
+    """Software engineering tasks: issues of your own projects, or of SWE-bench and R2E-Gym; use `reward: native`.
+
+    Prepare SWE-bench and R2E-Gym with `coterie data prepare --repositories`; SWE-bench rows also work as they are if
+    the option `repositories` names a folder of clones.
 
     A row of yours has `issue`, `repository` (a folder, relative to the file) and `tests` (commands that fail until the
     issue is fixed); optionally `id`, `commit`, `test_files` (path → text, added before the tests run) and `patch`, the
     reference fix. The answer is a diff. Its reward is 1 if all tests pass, and 0 if it makes them time out; if they are
-    too slow without it, too, the episode fails.
+    too slow without it as well, the episode fails.
     """
 
     needs_sandbox: ClassVar[bool] = True
@@ -62,11 +64,7 @@ class Swe:
         files = files_at(Path(project["repository"]), project["commit"])
         tests, guards, patch = project["tests"], project["guards"], task.answer or None
         checkout = Checkout(files, tests, project["test_files"], guards, self.seconds, patch, name, self._results)
-        if not project["test_patch"]:
-            return checkout
-        patched = edited(project["test_patch"], checkout.texts)
-        changed = {path: text for path, text in patched.items() if checkout.texts.get(path) != text}
-        return replace(checkout, test_files=changed)
+        return checkout.with_test_patch(project["test_patch"])
 
     async def score(self, episode: Episode) -> None:
         """1 if all tests pass. Results that a workflow has computed are reused."""

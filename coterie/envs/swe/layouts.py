@@ -51,7 +51,7 @@ def swebench_project(row: Row, repository: Path) -> dict[str, Any]:
 
 
 def r2e_project(row: Row, repository: Path) -> dict[str, Any]:
-    """The commit before the fix; the tests that are expected to pass, in the files that come with the row."""
+    """The project at the commit before the fix, with the row's test files and the tests that are expected to pass."""
     files = r2e_tests(row.meta)
     named = list(r2e_ids(files, row.meta["expected"]))
     if not named:

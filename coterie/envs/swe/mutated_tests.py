@@ -1,9 +1,9 @@
 """Mutate test files to expose forged passes: each test is changed so that code which passed it honestly must fail it.
 
 An object that equals everything, code that reads the expected value from its caller's frame, and a forged report all
-still pass the mutated tests, and so give themselves away. Each test function is changed in one place: an expected value
-becomes another, a comparison its opposite, or an assertion is added that fails. Text is replaced in place, so that
-nothing else about the file tells the code under test whether its tests are mutated.
+still pass the mutated tests, which exposes them. Each test function is changed in one place: an expected value is
+replaced, a comparison is inverted, or a failing assertion is added. Text is replaced in place, so that the code under
+test cannot see from the rest of the file whether its tests are mutated.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ EQUAL = {
     f"assert{kind}Equal" for kind in ("", "List", "Tuple", "Set", "Dict", "Sequence", "MultiLine", "Count", "Almost")
 }
 RAISES = ("raises", "assertRaises", "assertRaisesRegex")
-ERRORS = ("BufferError", "FloatingPointError", "UnicodeTranslateError")  # which hardly any code raises
+ERRORS = ("BufferError", "FloatingPointError", "UnicodeTranslateError")  # hardly any code raises these
 OPPOSITES = [*((ast.Eq, ast.NotEq), (ast.Lt, ast.GtE), (ast.Gt, ast.LtE), (ast.Is, ast.IsNot), (ast.In, ast.NotIn))]
 SIGNS: dict[type[ast.cmpop], str] = {
     ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.GtE: ">=", ast.Gt: ">", ast.LtE: "<=", ast.Is: "is",
@@ -154,6 +154,7 @@ def _leaves_early(function: Function) -> bool:
 
 
 def _start(function: Function, source: Source) -> list[Edit]:
+    """Fail before the first statement."""
     first = function.body[0]
     if not isinstance(first, COMPOUND):
         at = source.at(first.lineno, first.col_offset)
@@ -164,6 +165,7 @@ def _start(function: Function, source: Source) -> list[Edit]:
 
 
 def _end(function: Function, source: Source) -> list[Edit]:
+    """Fail after the last statement."""
     last = function.body[-1]
     assert last.end_lineno is not None and last.end_col_offset is not None
     at = source.at(last.end_lineno, last.end_col_offset)
@@ -204,7 +206,7 @@ def mutations_of(statement: ast.stmt, source: Source, rng: random.Random) -> Ite
     match statement:
         case ast.Assert(test=test):
             yield from mutator.expression(test)
-            yield Mutation(NEGATION, (mutator.put(test, f"not ({mutator.text(test)})"),))
+            yield Mutation(NEGATION, (mutator.replacement(test, f"not ({mutator.text(test)})"),))
         case ast.Expr(value=ast.Call() as call):
             yield from mutator.call(call)
         case ast.With(items=items) | ast.AsyncWith(items=items):
@@ -228,7 +230,7 @@ class Mutator:
         start, end = self.span(node)
         return self.source.text[start:end].decode()
 
-    def put(self, node: ast.expr, text: str) -> Edit:
+    def replacement(self, node: ast.expr, text: str) -> Edit:
         return Edit(*self.span(node), text)
 
     def expression(self, expression: ast.expr) -> Iterator[Mutation]:
@@ -243,7 +245,7 @@ class Mutator:
                 elif isinstance(op, ast.In):
                     yield from self.member(left, right)
                 sign = SIGNS[OPPOSITE[type(op)]]
-                opposite = self.put(expression, f"({self.text(left)}) {sign} ({self.text(right)})")
+                opposite = self.replacement(expression, f"({self.text(left)}) {sign} ({self.text(right)})")
                 ordered = isinstance(op, ast.Lt | ast.LtE | ast.Gt | ast.GtE | ast.NotEq)
                 yield Mutation(COMPARISON if ordered else NEGATION, (opposite,))
 
@@ -266,7 +268,7 @@ class Mutator:
         """Mutations of an expected exception: another class."""
         if name_of(call) in RAISES and call.args:
             others = [error for error in ERRORS if error not in self.text(call.args[0])]
-            yield Mutation(VALUE, (self.put(call.args[0], self.rng.choice(others)),))
+            yield Mutation(VALUE, (self.replacement(call.args[0], self.rng.choice(others)),))
 
     def equal(self, left: ast.expr, right: ast.expr) -> Iterator[Mutation]:
         """Another literal on one side; without a literal, a value of another shape."""
@@ -274,20 +276,20 @@ class Mutator:
             return
         leaves = [leaf for side in (left, right) for leaf in literals(side)]
         for leaf in leaves:
-            yield Mutation(VALUE, (self.put(leaf, self.near(leaf)),))
+            yield Mutation(VALUE, (self.replacement(leaf, self.similar_value(leaf)),))
         if not leaves:
-            yield Mutation(COMPARISON, (self.put(right, f"[{self.text(right)}]"),))
+            yield Mutation(COMPARISON, (self.replacement(right, f"[{self.text(right)}]"),))
 
     def member(self, left: ast.expr, right: ast.expr) -> Iterator[Mutation]:
         """A member that no collection has, or a collection of such members."""
         if isinstance(left, ast.Constant) and literals(left):
-            yield Mutation(VALUE, (self.put(left, self.stranger(left)),))
+            yield Mutation(VALUE, (self.replacement(left, self.absent_value(left)),))
         elif isinstance(right, ast.List | ast.Tuple | ast.Set) and all(literals(part) for part in right.elts):
             leaves = [leaf for part in right.elts for leaf in literals(part)]
             if leaves and all(isinstance(leaf, ast.Constant) for leaf in leaves):
-                yield Mutation(VALUE, tuple(self.put(leaf, self.stranger(leaf)) for leaf in leaves))
+                yield Mutation(VALUE, tuple(self.replacement(leaf, self.absent_value(leaf)) for leaf in leaves))
 
-    def near(self, leaf: ast.expr) -> str:
+    def similar_value(self, leaf: ast.expr) -> str:
         """Another plausible value of the same type."""
         match leaf:
             case ast.Constant(value=bool(value)):
@@ -308,7 +310,8 @@ class Mutator:
                 return "(0,)"
         return "0"  # for None
 
-    def stranger(self, leaf: ast.expr) -> str:
+    def absent_value(self, leaf: ast.expr) -> str:
+        """A value of the same type that no collection contains."""
         assert isinstance(leaf, ast.Constant)
         if isinstance(leaf.value, str | bytes):
             word = "".join(self.rng.choices(string.ascii_lowercase, k=max(16, len(leaf.value))))

@@ -1,4 +1,5 @@
-"""Prepares rows of SWE-bench and R2E-Gym that can be run here: with a clone, and tests that the known fix passes."""
+"""Prepares the rows of SWE-bench and R2E-Gym that run on this machine: with a clone, and tests that the known fix
+passes."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from coterie.data.r2egym import R2EGYM
 from coterie.data.row import Row, Source
 from coterie.data.swebench import SWEBENCH
 from coterie.envs.swe.checkout import Checkout, files_at
-from coterie.envs.swe.edits import EditError, edited
+from coterie.envs.swe.edits import EditError
 from coterie.envs.swe.layouts import R2E_OWNERS, r2e_fix, r2e_project, swebench_project
 from coterie.rewards import GraderTimeout
 
@@ -71,7 +72,7 @@ def run_rows(layout: str, repositories: Repositories, rows: Sequence[Row]) -> li
 async def run_row(layout: str, repositories: Repositories, row: Row) -> Row | str:
     """The row with its project, or why it cannot be run: the tests must fail before the known fix and pass after it.
 
-    The reasons are the same for many rows, so that they can be counted.
+    Reasons contain no details of the row, so that equal ones can be counted.
     """
     try:
         prepared = _project(layout, repositories, row)
@@ -100,7 +101,4 @@ def checkout_of(row: Row) -> Checkout:
     project = row.meta
     files = files_at(Path(project["repository"]), project["commit"])
     checkout = Checkout(files, project["tests"], project["test_files"], project["guards"], SECONDS)
-    if not project["test_patch"]:
-        return checkout
-    patched = edited(project["test_patch"], checkout.texts)
-    return replace(checkout, test_files={p: text for p, text in patched.items() if checkout.texts.get(p) != text})
+    return checkout.with_test_patch(project["test_patch"])

@@ -2,8 +2,8 @@
 
 Sent as source text to a Python that does not have Coterie installed. unittest and pytest run in a child process
 (`test_runner`), which imports the project; this process never does, and is not ptraceable. The child reports the tests
-that passed and may lie, so it holds no secret: no process in the sandbox knows whether its tests are the real ones or
-mutated ones that nothing honest passes. `checkout` compares both runs.
+that passed and may forge that report, so it holds no secret: no process in the sandbox knows whether its tests are the
+real ones or mutated ones, which no honest change passes. `checkout` compares both runs.
 """
 
 import sys

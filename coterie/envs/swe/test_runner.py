@@ -1,8 +1,8 @@
-"""Runs in the sandbox: a project's tests by unittest or pytest, and detects if the project patches these.
+"""Runs in the sandbox: runs a project's tests by unittest or pytest, and detects if the project patches the runner.
 
 Sent as source text to a Python that does not have Coterie installed. It imports all of unittest or pytest before the
 project can be imported, and reports every test that passes, `tests/test_add.py::TestAdd.test_zero`, then `done`. The
-project's code can find the pipe and lie; see `test_launcher`.
+project's code can find the pipe and forge reports; see `test_launcher`.
 """
 
 import sys
@@ -57,7 +57,8 @@ class TamperCheck:
         self.values = {id(value) for value in own}  # `before` keeps them alive, so ids are unique
         self.changed: set[str] = set()
 
-    def look(self) -> None:
+    def scan(self) -> None:
+        """Compare the runners' attributes with those at the start."""
         self.changed |= {name for name, module in self.modules.items() if sys.modules.get(name) is not module}
         for (owner, name), (value, code) in self.before.items():
             now = vars(owner).get(name)
@@ -103,7 +104,7 @@ def by_unittest(arguments: list[str], ready: Callable[[], TamperCheck], tell: Te
 
         def stopTest(self, test: unittest.TestCase) -> None:
             super().stopTest(test)
-            watch.look()
+            watch.scan()
 
     class Runner(unittest.TextTestRunner):
         resultclass = Result  # type: ignore[assignment]
@@ -139,7 +140,7 @@ def by_pytest(arguments: list[str], ready: Callable[[], TamperCheck], tell: Tell
             if report.when == "teardown":
                 if report.nodeid in self.passed - self.failed:
                     tell(self.test_ids.get(report.nodeid, []))
-                watch.look()
+                watch.scan()
 
     reports, watch = Reports(), ready()
     code = pytest.main(arguments, plugins=[reports])
@@ -173,7 +174,7 @@ def main() -> None:
     sys.argv[:] = [request["module"], *request["arguments"]]
     run = by_pytest if request["module"] == "pytest" else by_unittest
     passed, watch = run(request["arguments"], lambda: enter_project(request["path"]), tell)
-    watch.look()
+    watch.scan()
     if watch.changed:
         print(f"the project changes its test runner: {', '.join(sorted(watch.changed)[:5])}", file=sys.stderr)
     if not passed or watch.changed:

@@ -25,11 +25,11 @@ class MultiAgentWorld(Protocol):
         """The first observation."""
 
     def step(self, actions: Mapping[str, str]) -> tuple[Observation, Reward, bool]:
-        """Observation, reward and done, after each role said `actions[role]`."""
+        """Apply the action of each role; returns observation, reward and done."""
 
 
 class WorldDriver:
-    """Drives any world in one way: a `MultiAgentWorld`, or a plain `World` with observe, act and done."""
+    """One interface to both kinds of world: a `MultiAgentWorld`, or a plain `World` with observe, act and done."""
 
     def __init__(self, world: Any, roles: Sequence[str]) -> None:
         if world is None:
@@ -72,7 +72,7 @@ class _SingleAgent:
 
 
 class WorldEnv:
-    """Environments whose worlds give the rewards, step by step; `reward: native`."""
+    """Base of environments whose worlds return the rewards, step by step; use `reward: native`."""
 
     def tasks(self, split: Split) -> Sequence[Task]:
         raise NotImplementedError
