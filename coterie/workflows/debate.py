@@ -113,7 +113,7 @@ def _scores(role: str, latest: Round) -> str:
 
 @dataclass(frozen=True)
 class _RoundJudge:
-    """After the grading: metrics of the rounds. Every answer is graded already, so it grades nothing itself."""
+    """Metrics of the rounds. Runs after the environment has graded every answer, so it grades nothing itself."""
 
     rounds: Sequence[Round]
 

@@ -66,7 +66,7 @@ class Plan:
     """One plan, and the work of its gatherers."""
 
     turn: Turn
-    done: bool  # it wrote DONE and no question
+    done: bool  # the planner wrote DONE and no question
     gathered: list[Gathered]
 
 
@@ -83,10 +83,10 @@ class DeepResearch(RetrievalOptions):
     judges_turns: ClassVar[bool] = True
     needs_sandbox: ClassVar[bool] = True
 
-    max_refinement_iterations: int = 1  # plans, at most; after the first the planner reads what was found out
+    max_refinement_iterations: int = 1  # plans, at most; later ones read the findings so far
     max_subqueries: int = 2  # questions of a plan, at most
-    # more tools for gatherers: path/to/file.py:function by name; without a corpus, a server and a search_tool they
-    # have these alone, and python
+    # more tools for gatherers, by name: path/to/file.py:function; if corpus, server and search_tool are all null,
+    # gatherers have only these and python
     tools: dict[str, Callable[..., Any]] | None = None
     max_turns: int = 3  # turns of a gatherer, at most
     seconds: float = 20.0  # seconds for each tool call
@@ -121,7 +121,7 @@ class DeepResearch(RetrievalOptions):
         report = await team.synthesizer.say(fill(self.synthesize, {"question": task.prompt} | read))
 
         async def judge(grade: Grade) -> Metrics:
-            return judged(plans, report, Evidence.of(task), await grade(report.text))
+            return assign_rewards(plans, report, Evidence.of(task), await grade(report.text))
 
         results = [result for each in gathered for result in each.conversation.results]
         failures = sum(result.startswith("Error:") for result in results)
@@ -169,7 +169,8 @@ def cited(text: str) -> list[int]:
     return [int(number) for number in CITATION.findall(text)]
 
 
-def judged(plans: list[Plan], report: Turn, evidence: Evidence, score: float) -> Metrics:
+def assign_rewards(plans: list[Plan], report: Turn, evidence: Evidence, score: float) -> Metrics:
+    """Set the rewards of all roles, as `DeepResearch` describes them; `score` is the grade of the report."""
     gathered = [each for plan in plans for each in plan.gathered]
     sources = list({name: document for each in gathered for name, document in each.documents.items()}.values())
     numbers = cited(report.text)

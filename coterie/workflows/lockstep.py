@@ -10,7 +10,7 @@ from coterie.types import Agent, Message, Turn
 
 
 class Lockstep:
-    """Several agents of one role. In each round all of them sample together, once the last one's tools are done.
+    """Several agents of one role. In each round all of them sample together, once all tool calls are done.
 
     The seed of a turn depends on how many turns its role has taken. If each agent sampled as soon as its own tools are
     done, the order, and so the seeds, would depend on the latency of the tools.

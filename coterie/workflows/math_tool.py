@@ -44,8 +44,7 @@ class Attempt:
 
 @dataclass(frozen=True)
 class MathTool:
-    """Analyzer → executor → verifier, repeated until the verifier accepts or for
-    `max_refinement_iterations`.
+    """Analyzer → executor → verifier, repeated until the verifier accepts or for `max_refinement_iterations`.
 
     Only the verifier's verdict ends the loop, in training and evaluation alike. After the episode each attempt is
     scored: analyzer and executor get the attempt's score, the verifier gets 1 if its verdict was correct.
@@ -89,7 +88,7 @@ class MathTool:
             accepted = verdict(judgement.text) is True
 
         async def judge(grade: Grade) -> Metrics:
-            return await judged(attempts, grade)
+            return await assign_rewards(attempts, grade)
 
         succeeded = sum(attempt.ran for attempt in attempts) / len(attempts)
         metrics = {"total_iterations": float(len(attempts)), "accepted": float(accepted), "executor_ran": succeeded}
@@ -117,7 +116,8 @@ class MathTool:
         return True, printed, printed
 
 
-async def judged(attempts: list[Attempt], grade: Grade) -> Metrics:
+async def assign_rewards(attempts: list[Attempt], grade: Grade) -> Metrics:
+    """After the episode: grade every attempt, and reward each verdict that agrees with its grade."""
     right = []
     for attempt in attempts:
         reward = await grade(attempt.answer) if attempt.answer else 0.0

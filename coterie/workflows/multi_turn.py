@@ -24,7 +24,7 @@ class MultiTurn:
 
     roles: tuple[str, ...] = ("player",)  # the roles that act
     max_steps: int = 8  # steps of the world, at most
-    together: bool = False  # roles act at the same time; else each sees the action before its own
+    together: bool = False  # roles act simultaneously; otherwise in order, and each sees the action before its own
     prompt: str = "{question}\n\n{observation}"  # the first prompt; may use {observation}
     systems: dict[str, str] = field(default_factory=dict)  # system messages by role
 

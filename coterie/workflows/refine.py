@@ -55,12 +55,13 @@ class Refine:
             messages += [Message(role="assistant", content=answer), Message(role="user", content=request)]
 
         async def judge(grade: Grade) -> Metrics:
-            return await judged(answers, verdicts, grade)
+            return await assign_rewards(answers, verdicts, grade)
 
         return Outcome(answer, {"total_iterations": len(answers), "accepted": float(accepted)}, judge=judge)
 
 
-async def judged(answers: list[Turn], verdicts: list[Turn], grade: Grade) -> Metrics:
+async def assign_rewards(answers: list[Turn], verdicts: list[Turn], grade: Grade) -> Metrics:
+    """After the episode: grade every answer, and reward each verdict that agrees with its grade."""
     right = []
     for answer, judgement in zip(answers, verdicts, strict=True):
         answer.reward = await grade(answer.text)

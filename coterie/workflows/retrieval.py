@@ -1,4 +1,4 @@
-"""What workflows with search share: the options of the retriever, and how retrieved documents are scored."""
+"""Shared by workflows that search: the options of the retriever, and the scores of retrieved documents."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class RetrievalOptions:
 
     @property
     def searches_optionally(self) -> bool:
-        """True if the workflow can do without a search."""
+        """True if the workflow also runs without a retriever."""
         return False
 
     @property
@@ -96,5 +96,5 @@ def new_evidence_reward(done: bool, before: float, after: float) -> float:
 
 
 def is_done(line: str) -> bool:
-    """Whether a line of a plan says that nothing is missing."""
+    """True if a line of a plan says that nothing is missing."""
     return line.upper().strip(".") == "DONE"

@@ -31,7 +31,7 @@ MAX_DOCUMENT = 600  # characters of a document in a retriever's prompt
 
 @dataclass(frozen=True)
 class Found:
-    """A query, its documents and the retriever's note."""
+    """A query, the documents it found and the retriever's note on them."""
 
     query: str
     documents: tuple[Document, ...]
@@ -49,7 +49,7 @@ class Round:
     """One round: the optimizer's turn, and the results of its queries."""
 
     queries: Turn
-    done: bool  # it wrote DONE and no query
+    done: bool  # the optimizer wrote DONE and no query
     found: list[Found]
 
 
@@ -101,14 +101,14 @@ class Search(RetrievalOptions):
         async def judge(grade: Grade) -> Metrics:
             answer.reward = await grade(answer.text)
             metrics = {"extractor_grade": answer.reward, "final_success": float(is_correct(answer.reward))}
-            return judged(rounds, Evidence.of(task)) | metrics
+            return assign_rewards(rounds, Evidence.of(task)) | metrics
 
         looked = [each for one in rounds for each in one.found]
         metrics = {"total_iterations": float(len(rounds)), "queries": float(len(looked))}
         return Outcome(answer.text, metrics | {"search_failures": float(sum(f.failed for f in looked))}, judge=judge)
 
     async def _look_up(self, task: Task, team: Team, queries: list[str]) -> list[Found]:
-        """Finish all searches before any retriever samples, so that their order does not depend on latency."""
+        """Search, then take notes. All searches end first, so that latency cannot change the order of sampling."""
         hits = await asyncio.gather(*map(self._search, queries))
         notes = await asyncio.gather(*(self._read(task, team, *pair) for pair in zip(queries, hits, strict=True)))
         every = zip(queries, hits, notes, strict=True)
@@ -126,7 +126,8 @@ class Search(RetrievalOptions):
         return await team.retriever.say(prompt)
 
 
-def judged(rounds: list[Round], evidence: Evidence) -> Metrics:
+def assign_rewards(rounds: list[Round], evidence: Evidence) -> Metrics:
+    """Set the rewards of optimizer and retriever; returns their metrics."""
     documents: list[Document] = []
     before = 0.0
     rewards: list[float] = []

@@ -29,7 +29,7 @@ VALIDATE = (
 BEFORE = "An earlier change:\n{change}\n\nWhat is wrong with it:\n{remarks}\n\n"
 MAX_PATHS = 200  # in the analyzer's prompt
 MAX_FILE = 8000  # characters of a file in the writer's prompt
-FORMAT_WEIGHT = 0.1  # of a reward: for naming a file that exists, for an edit that can be applied
+FORMAT_WEIGHT = 0.1  # share of a reward for naming a file that exists, or for an edit that can be applied
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Swe:
             before = fill(BEFORE, {"change": diff, "remarks": judgement.text})
 
         async def judge(grade: Grade) -> Metrics:
-            return await judged(analysis, named, rounds, world)
+            return await assign_rewards(analysis, named, rounds, world)
 
         applied = [each for each in rounds if each.judgement is not None]
         metrics = {
@@ -118,9 +118,9 @@ class Round:
         return self.judgement is not None and verdict(self.judgement.text) is True
 
 
-async def judged(analysis: Turn, named: Sequence[str], rounds: Sequence[Round], world: Checkout) -> Metrics:
-    """Run the tests and set the rewards, after the episode, because no turn depends on the results. The last edit that
-    could be applied is the answer."""
+async def assign_rewards(analysis: Turn, named: Sequence[str], rounds: Sequence[Round], world: Checkout) -> Metrics:
+    """After the episode, because no turn reads the results: run the tests and set the rewards. The last edit that could
+    be applied is the answer."""
     passed, true, fraction = list[bool](), list[bool](), 0.0
     for each in rounds:
         each.change.reward = 0.0

@@ -25,8 +25,8 @@ REVIEW = (
     f"Check the solution. How likely is its final answer to be correct? {SCALE}"
 )
 SELF_REVIEW = f"How likely is your final answer to be correct? {SCALE}"
-READ = "verifier_tokens"  # metric: tokens that a reward model reads, as the solver's tokenizer counts them
-UNREAD = "verifier_too_long"  # metric: share of solutions that are longer than its context
+READ = "verifier_tokens"  # metric: tokens that the reward model reads, counted by the solver's tokenizer
+UNREAD = "verifier_too_long"  # metric: share of solutions that are longer than the reward model's context
 DIGIT = re.compile(r"[0-9]")
 SCORE = re.compile(r"score\W{0,4}([0-9])\b", re.IGNORECASE)
 

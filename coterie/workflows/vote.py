@@ -18,7 +18,7 @@ from coterie.types import Task, Team
 class Vote:
     """Asks one role the same question `voters` times; the majority's answer counts.
 
-    Programs vote by what they do: by their outputs on the visible tests.
+    Programs vote by their outputs on the visible tests, not by their text.
     """
 
     role: str = "solver"  # the role that votes
@@ -42,8 +42,8 @@ class Vote:
 
 
 async def elect(answers: Sequence[str], world: Any) -> str:
-    """The majority's answer. Programs are compared by what they return on the visible tests, whatever these expect;
-    an answer without a program has no vote."""
+    """The majority's answer. Programs vote by their outputs on the visible tests, right or wrong; an answer without a
+    program has no vote."""
     if not isinstance(world, CodeWorld):
         return majority(answers)
     outputs = await of_each(answers, world.outputs)
