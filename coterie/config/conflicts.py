@@ -27,7 +27,7 @@ def check_conflicts(config: Config, training: bool = True) -> None:
         _episodes, _policies, _text_policies, _adapters, _devices, _reward, _sampling, _max_tokens, _warmup,
         _evaluation, _no_evaluation, _engine_rows, _unused_sampling, _empty_targets, _cluster,
     )  # fmt: skip
-    of_training = (_idle_policies, _all_frozen, _unused_in_training, _people_do_not_train)
+    of_training = (_policies_without_role, _all_frozen, _unused_in_training, _human_policies)
     for check in (*checks, *(of_training if training else ()), _roles):
         for path, message in check(config):
             problems.add(path, message)
@@ -44,7 +44,7 @@ def _parts(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _episodes(config: Config) -> Found:
-    """All episodes of a step, or of an evaluation, are in memory at once."""
+    """Limit the episodes of a step or an evaluation: all are in memory at once."""
     for path, tasks, repeats in (
         (("tasks_per_step",), config.tasks_per_step, config.episodes_per_task),
         (("eval", "tasks"), config.eval.tasks, config.eval.episodes_per_task),
@@ -70,7 +70,7 @@ def _roles(config: Config) -> Found:
 
 
 def _policies(config: Config) -> Found:
-    """Every role has a known policy, and an override names no policy that plays no role: it would be misspelt."""
+    """Every role names a known policy. An override of a policy that no role names is a misspelling."""
     for name, role in config.roles.items():
         for policy in role.policies:
             if policy not in config.policies:
@@ -85,7 +85,7 @@ def _policies(config: Config) -> Found:
 
 
 def _text_policies(config: Config) -> Found:
-    """A policy that an endpoint or a person plays has no weights, and its turns have no tokens."""
+    """A policy that is an endpoint or a person has no weights, and its turns have no token ids."""
     played = {name: policy for name, policy in config.policies.items() if policy.by_text}
     default = vars(Policy())
     for name, policy in config.policies.items():
@@ -112,14 +112,14 @@ def _text_policies(config: Config) -> Found:
         yield ("eval", "top_k"), "endpoints have no top_k; remove it, or use top_p"
 
 
-def _people_do_not_train(config: Config) -> Found:
+def _human_policies(config: Config) -> Found:
     for name, policy in config.policies.items():
         if policy.human:
             yield ("policies", name, "human"), "a person plays in `coterie chat` and `coterie eval`, not in training"
 
 
-def _idle_policies(config: Config) -> Found:
-    """Every policy plays a role in training; `coterie verifier generate --policy` may let another one play."""
+def _policies_without_role(config: Config) -> Found:
+    """In training every policy has a role. Without training, `coterie verifier generate --policy` may use others."""
     used = {policy for role in config.roles.values() for policy in role.policies}
     for name in [name for name in config.policies if name not in used]:
         if not config.sources.is_overridden(("policies", name)):
@@ -166,7 +166,7 @@ def _encoder(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _opponents(config: Config) -> Iterator[tuple[str, str]]:
-    """Snapshots are of adapters, play whole roles, and must be taken and used within the run."""
+    """Opponents are snapshots of adapters, play all turns of a role, and need a run long enough to take a snapshot."""
     if config.opponents is None:
         return
     if config.opponents.share == 0:
@@ -212,7 +212,7 @@ def _devices(config: Config) -> Found:
 
 
 def _cluster(config: Config) -> Found:
-    """On a cluster Ray chooses the devices."""
+    """Options of the cluster against each other, and against options that a cluster does not support."""
     if config.cluster is None:
         return
     for name, policy in config.policies.items():

@@ -78,8 +78,8 @@ def dump(config: Config) -> str:
 
 
 def to_tree(config: Config) -> dict[str, Any]:
-    """The whole config as plain data. The default encoder is left out: written, it would be an error for an algorithm
-    without a mixer, such as one that rescores the run. Of steps and epochs only one is written."""
+    """The whole config as plain data, with only one of steps and epochs. The default encoder is left out: if it were
+    written, `check_conflicts` would reject it for algorithms without a mixer, for example in a replay."""
     tree: dict[str, Any] = to_plain(config)
     del tree["epochs" if config.epochs is None else "steps"]
     if config.encoder == ENCODER:
@@ -102,7 +102,7 @@ def _expand_short_forms(tree: dict[str, Any]) -> None:
 
 
 def _drop_misspelt_roles(tree: dict[str, Any], problems: Problems) -> None:
-    """A role that only an override names, without a policy, is a misspelt one: did you mean …?"""
+    """Report roles that exist only in overrides and have no policy: their names are misspelt."""
     roles, sources = tree.get("roles"), problems.sources
     if not isinstance(roles, dict) or sources.is_overridden(("roles",)):
         return
@@ -127,7 +127,7 @@ def _choose_length(tree: dict[str, Any], problems: Problems) -> None:
 
 
 def to_plain(value: Any) -> Any:
-    """A value as YAML can hold it: dataclasses as mappings, functions by name."""
+    """A value in types that YAML has: dataclasses become mappings, functions their names."""
     if inspect.isfunction(value) or inspect.isclass(value):
         return function_name(value)
     if isinstance(value, Part):
@@ -143,7 +143,7 @@ def to_plain(value: Any) -> Any:
 
 
 def _unusable_names(config: Config) -> Iterator[tuple[Keys, str]]:
-    """Names that cannot be folders: the run's folder has its name, and a checkpoint a folder per policy and critic.
+    """Names that cannot be folder names: of the run, and of policies and critics, which are folders of a checkpoint.
     Checked on loading, because the run's folder is created right after."""
     if not config.name.strip(" .") or any(character in config.name for character in "/\\"):
         yield ("name",), f"{config.name!r} cannot be the name of the run's folder"

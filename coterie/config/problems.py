@@ -42,7 +42,7 @@ def shortened(text: str, most: int = 100) -> str:
 
 
 def listed(names: Sequence[str], like: str, most: int = 8) -> str:
-    """The names; of many the most similar ones."""
+    """The names, for a message; of more than `most`, only those that are most similar to `like`."""
     if len(names) <= most:
         return ", ".join(names)
     return ", ".join(get_close_matches(like, names, n=most, cutoff=0.0)) + ", …"

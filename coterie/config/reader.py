@@ -59,7 +59,7 @@ class Reader:
         return self.group(hint, data, path) if _is_group(hint) else self.leaf(hint, data, path)
 
     def either(self, hint: Any, data: Any, path: Path) -> Any:
-        """One type or another, mostly something or null."""
+        """A union, usually `X | None`."""
         others = [member for member in get_args(bare(hint)) if member is not NoneType]
         if data is not None and len(others) == 1 and _is_group(others[0]):
             return self._value(others[0], data, path)
@@ -81,7 +81,7 @@ class Reader:
             right = "a config holds text, numbers, lists and mappings"
             self.invalid(path, f"got a {type(data).__name__}, or a value with one inside; {right}")
         try:
-            # As JSON: strict validation of Python input rejects a list for a tuple.
+            # Validated as JSON, because strict validation of Python input rejects a list for a tuple.
             read = TypeAdapter(hint, config=STRICT).validate_json(written, context={"folder": self.folder})
             return registry.find_path(read, self.folder) if isinstance(read, File) else read
         except ValidationError:
@@ -165,7 +165,7 @@ class Reader:
             self.invalid(path, f"{where}: {type(error).__name__}: {error}")
 
     def unknown(self, owner: str, known: list[str], data: Any, path: Path) -> None:
-        """Report an unknown key: what another system's name for it is called here, or did you mean …?"""
+        """Report an unknown key, with its name here if it is a key of another system, else with a similar key."""
         hints = {leaf: hint_for(leaf) for leaf in _leaves(data, path)}
         if not any(hints.values()):
             names = listed(known, like=path[-1]) or "no options"
@@ -187,7 +187,7 @@ def _valid(values: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def key_and_message(message: str, options: Mapping[str, Any], path: Path) -> tuple[Path, str]:
-    """A part may begin its message with the option it is about: `prompts.actor: names {x}`."""
+    """Split the option off a part's error message, if it begins with one: `prompts.actor: names {x}`."""
     key, colon, rest = message.partition(": ")
     inside = undotted(key)
     return ((*path, *inside), rest) if colon and inside[:1] and inside[0] in options else (path, message)

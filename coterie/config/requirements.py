@@ -39,7 +39,7 @@ def require_sandbox(config: Config, env: Env | None) -> None:
 def executing_parts(config: Config, env: Env | None) -> list[str]:
     """The parts whose `needs_sandbox` is true: they execute what a model wrote.
 
-    A user's own part need not have the attribute: the sandbox itself refuses programs of a part that did not say so.
+    A user's own part may lack the attribute; then the sandbox raises when it is first used.
     """
     parts = {
         f"workflow {config.workflow.name}": config.workflow.instance,

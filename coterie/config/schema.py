@@ -97,7 +97,7 @@ def summary(part: Any) -> str:
 def descriptions(part: Any) -> Mapping[str, str]:
     """What each option of a part is: the comment at the end of its line, or else the comment lines above it.
 
-    An option that a subclass only gives another default keeps the description of its base.
+    An option without a comment in a subclass, which only changes its default, keeps the description of the base class.
     """
     sources = reversed(part.__mro__[:-1]) if inspect.isclass(part) else [part]
     return {name: text for source in sources for name, text in _commented(source).items()}

@@ -61,12 +61,12 @@ class Policy:
     lr: PositiveShare = 1e-4  # the learning rate
     frozen: bool = False  # if true, it plays but does not learn
     device: str | None = None  # `cpu`, `cuda`, `cuda:1` …; null: the run's `device`
-    api: str | None = None  # an OpenAI-compatible endpoint that plays it, as https://host/v1; never trained
+    api: str | None = None  # an OpenAI-compatible endpoint instead of a model, as https://host/v1; never trained
     key_env: str | None = None  # the environment variable with the endpoint's key
     api_deadline: Positive = 60.0  # seconds for a reply of the endpoint, retries included
     api_concurrency: Count = 8  # requests to the endpoint at once
     api_rate: Positive | None = None  # requests to the endpoint per minute, at most; null: no limit
-    human: bool = False  # if true, a person at the terminal plays it, in `coterie chat` and `coterie eval`
+    human: bool = False  # if true, a person types its replies at the terminal, in `coterie chat` and `coterie eval`
 
     @property
     def by_text(self) -> bool:
@@ -99,9 +99,9 @@ class Hidden:
 
 @dataclass(frozen=True)
 class Role:
-    """Who plays a role of the workflow; `solver: small` is short for `solver: {policy: small}`."""
+    """The policy of a workflow's role, and its sampling; `solver: small` is short for `solver: {policy: small}`."""
 
-    policy: str | Names  # a policy; or a list: one per turn of the role, the last one for all later turns
+    policy: str | Names  # a policy, or a list with one per turn of the role; the last one plays all later turns
     max_tokens: Count | None = None  # tokens of a reply, at most; null: as in `sampling`
     temperature: Temperature | None = None  # the sampling temperature; null: as in `sampling`
     stop: tuple[str, ...] | None = None  # texts that end a reply; null: as in `sampling`
@@ -152,7 +152,7 @@ class Learning:
 
 @dataclass(frozen=True)
 class Rollout:
-    """How episodes are played, and when a run gives up on them."""
+    """How episodes are played: concurrency, deadlines, and how many may fail."""
 
     concurrency: Count = 64  # episodes played at the same time
     deadline: Positive = 300.0  # seconds for an episode
@@ -162,7 +162,7 @@ class Rollout:
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """What samples tokens."""
+    """The inference engine, which samples tokens."""
 
     name: Literal["native", "hf", "vllm"] = "native"  # Coterie's own engine, transformers' generate, or vLLM
     rows: Count = 64  # sequences decoded at the same time
@@ -174,9 +174,9 @@ class RolloutWorkers:
     """Rollout workers: processes on the cluster that have an engine and play episodes."""
 
     workers: Count = 1  # workers, at most
-    least: Count | None = None  # workers without which no step starts; null: all
-    gpus: NotNegative = 0.0  # GPUs of each; with tensor_parallel, of each of its parts
-    cpus: NotNegative = 1.0  # CPU cores of each
+    least: Count | None = None  # workers that must be ready before a step starts; null: all
+    gpus: NotNegative = 0.0  # GPUs per worker; with tensor_parallel, per rank of it
+    cpus: NotNegative = 1.0  # CPU cores per worker
     tensor_parallel: Count = 1  # GPUs that a model is split over, on one node; more than 1 needs engine.name: vllm
 
     @property
@@ -196,31 +196,31 @@ class LearnerWorkers:
 
     workers: Count = 1  # data-parallel ranks
     shard: bool = False  # shard the models over the ranks with FSDP2: for models that do not fit on one GPU
-    gpus: NotNegative = 0.0  # GPUs of each
-    cpus: NotNegative = 1.0  # CPU cores of each
+    gpus: NotNegative = 0.0  # GPUs per rank
+    cpus: NotNegative = 1.0  # CPU cores per rank
 
 
 @dataclass(frozen=True)
 class Graders:
-    """Graders: processes on the cluster that play with rollout workers which only sample."""
+    """Graders: CPU processes on the cluster that run workflow, environment and sandbox; rollout workers only sample."""
 
-    workers: Count = 1  # graders; each has as many rollout workers of its own as the others
-    cpus: NotNegative = 1.0  # CPU cores of each
+    workers: Count = 1  # graders; the rollout workers are divided evenly among them
+    cpus: NotNegative = 1.0  # CPU cores per grader
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Train on a Ray cluster: this process drives, others play and learn."""
+    """Train on a Ray cluster: this process is the driver; rollout workers play episodes, learner workers train."""
 
-    address: str = "auto"  # of the cluster's head; `auto`: the one on this machine; `local`: start Ray here
-    rollout: RolloutWorkers = field(default_factory=RolloutWorkers)  # what plays
-    learner: LearnerWorkers = field(default_factory=LearnerWorkers)  # what learns
-    graders: Graders | None = None  # where workflow, environment and sandboxes run; null: in the rollout workers
+    address: str = "auto"  # address of the head node; `auto`: this machine; `local`: start Ray here
+    rollout: RolloutWorkers = field(default_factory=RolloutWorkers)  # the rollout workers
+    learner: LearnerWorkers = field(default_factory=LearnerWorkers)  # the learner workers
+    graders: Graders | None = None  # where workflow, environment and sandbox run; null: in the rollout workers
     chunk: Count = 8  # episodes per call of a worker; rounded up to whole groups, which share a prompt
     ahead: CountFromZero = 0  # steps that rollout runs ahead of the learners, a fixed lag; needs algorithm.truncate
-    # seconds: a rollout worker may be this late beyond the deadline of its episodes, a learner this long without answer
+    # seconds that a rollout worker may exceed the deadline of its episodes, or a learner may take to answer a heartbeat
     patience: Positive = 60.0
-    restarts: CountFromZero = 10  # learners are restarted so often without a new checkpoint; then the run stops
+    restarts: CountFromZero = 10  # restarts of the learners without a new checkpoint, at most; then the run stops
 
     @property
     def samplers_per_grader(self) -> int:
@@ -256,8 +256,8 @@ class Logging:
     wandb: str | None = None  # a Weights & Biases project
 
 
-# Keys that change memory and rounding, not what is computed: a run that ran out of memory goes on with other values.
-# Not engine.context: a smaller one cuts replies and refuses prompts.
+# Keys that change memory and rounding only, so that a run that ran out of memory can resume with other values.
+# engine.context is not one of them: a smaller one truncates replies and rejects prompts.
 MEMORY_KEYS = ("learning.microbatch_tokens", "learning.checkpointing", "engine.rows")
 ENCODER = Part("hidden", {"model": None}, Hidden())
 SAMPLING = FieldLimits(max_tokens=Count, temperature=Temperature, top_p=PositiveShare, top_k=CountFromZero)
@@ -265,11 +265,11 @@ SAMPLING = FieldLimits(max_tokens=Count, temperature=Temperature, top_p=Positive
 
 @dataclass(frozen=True)
 class Config:
-    """A whole run: the team, how it talks, what it works on, and how it learns."""
+    """A whole run: the team, its workflow, its tasks, and how it learns."""
 
     policies: dict[str, Policy]  # the models that play and learn, by name
-    roles: dict[str, Role]  # who plays each role of the workflow
-    workflow: Part  # how the roles talk about a task
+    roles: dict[str, Role]  # the policy and sampling of each role of the workflow
+    workflow: Part  # the order in which the roles speak about a task
     env: Part  # where tasks come from
     reward: Part  # how an answer is graded
     algorithm: Part  # how rewards become advantages and a loss
@@ -289,9 +289,9 @@ class Config:
     sampling: Annotated[Sampling, SAMPLING] = field(default_factory=Sampling)  # how turns are sampled in training
     opponents: Opponents | None = None  # self-play against snapshots; null: off
     collapse: Collapse | None = None  # warn when the run collapses; null: off
-    learning: Learning = field(default_factory=Learning)  # optimizer and memory
+    learning: Learning = field(default_factory=Learning)  # optimizer, precision and memory
     rollout: Rollout = field(default_factory=Rollout)  # concurrency and deadlines
-    engine: EngineConfig = field(default_factory=EngineConfig)  # what samples tokens
+    engine: EngineConfig = field(default_factory=EngineConfig)  # the inference engine
     cluster: Cluster | None = None  # where to train: on a Ray cluster; null: in this process
     eval: Evaluation = field(default_factory=Evaluation)  # evaluation on held-out tasks
     checkpoint: Checkpoints = field(default_factory=Checkpoints)  # when to save

@@ -1,7 +1,7 @@
 """YAML text to plain data and back, with the line of every key.
 
-Scalars follow YAML 1.2: `1e-4` is a number, `no` and `2026-11-01` are text. Keys are always text. Of YAML 1.1 there is
-`<<: *anchor`, which takes over keys.
+Scalars follow YAML 1.2: `1e-4` is a number, `no` and `2026-11-01` are text. Keys are always text. The merge key
+`<<: *anchor` of YAML 1.1 works.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ class Tree:
         return self.value(node, path)
 
     def mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
-        """Its keys, over those of `<<: *anchor`."""
+        """The mapping's own keys, merged over those of `<<: *anchor`."""
         merged = [value for key, value in node.value if key.value == MERGE]
         own = [(key, value) for key, value in node.value if key.value != MERGE]
         return self.merged(merged, path) | self.own(own, path)
