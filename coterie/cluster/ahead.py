@@ -17,16 +17,16 @@ Begun = tuple[list[Episode], Rollout]
 
 
 class Ahead:
-    """The rollouts that were begun for this step and later ones, and the weights that they are played with."""
+    """The rollouts already begun, of this step and later ones, and the weights that each is played with."""
 
     def __init__(self, lag: int, pool: RolloutPool, group: LearnerGroup) -> None:
         self.lag, self.pool, self.group = lag, pool, group
-        self.run: Run | None = None  # set when there is one
+        self.run: Run | None = None  # set once the run is built
         self.begun: dict[int, Begun] = {}  # by the seed of the step
 
     def take(self, seed: int, begin: Callable[[Plan, Pushed], Begun]) -> Begun | None:
-        """The rollout of the current step, after those of the next `lag` steps were begun, too; None if the seed is
-        not that of a training step."""
+        """The rollout of the current step; also begins those of the next `lag` steps. None if the seed is not that of a
+        training step, as in an evaluation."""
         run, earlier = self.run, self.group.earlier
         if run is None or self.lag == 0 or seed != run.plan(run.step).seed:
             return None
@@ -46,11 +46,11 @@ class Ahead:
         return self.group.earlier.get(max(0, self.run.step - self.lag), self.pool.weights)
 
     def versions(self, learners: Mapping[str, Learner]) -> dict[str, int]:
-        """The versions with which the current step is played."""
+        """The weight versions with which the current step is played, by policy."""
         own = {policy: learner.version for policy, learner in learners.items()}
         return own | {policy: version for policy, (version, _) in self.weights.items()} if self.lag else own
 
     def forget(self) -> None:
-        """Forget all rollouts, as when learners go back to a checkpoint; chunks that are being played are ignored."""
+        """Drop all rollouts, when learners go back to a checkpoint; results of running chunks will be ignored."""
         self.begun.clear()
         self.pool.rollouts.clear()

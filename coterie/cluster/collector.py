@@ -20,7 +20,7 @@ from coterie.types import Episode, Learner, Metrics, Sample, Task, Weights
 
 @dataclass(frozen=True)
 class PushingEngine:
-    """The engines of the rollout workers: whenever weights have changed, they are pushed there."""
+    """The driver's stand-in for the engines of the rollout workers: pushes changed weights to them."""
 
     pool: RolloutPool
     group: LearnerGroup
@@ -34,7 +34,7 @@ class PushingEngine:
             self.group.changed.discard(policy)
 
     def clear(self) -> None:
-        """The workers do it themselves before they load weights."""
+        """Nothing to do: the workers clear their KV caches before they load weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ class ClusterCollector(Collector):
         return self._finish(begun)
 
     def play_shares(self, episodes: Sequence[tuple[Episode, FixedTurns]], players: Players) -> list[Episode]:
-        """Play forks, with the weights that their origins were played with."""
+        """Play forks (counterfactuals), with the weights that their origins were played with."""
         fixed = {episode.id: turns for episode, turns in episodes}
         return self._finish(self._begin([episode for episode, _ in episodes], fixed, players, self.ahead.weights))
 
@@ -79,8 +79,8 @@ class ClusterCollector(Collector):
         return episodes
 
     def _seconds(self, chunk: Chunk) -> float:
-        """How long a worker may take: its episodes at once, then their scores with all retries, then patience. Where
-        the environment has its own deadline, its graders may take one after the other."""
+        """The deadline of a chunk: its episodes, played concurrently, then grading with all retries, then patience.
+        If the environment has its own deadline, the episodes may be graded one after the other."""
         attempts = (1 + len(BACKOFF)) * (1 if self.score_deadline is not None else len(chunk))
         return self.deadline + attempts * (self.score_deadline or self.deadline) + sum(BACKOFF) + self.patience
 

@@ -1,4 +1,4 @@
-"""Builds a run whose models are on a cluster, and trains it: the loop is that of one process."""
+"""Builds a run whose models are on a cluster, and trains it with the training loop of a single process."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Driver:
     ahead: Ahead
 
     def __init__(self, settings: Cluster, workers: ExitStack) -> None:
-        """`workers`: where all of them are ended."""
+        """`workers`: the stack that ends all workers when it is closed."""
         self.settings, self.workers = settings, workers
 
     def build(self, config: Config, folder: Path, console: bool = True, saved: Path | None = None) -> Run:
@@ -111,7 +111,7 @@ class Driver:
         rollout = self.settings.rollout
         slots = max(1, config.rollout.concurrency // max(self.settings.chunk, config.episodes_per_task))
         least, workers, options = rollout.least or rollout.workers, rollout.workers, rollout.resources
-        if self.settings.graders is not None:  # what plays is a grader with its samplers
+        if self.settings.graders is not None:  # the pool's workers are then graders, each with its samplers
             each, workers = self.settings.samplers_per_grader, self.settings.graders.workers
             slots, least, options = slots * each, -(-least // each), {"num_cpus": self.settings.graders.cpus}
         kind = RolloutWorker if self.settings.graders is None else Grader

@@ -1,7 +1,7 @@
 """Graders: rollout workers without a model, for nodes without GPUs. Workflow, environment and sandboxes run there.
 
-A grader has some samplers of its own, and a turn is sampled by a call of one of them. Its seed goes with the call, so
-the tokens are those of one process.
+Each grader owns some samplers, and samples a turn by a remote call to one of them. The seed is part of the call, so the
+tokens are the same as in one process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from coterie.cluster.processes import Place, obituary, raised_by_code
+from coterie.cluster.processes import Place, describe_loss, raised_by_code
 from coterie.cluster.rollout_worker import Chunk, RolloutWorker, Sampler
 from coterie.cluster.shipment import Shipment
 from coterie.rollout.agent import Players
@@ -30,7 +30,8 @@ SAMPLER: ContextVar[int] = ContextVar("sampler")
 
 
 class Grader(RolloutWorker):
-    """It ends with any of its samplers: the driver then plays its chunks elsewhere and starts another."""
+    """Plays episodes with remote samplers. If a sampler is lost, this process exits; the driver then plays its chunks
+    elsewhere and starts another grader."""
 
     async def open_engines(self, shipment: Shipment, saved: Path | None, sets: int) -> Sequence[Engine]:
         """Start the samplers; they end with this process, which owns them."""
@@ -40,7 +41,7 @@ class Grader(RolloutWorker):
         self.samplers: list[Any] = [actor.remote() for _ in range(cluster.samplers_per_grader)]
         self.places: list[Place | None] = [None] * len(self.samplers)
         self.places = await self.ask_all("start", shipment, saved, sets)
-        self.chunks = [0] * len(self.samplers)  # that each samples for
+        self.chunks = [0] * len(self.samplers)  # chunks that each samples for now
         return [RemoteEngine(self, number) for number in range(sets)]
 
     async def load(self, number: int, policy: str, version: int, weights: Mapping[str, np.ndarray]) -> None:
@@ -61,7 +62,7 @@ class Grader(RolloutWorker):
         return await asyncio.gather(*(self.ask(which, method, *arguments) for which in range(len(self.samplers))))
 
     async def ask(self, which: int, method: str, *arguments: Any) -> Any:
-        """Call a method of a sampler; if that is lost, this process ends."""
+        """Call a method of a sampler; if the sampler is lost, exit."""
         call = getattr(self.samplers[which], method).remote(*arguments)
         try:
             return await call
@@ -69,9 +70,9 @@ class Grader(RolloutWorker):
             ray.cancel(call)
             raise
         except RayError as error:
-            if isinstance(error, RayTaskError):  # it lives: its code failed, or what it was sent is gone
+            if isinstance(error, RayTaskError):  # the sampler is alive: its code raised, or an object is lost
                 raise raised_by_code(error) or error from error
-            print(obituary(f"sampler {which}", self.places[which], error), file=sys.stderr, flush=True)
+            print(describe_loss(f"sampler {which}", self.places[which], error), file=sys.stderr, flush=True)
             os._exit(1)
 
 
@@ -91,7 +92,7 @@ class RemoteEngine:
         return sample
 
     def weights_changed(self, policy: str, version: int, weights: Weights | None = None) -> None:
-        """The grader tells its samplers."""
+        """Nothing to do: `Grader.load` sends new weights to the samplers."""
 
     def clear(self) -> None:
-        """Samplers do it themselves before they load weights."""
+        """Nothing to do: samplers clear their KV caches before they load weights."""

@@ -27,8 +27,8 @@ Versions = dict[str, int]
 class LearnerWorker:
     """Holds weights and optimizers. Every method returns the versions of the policies beside its result."""
 
-    def answer(self) -> None:
-        """A sign of life, in another thread than the methods that compute."""
+    def heartbeat(self) -> None:
+        """Shows that the process is alive; runs in another thread than the methods that compute."""
 
     def place(self) -> tuple[Place, str]:
         """Where this process is, and an address at which the ranks can meet."""
@@ -85,7 +85,7 @@ class LearnerWorker:
         return {name: tensor.float().cpu().numpy() for name, tensor in weights.items() if self.is_main}
 
     def read_values(self, episodes: Sequence[Episode]) -> tuple[list[Values], Versions]:
-        """What the critic writes on the turns."""
+        """The values and utilities that the critic writes on the turns."""
         assert self.critic is not None
         self.critic.read(episodes)
         return [[(turn.values, turn.utility) for turn in episode.turns] for episode in episodes], self.versions
@@ -102,6 +102,6 @@ class LearnerWorker:
 
 
 def for_critic(episode: Episode) -> Episode:
-    """An episode without what no critic reads: answers, which may be large or not picklable."""
+    """An episode without fields that critics do not read: answers may be large, or not picklable."""
     task = Task(episode.task.id, episode.task.prompt, None)
     return replace(episode, task=task, answer=None, metrics={})

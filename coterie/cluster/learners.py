@@ -15,19 +15,19 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from torch import Tensor
 
 from coterie.cluster.learner_worker import Job, LearnerWorker, for_critic
-from coterie.cluster.processes import LearnersLost, Place, obituary, raised_by_code
+from coterie.cluster.processes import LearnersLost, Place, describe_loss, raised_by_code
 from coterie.learners.distributed import TIMEOUT, LostProcess, Processes
 from coterie.types import Batch, Episode, Learner, Loss, Measure, Metrics, Scores, Weights
 
-PULSE = 2.0  # seconds of a call after which, and then again, all ranks are asked for a sign of life
-GLANCE = 0.05  # seconds between two looks at the rollouts that run at the same time
+HEARTBEAT = 2.0  # seconds between heartbeat checks of all ranks during a call
+POLL = 0.05  # seconds between polls of the rollouts that run at the same time
 START_LIMIT = 1800.0  # seconds for a worker to get its resources and to load its models
-EARLIER = "earlier"  # in the state of a learner: by step, version and weights
+EARLIER = "earlier"  # key in the state of a learner: version and weights of earlier steps, by step
 Pushed = Mapping[str, tuple[int, Any]]  # by policy: the version, and the object with its weights
 
 
 class LearnerGroup:
-    """All ranks. They are one: what one does all do, and if one is lost all are restarted."""
+    """All learner ranks. Every call runs on all of them, and if one is lost, all are restarted."""
 
     def __init__(self, size: int, cpus: float, gpus: float, arguments: tuple[Any, ...], patience: float) -> None:
         """`cpus` and `gpus` of each rank; `arguments` of its `start`, before rank, size and address."""
@@ -39,7 +39,7 @@ class LearnerGroup:
         self.places: list[Place | None] = []
         self.has_critic = False
         self.earlier: dict[int, Pushed] = {}  # by step: the weights of the last steps, for rollouts that run ahead
-        self.meanwhile: Callable[[], None] | None = None  # called again and again during a call
+        self.meanwhile: Callable[[], None] | None = None  # called repeatedly while a call is waited for
 
     def start(self) -> None:
         """Start the ranks, with fresh weights."""
@@ -53,8 +53,8 @@ class LearnerGroup:
 
     def _make_actors(self) -> list[Any]:
         """The actors of all ranks, on as few nodes as possible: gradients are summed faster within a node."""
-        # Two threads, neither of them the main one: signs of life must not wait for a method that computes.
-        threads: dict[str, Any] = {"concurrency_groups": {"work": 1, "signs": 1}}
+        # Two threads, neither of them the main one: a heartbeat must not wait for a method that computes.
+        threads: dict[str, Any] = {"concurrency_groups": {"work": 1, "heartbeat": 1}}
         actor, own = ray.remote(**threads)(LearnerWorker), {"num_cpus": self.cpus, "num_gpus": self.gpus}
         each = {name: amount for name, amount in (("CPU", self.cpus), ("GPU", self.gpus)) if amount}
         if not each:
@@ -89,26 +89,26 @@ class LearnerGroup:
         return weights[0]
 
     def _wait(self, calls: Sequence[Any], fetch: bool = True) -> list[Any]:
-        """The results of calls. If they take long, every rank has to give signs of life."""
+        """The results of calls. While they run, every rank must answer heartbeats."""
         until, waiting = time.monotonic() + max(START_LIMIT, TIMEOUT.total_seconds()), list(calls)
-        pulse = time.monotonic() + PULSE
+        pulse = time.monotonic() + HEARTBEAT
         while waiting:
-            returned, waiting = ray.wait(waiting, timeout=GLANCE if self.meanwhile else PULSE, fetch_local=fetch)
+            returned, waiting = ray.wait(waiting, timeout=POLL if self.meanwhile else HEARTBEAT, fetch_local=fetch)
             for ref in returned if fetch else ():
                 self._result(ref)
             if waiting and time.monotonic() > pulse:
                 if time.monotonic() > until or self._silent():
                     raise self._lost()
-                pulse = time.monotonic() + PULSE
+                pulse = time.monotonic() + HEARTBEAT
             if waiting and self.meanwhile:
                 self.meanwhile()
         return [self._result(ref) for ref in calls] if fetch else []
 
     def _silent(self) -> bool:
-        """True if a rank does not answer; one that still waits for its resources need not."""
+        """True if a rank misses a heartbeat. Ranks that still wait for their resources are not checked."""
         if None in self.places:
             return False
-        pulses = [_call(rank, "answer", group="signs") for rank in self.ranks]
+        pulses = [_call(rank, "heartbeat", group="heartbeat") for rank in self.ranks]
         return bool(ray.wait(pulses, num_returns=len(pulses), timeout=self.patience)[1])
 
     def _result(self, ref: Any) -> Any:
@@ -116,7 +116,7 @@ class LearnerGroup:
             return ray.get(ref)
         except RayError as error:
             cause = raised_by_code(error)
-            if cause is None or isinstance(cause, LostProcess):  # a rank noticed first that another one is gone
+            if cause is None or isinstance(cause, LostProcess):  # a rank noticed the loss of another one first
                 raise self._lost() from error
             raise cause from error
 
@@ -124,11 +124,11 @@ class LearnerGroup:
         """Find out which rank is lost."""
         for number, (rank, place) in enumerate(zip(self.ranks, self.places, strict=True)):
             try:
-                ray.get(_call(rank, "answer", group="signs"), timeout=PULSE)
+                ray.get(_call(rank, "heartbeat", group="heartbeat"), timeout=HEARTBEAT)
             except GetTimeoutError:
-                return LearnersLost(obituary(f"learner {number}", place, None))
+                return LearnersLost(describe_loss(f"learner {number}", place, None))
             except RayError as error:
-                return LearnersLost(obituary(f"learner {number}", place, error))
+                return LearnersLost(describe_loss(f"learner {number}", place, error))
         return LearnersLost("the learners lost each other, and all of them answer")
 
 
@@ -190,7 +190,7 @@ class RemoteLearner:
         self._call("load", folder.resolve())
 
     def state(self) -> dict[str, Any]:
-        """With the weights of earlier steps that rollouts of later ones are played with."""
+        """The learner's state, with the weights of earlier steps that rollouts which run ahead are played with."""
         pushed = {step: weights[self.policy] for step, weights in self.group.earlier.items() if self.policy in weights}
         earlier = {step: (version, _tensors(ray.get(ref))) for step, (version, ref) in pushed.items()}
         return {**self.group.call_all("state", self.policy), EARLIER: earlier}

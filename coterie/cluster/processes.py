@@ -1,4 +1,4 @@
-"""Where a worker's process is, and what to say when it has died: its last lines, node and memory."""
+"""Where a worker's process is, and the message after its death: the last lines of its log, its node and memory."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def here() -> Place:
     return Place(os.getpid(), socket.gethostname(), logs, memory)
 
 
-def obituary(name: str, place: Place | None, error: RayError | None) -> str:
-    """What to say of a lost worker; `error` None: it did not answer in time."""
+def describe_loss(name: str, place: Place | None, error: RayError | None) -> str:
+    """The message about a lost worker; `error` None: it did not answer in time."""
     reason = "did not answer in time and was ended" if error is None else f"was lost: {_reason(error)}"
     return f"{name} {reason}" if place is None else f"{name} ({place}) {reason}; {place.last_lines()}"
 
 
 def _reason(error: RayError) -> str:
-    """The sentence of Ray's account that says why."""
+    """The line of Ray's error message that names the cause."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     words = ("memory", "exit", "node", "died", "")
     why = next((line for word in words for line in lines if word in line.lower()), type(error).__name__)

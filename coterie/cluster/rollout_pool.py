@@ -1,6 +1,6 @@
 """The rollout workers as the driver sees them: chunks go to workers that are ready, and lost ones are played again.
 
-A chunk's tokens depend on its episodes' seeds and on the weights alone, so it does not matter who plays it.
+A chunk's tokens depend on its episodes' seeds and on the weights alone, so any worker can play it.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from coterie.cluster.learners import START_LIMIT, Pushed
-from coterie.cluster.processes import ClusterFailed, LearnersLost, Place, obituary, raised_by_code
+from coterie.cluster.processes import ClusterFailed, LearnersLost, Place, describe_loss, raised_by_code
 from coterie.cluster.rollout_worker import Chunk
 from coterie.rollout.agent import Players
 
 LOAD_LIMIT = 600.0  # seconds for new weights to arrive
-LOSSES = 3  # workers that a chunk may lose before its episodes fail: they are probably what kills them
+LOSSES = 3  # workers lost with a chunk after which its episodes fail: they are probably the cause
 
 
 class Rollout:
@@ -40,11 +40,12 @@ class Rollout:
 
     @property
     def next_alone(self) -> bool:
-        """True if the next chunk is tried for the last time: its loss must not be that of another chunk beside it."""
+        """True if the next chunk is on its last attempt. Its worker then plays no other chunk, so that this one causes
+        a crash."""
         return self.losses[self.waiting[0]] == LOSSES - 1
 
     def play_again(self, number: int, why: str) -> None:
-        """A chunk whose worker was lost waits again, first in line; after LOSSES workers its episodes fail."""
+        """Requeue a chunk whose worker was lost, at the front; after LOSSES workers its episodes fail."""
         self.losses[number] += 1
         if self.losses[number] < LOSSES:
             self.waiting.appendleft(number)
@@ -61,13 +62,13 @@ class Call:
     rollout: Rollout | None = None
     chunk: int = 0
     weight_set: int = 0
-    alone: bool = False  # no other chunk is played there meanwhile
-    starts: bool = False
+    alone: bool = False  # the worker plays no other chunk meanwhile
+    starts: bool = False  # it is the worker's `start`
 
 
 @dataclass(eq=False)
 class Worker:
-    """One worker, its open calls, and the sets of weights that it has, or will have before it is ready."""
+    """One worker, its open calls, and the sets of weights that are loaded, or will be when its open calls return."""
 
     number: int
     actor: Any
@@ -82,7 +83,7 @@ class Worker:
 
     @property
     def ready(self) -> bool:
-        """True if it may play a chunk: its models and weights are loaded, and none is played alone."""
+        """True if it may play a chunk: its models and weights are loaded, and it does not play a chunk alone."""
         return self.place is not None and all(call.rollout and not call.alone for call in self.calls.values())
 
     def set_for(self, weights: Pushed) -> int | None:
@@ -116,9 +117,9 @@ class RolloutPool:
         self.make, self.arguments, self.sets, self.least = make, arguments, sets, least
         self.slots, self.restarts = slots, restarts
         self.weights: Pushed = {}
-        self.idle = 0.0  # seconds that workers had nothing to play, since they were last taken
+        self.idle = 0.0  # idle seconds of all workers since the last `take_idle`
         self.hashes: dict[str, str] = {}  # of the verifiers that the workers have loaded
-        self.started, self.failures = 0, 0  # failures: workers lost since one has last played a chunk
+        self.started, self.failures = 0, 0  # failures: workers lost since a chunk was last finished
         self.workers: list[Worker] = []
         self.rollouts: list[Rollout] = []  # unfinished, the oldest first
         for _ in range(size):
@@ -161,7 +162,7 @@ class RolloutPool:
         return idle
 
     def progress(self) -> None:
-        """Handle what workers have finished and give them more, without waiting: while the driver waits for others."""
+        """Handle finished calls and assign chunks, without waiting; called while the driver waits for the learners."""
         if self.rollouts:
             self._wait(0.0)
             self._assign()
@@ -206,7 +207,7 @@ class RolloutPool:
         worker.loaded[weight_set] = weights
 
     def _wait(self, seconds: float | None = None) -> None:
-        """Wait until a call returns or is overdue, at most so many seconds, and handle all that have."""
+        """Wait until a call returns or is overdue, at most `seconds`; then handle all such calls."""
         owners = {ref: worker for worker in self.workers for ref in worker.calls}
         if not owners:
             return
@@ -225,7 +226,7 @@ class RolloutPool:
         except RayError as error:
             if (cause := raised_by_code(error)) is not None:
                 raise cause from error
-            if isinstance(error, RayTaskError):  # it lives, but weights that it was to load are gone with their node
+            if isinstance(error, RayTaskError):  # the worker is alive: the weights to load were lost with their node
                 worker.loaded[worker.calls.pop(ref).weight_set] = {}
                 raise LearnersLost(f"the weights for {worker.name} are lost: {error.cause}") from error
             self._lost(worker, error)
@@ -240,10 +241,10 @@ class RolloutPool:
             call.rollout.done[call.chunk], self.failures = value, 0
 
     def _lost(self, worker: Worker, error: RayError | None) -> None:
-        """Let others play a lost worker's chunks, and start another worker in the background."""
+        """Requeue a lost worker's chunks, and start another worker in the background."""
         ray.kill(worker.actor)
         self.workers.remove(worker)
-        what, self.failures = obituary(worker.name, worker.place, error), self.failures + 1
+        what, self.failures = describe_loss(worker.name, worker.place, error), self.failures + 1
         if self.failures > self.restarts + len(self.workers):
             raise ClusterFailed(f"{what}\n{self.failures} rollout workers were lost since one of them played a chunk")
         played = [call for call in worker.calls.values() if call.rollout is not None]

@@ -26,7 +26,7 @@ Chunk = Sequence[tuple[Episode, FixedTurns]]
 
 @dataclass(frozen=True)
 class Renamed:
-    """An engine in which policies have other names: those of one set of weights."""
+    """An engine under one set of weights: maps each policy to its name in that set."""
 
     engine: Engine
     names: Mapping[str, str]
@@ -59,7 +59,7 @@ class Sampler:
     """Models and their engine. As an actor it is an async one: requests share one event loop, and so one batch."""
 
     async def start(self, shipment: Shipment, saved: Path | None, sets: int) -> Place:
-        """Load the models, with so many sets of trained weights; returns where this process is."""
+        """Load the models, with `sets` copies of the trained weights; returns where this process is."""
         config = shipment.unpack()
         names = [set_names(config, number) for number in range(sets)]
         models = with_copies(load_models(config, saved, weightless=config.engine.name == "vllm"), names[1:])
@@ -94,10 +94,10 @@ class RolloutWorker:
     """
 
     async def start(self, shipment: Shipment, saved: Path | None, sets: int) -> tuple[Place, dict[str, str]]:
-        """Load the models, with so many sets of trained weights; returns where this process is, and the hashes of
+        """Load the models, with `sets` copies of the trained weights; returns where this process is, and the hashes of
         verifiers."""
         config = shipment.unpack()
-        self.logprobs_in_loss = config.algorithm.instance.truncate is not None  # the sampler's
+        self.logprobs_in_loss = config.algorithm.instance.truncate is not None  # of the sampler
         env = build_env(config)
         require_sandbox(config, env)
         hashes = open_models(config, env)
@@ -119,8 +119,8 @@ class RolloutWorker:
     async def play(self, number: int, chunk: Chunk, players: Players) -> list[dict[str, Any]]:
         """Play episodes with a set of weights; returns their fields without the tasks."""
         if self.logprobs_in_loss and not self.sampler.busy:
-            # Cached prefixes of earlier chunks are rounded as in their batches; with them log-probs would differ, by
-            # what else this worker has played.
+            # The KV cache of earlier chunks is rounded as in their batches: if it were reused, log-probs would depend
+            # on what else this worker has played.
             self.sampler.engines[number].clear()
         self.sampler.busy += 1
         try:

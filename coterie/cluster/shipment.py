@@ -1,4 +1,4 @@
-"""What a worker builds its models and parts from: the config and the user's files, sent as plain data."""
+"""The config and the user's files as plain data, from which a worker builds its models and parts."""
 
 from __future__ import annotations
 
