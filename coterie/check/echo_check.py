@@ -1,4 +1,4 @@
-"""Measures how much of its prompt a role repeats, and reads the verdicts of roles that judge."""
+"""Measures how much of its prompt each role repeats (n-gram overlap), and parses the verdicts of judging roles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a dry run says about the training to come, one line for each thing that is wrong and what to do about it."""
+"""The problems that a dry run shows, each as one line with a remedy."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from coterie.types import Turn, is_correct
 NO_CREDIT = 1e-6  # an advantage below this counts as zero
 WIDE_GAP = 1e-2  # nats; bf16 rounding is below it, a wrong prompt or adapter above
 ECHO = 0.7  # share of a reply; quotations are below it
-ENOUGH = 16  # episodes that must have equal rewards before it is an error
-SAME = 4  # equal verdicts that make a warning
+MIN_EPISODES = 16  # with equal rewards, before that is an error
+MIN_VERDICTS = 4  # equal ones, before that is a warning
 
 Found = Iterator[Finding]
 
@@ -28,7 +28,7 @@ def findings(dry: DryRun) -> list[Finding]:
         return [*_failures(dry), Finding("error", f"no role took a turn in any of {len(dry.played)} episodes; {ask}")]
     played = (_silence, _rewards, _credit, _truncated, _empties, _groups, _gaps, _echoes, _verdicts, _timeouts)
     rules = (*played, hidden_references, rewarded_broken_answers, constant_roles, crashes) if dry.played else ()
-    return [*_failures(dry), *_waits(dry), *(finding for rule in rules for finding in rule(dry))]
+    return [*_failures(dry), *_rotated_out(dry), *(finding for rule in rules for finding in rule(dry))]
 
 
 def _failures(dry: DryRun) -> Found:
@@ -39,7 +39,8 @@ def _failures(dry: DryRun) -> Found:
         yield Finding(level, f"{counted}. The first was {failed[0].id}:\n{failed[0].error}")
 
 
-def _waits(dry: DryRun) -> Found:
+def _rotated_out(dry: DryRun) -> Found:
+    """Policies whose turn in `algorithm.rotate` comes after the last step."""
     for policy in dry.waiting:
         yield Finding("warning", f"{policy} will not be trained: `algorithm.rotate` reaches it after the last step")
 
@@ -65,7 +66,7 @@ def _rewards(dry: DryRun) -> Found:
 
 
 def _reachable(dry: DryRun) -> str:
-    """A hint if the reference answers get more reward than the models."""
+    """A hint if reference answers get more reward than the models' answers."""
     best = max((probe.episode.reward for probe in dry.references), default=0.0)
     if best <= max(episode.reward for episode in dry.played):
         return ""
@@ -74,9 +75,9 @@ def _reachable(dry: DryRun) -> str:
 
 
 def _credit(dry: DryRun) -> Found:
-    """Whether sampled tokens of trained policies have advantages."""
+    """Trained roles whose tokens have no advantages."""
     reached = [role for role in dry.learning if any(has_credit(turn) for turn in dry.turns[role])]
-    if not reached and len(dry.played) < ENOUGH and not _differ(dry):
+    if not reached and len(dry.played) < MIN_EPISODES and not _differ(dry):
         more = "use more --tasks and --episodes to see whether rewards differ"
         yield Finding("warning", f"{len(dry.played)} episodes are too few to know whether rewards differ; {more}")
         return
@@ -89,14 +90,14 @@ def _credit(dry: DryRun) -> Found:
 
 
 def _differ(dry: DryRun) -> bool:
-    """Whether the episodes of some task have different rewards."""
+    """True if the episodes of some task have different rewards."""
     tasks = dict.fromkeys(episode.task.id for episode in dry.played)
     groups = [dry.by_role([e for e in dry.played if e.task.id == task]) for task in tasks]
     return any(len(set(rewards)) > 1 for group in groups for rewards in group.values())
 
 
 def has_credit(turn: Turn) -> bool:
-    """Whether any token of the turn has a nonzero advantage."""
+    """True if any token of the turn has a nonzero advantage."""
     return turn.advantages is not None and bool((turn.advantages.abs() > NO_CREDIT).any())
 
 
@@ -159,7 +160,7 @@ def _verdicts(dry: DryRun) -> Found:
         if len(readable) <= len(verdicts) / 2:
             form = 'let it end with "Verdict: correct" or "Verdict: incorrect" within max_tokens'
             yield Finding("warning", f"{role} gives a verdict in {len(readable)} of {len(verdicts)} turns; {form}")
-        elif len(readable) >= SAME and len(set(readable)) == 1:
+        elif len(readable) >= MIN_VERDICTS and len(set(readable)) == 1:
             word = "yes" if readable[0] else "no"
             hint = "it carries no information; ask what could be wrong first, or mix in wrong answers"
             yield Finding("warning", f"{role} says {word} in all {len(readable)} verdicts: {hint}")
@@ -173,7 +174,8 @@ def hidden_references(dry: DryRun) -> Found:
     missed = [probe for probe in dry.references if not is_correct(probe.episode.reward)]
     if not missed:
         return
-    blind = dry.graded and len(missed) == len(dry.references) and all(not _tells(dry, probe) for probe in missed)
+    blind = dry.graded and len(missed) == len(dry.references)
+    blind = blind and not any(_beats_broken_answers(dry, probe) for probe in missed)
     level, few = _level(dry, blind)
     first = missed[0]
     count = f"of {len(missed)} of {len(dry.references)} tasks"
@@ -190,14 +192,14 @@ def hidden_references(dry: DryRun) -> Found:
 
 
 def _level(dry: DryRun, everywhere: bool) -> tuple[Level, str]:
-    """An error if it holds for all of several tasks; with a single task, which may be unusual, a warning."""
+    """An error if all of several tasks have a problem, else a warning; and a note if there is a single task."""
     single = everywhere and len(dry.references) == 1
     few = "; 1 task is too few to be sure, see --tasks" if single else ""
     return "error" if everywhere and not single else "warning", few
 
 
-def _tells(dry: DryRun, probe: ReferenceProbe) -> bool:
-    """Whether the reference answer gets a higher reward than every broken one."""
+def _beats_broken_answers(dry: DryRun, probe: ReferenceProbe) -> bool:
+    """True if the reference answer gets a higher reward than every broken one."""
     broken = [p.episode.reward for p in dry.probes if p.whole and p.episode.task.id == probe.episode.task.id]
     return probe.episode.reward > max(broken, default=0.0)
 

@@ -1,4 +1,4 @@
-"""Probes: plays tasks with fixed replies, the reference answer or broken ones, to test parser and grader.
+"""Probes: plays tasks with fixed replies (reference or broken answers) to test parser and grader.
 
 Nothing is sampled; the workflow runs as usual on the fixed replies.
 """
@@ -80,7 +80,7 @@ def graded_directly(run: Run, episode: Episode, answer: str) -> float:
 
 def broken_answer_probes(run: Run, tasks: Sequence[Task], references: Sequence[ReferenceProbe]) -> list[Probe]:
     """All roles give another task's answer, an empty reply or malformed text."""
-    wrong = [(probe, other) for probe in references if (other := another(probe, references)) is not None]
+    wrong = [(probe, other) for probe in references if (other := other_answer(probe, references)) is not None]
     found = probed(run, "another task's answer", [probe.episode.task for probe, _ in wrong], [o for _, o in wrong])
     for kind, text in {"an empty reply": EMPTY, "malformed text": MALFORMED}.items():
         found += probed(run, kind, tasks, [text] * len(tasks))
@@ -94,13 +94,13 @@ def single_role_probes(run: Run, references: Sequence[ReferenceProbe]) -> list[P
     for role in run.players() if some else ():
         for text in (EMPTY, *VERDICTS):
             kind = f"{role} replies {text or 'nothing'}, the others the reference"
-            fixed = [all_roles(run, probe.text) | one(role, text) for probe in some]
+            fixed = [all_roles(run, probe.text) | fixed_replies(role, text) for probe in some]
             episodes = played(run, [probe.episode.task for probe in some], fixed, kind)
             found += [Probe(kind, episode, whole=False) for episode in episodes]
     return found
 
 
-def another(probe: ReferenceProbe, references: Sequence[ReferenceProbe]) -> str | None:
+def other_answer(probe: ReferenceProbe, references: Sequence[ReferenceProbe]) -> str | None:
     """The answer to another task that is not this one's."""
     return next((other.text for other in references if other.text != probe.text), None)
 
@@ -114,10 +114,10 @@ FixedReplies = dict[tuple[str, int], str]
 
 
 def all_roles(run: Run, text: str) -> FixedReplies:
-    return {place: reply for role in run.players() for place, reply in one(role, text).items()}
+    return {place: reply for role in run.players() for place, reply in fixed_replies(role, text).items()}
 
 
-def one(role: str, text: str) -> FixedReplies:
+def fixed_replies(role: str, text: str) -> FixedReplies:
     return {(role, nth): text for nth in range(TURNS)}
 
 

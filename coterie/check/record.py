@@ -31,7 +31,7 @@ class ReferenceProbe:
 class Probe:
     """A task played with a deliberately broken answer."""
 
-    kind: str  # which reply, and of which role
+    kind: str  # the broken reply, and whose it is
     episode: Episode
     whole: bool  # True: the reply of all roles; False: of one, the others gave the reference
 
@@ -51,7 +51,7 @@ class DryRun:
     seconds_per_step: float = 0.0
     references: Sequence[ReferenceProbe] = ()  # for tasks with a reference answer
     probes: Sequence[Probe] = ()
-    graded: bool = True  # by a reward that compares with the reference, not by the environment itself
+    graded: bool = True  # True: by the config's reward; False: the environment scores itself
     rule: Credit = field(default_factory=Credit)  # the credit of the config
     echoes: Mapping[str, float] = field(default_factory=dict)  # by role: the share of its reply that repeats the prompt
     verdicts: Mapping[str, Sequence[bool | None]] = field(default_factory=dict)  # of judging roles; None: unreadable
@@ -76,7 +76,7 @@ class DryRun:
         }
 
     def by_role(self, episodes: Sequence[Episode]) -> dict[str, list[float]]:
-        """The rewards of each role's turns, as the credit counts their own and the team's."""
+        """The rewards of each role's turns, as the config's credit counts them."""
         rewards: dict[str, list[float]] = {}
         for episode in episodes:
             for turn in episode.turns:
@@ -91,12 +91,12 @@ class DryRun:
 
     @property
     def tried(self) -> list[Episode]:
-        """All of them that did not fail."""
+        """All episodes, sampled or probes, that did not fail."""
         return [episode for episode in self.everything if episode.error is None]
 
     @property
     def learning(self) -> list[str]:
-        """Trained roles that took turns."""
+        """Roles that took turns and have a trained policy."""
         return [role for role, turns in self.turns.items() if any(turn.policy in self.trained for turn in turns)]
 
 
