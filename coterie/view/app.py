@@ -8,11 +8,11 @@
     GET /api/runs/{run}/{kind}                     episodes by filter
     GET /api/runs/{run}/{kind}/{step}/{line}       one episode
     GET /api/runs/{run}/{kind}/{step}/group/{n}    a group of turns that were compared
-    POST /api/runs/{run}/replay                    what another algorithm would have said
+    POST /api/runs/{run}/replay                    advantages under another algorithm or credit
     GET /api/paired/{run}/{step}/{run}/{step}      two evaluations, task by task
     GET /api/results, /api/results/{name}          comparisons and games
 
-Every run and file is one of the listing: no request can name a path.
+Runs and files are looked up in the listing, so no request can name a path.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from coterie.web.json_bodies import BadRequest, Strict, Text, read_json, validat
 from coterie.web.requests import read_body, require_json
 
 MAX_BODY = 10_000  # bytes of a request
-POLL_SECONDS = 0.5  # between looks at a live run
+POLL_SECONDS = 0.5  # between polls of a live run
 TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 HEADERS = {
     "Content-Security-Policy": (
@@ -158,7 +158,7 @@ class App:
         return StreamingResponse(self._events(run, after, request), media_type="text/event-stream")
 
     async def _events(self, run: RunFolder, after: int, request: Request) -> AsyncIterator[str]:
-        """Rows as they are written, and the state when it changes. A run that went back sends `reset`."""
+        """Rows as they are written, and the state when it changes; `reset` if metrics shrink: the run was rewound."""
         state: Any = None
         path, size = run.metrics_path, -1
         while not self.is_ending() and not await request.is_disconnected():

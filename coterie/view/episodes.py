@@ -1,5 +1,5 @@
-"""What the viewer shows of episodes: lists with filters, one episode with its tokens, a group side by side, two
-evaluations task by task."""
+"""The viewer's data of episodes: filtered lists, one episode with its tokens, a group side by side, two evaluations
+task by task."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Filter:
     text: str | None = None  # in a reply, the answer or the task; any case
 
     def accepts(self, entry: Row) -> bool:
-        """By the index alone; the text is looked for later."""
+        """Apply all filters that the index can decide, which is all but `text`."""
         turns = [dict(zip(TURN_COLUMNS, turn, strict=True)) for turn in entry["turns"]]
         reward = entry["reward"] or 0.0
         return (
@@ -77,7 +77,7 @@ def _entries(
 
 
 def _contains(file: EpisodeFile, line: int, text: str) -> bool:
-    """The stored bytes first: most episodes are ruled out without parsing them."""
+    """Search the stored bytes first, which rules out most episodes without parsing them."""
     needle = json.dumps(text)[1:-1].lower().encode()
     if needle not in file.line(line).lower():
         return False
@@ -108,7 +108,7 @@ def _shown(run: RunFolder, turn: Row, group: int | None) -> Row:
 
 
 def _forks(run: RunFolder, step: int, origin: Row) -> list[Row]:
-    """What was played instead: counterfactuals, with the roles that they replace, and siblings of tree sampling."""
+    """The forks of an episode: counterfactuals, with the roles that they replace, and siblings of tree sampling."""
     found, roles = [], dict.fromkeys(turn["role"] for turn in origin["turns"])
     for kind in ("counterfactuals", "episodes"):
         if step in run.steps(kind):

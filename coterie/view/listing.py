@@ -1,5 +1,4 @@
-"""What a viewer shows: the runs in the folders it was started with, and the results of comparisons and games there.
-Nothing else can be read."""
+"""The runs, comparisons and game results in the folders that a viewer was started with. Nothing else can be read."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ class Listing:
                 raise NoRuns(f"{folder}: no such folder; name a run's folder, or one with runs in it")
 
     def refresh(self) -> dict[str, RunFolder]:
-        """All runs, also those that have appeared since."""
+        """All runs, including new ones."""
         known = {run.path: run for run in self._runs.values()}
         paths = _named(path for path in self._folders() if _is_run(path))
         self._runs = {name: known.get(path) or RunFolder(path) for name, path in paths.items()}

@@ -1,4 +1,4 @@
-"""What the viewer's server and a report both show: the files of the page, and a run's data as JSON."""
+"""Shared by the viewer's server and `coterie report`: the files of the page, and a run's data as JSON."""
 
 from __future__ import annotations
 

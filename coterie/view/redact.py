@@ -1,10 +1,10 @@
-"""Takes the texts out of a report and leaves the numbers: what is not known to be harmless is blanked."""
+"""Removes texts from a report and keeps the numbers: strings under keys that are not allow-listed are blanked."""
 
 from __future__ import annotations
 
 from typing import Any
 
-# Keys whose strings say how something was played, not what was said.
+# Allow-list: keys whose strings are names and states, never prompts or replies.
 KEPT = frozenset(
     {"state", "version", "algorithm", "workflow", "kind", "kinds", "id", "task", "role", "policy", "roles", "policies"}
     | {"stop", "left_out", "fork", "origin", "error_kind", "episode", "turns", "name", "more"}

@@ -1,5 +1,5 @@
-"""What another algorithm would have said of the same turns: `coterie replay` in a process of its own, so that the
-viewer stays without torch. It loads the run's own code, so `coterie view` does it only with `--replay`."""
+"""The advantages of a run's turns under another algorithm: runs `coterie replay` in a subprocess, so that the viewer
+does not import torch. It loads the run's own code, so `coterie view` allows it only with `--replay`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from coterie.view.run_folder import RunFolder
 SECONDS = 300.0  # for a replay
 MOST = 100  # turns that are listed
 LONGEST = 2000  # characters of an error
-CHANGE = re.compile(r"(algorithm|credit)[\w.\"]*=[^\x00]*")  # rewards are not replayed here: they would run graders
+CHANGE = re.compile(r"(algorithm|credit)[\w.\"]*=[^\x00]*")  # not reward, which would run graders
 
 
 async def replayed(run: RunFolder, changes: Sequence[str]) -> Row:

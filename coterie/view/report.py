@@ -19,13 +19,13 @@ from coterie.view.page import STATIC, describe, dumped
 from coterie.view.redact import redacted
 from coterie.view.run_folder import RunFolder
 
-PRIVATE = ("folder", "host", "pid")  # of this machine: never in a report
+PRIVATE = ("folder", "host", "pid")  # details of this machine, never in a report
 SAFE = "!'()*~-._"  # what JavaScript's encodeURIComponent leaves as it is
 
 # The files that the page loads.
 FILES = r'<link rel="stylesheet" href="/static/(?P<style>[\w.]+)">|<script src="/static/(?P<script>[\w.]+)"></script>'
 
-Paths = dict[str, Any]  # what the server would answer, by path
+Paths = dict[str, Any]  # the server's responses, by path
 
 
 def write_report(folders: Sequence[Path], episodes: int, redact: bool, extra: Mapping[str, Any] | None = None) -> str:
@@ -73,7 +73,7 @@ def _episode_paths(own: str, run: RunFolder, kind: str, places: Sequence[tuple[i
 
 
 def _sample(run: RunFolder, count: int) -> Iterator[tuple[str, list[tuple[int, int]]]]:
-    """Which episodes are included, by kind: of the first and the last step, the same tasks in both evaluations."""
+    """The episodes to include, by kind: from the first and the last step, for evaluations with the same tasks."""
     for kind in ("episodes", "eval"):
         steps = run.steps(kind)
         ends = sorted({steps[0], steps[-1]}, reverse=True) if steps else []
@@ -83,7 +83,7 @@ def _sample(run: RunFolder, count: int) -> Iterator[tuple[str, list[tuple[int, i
 
 
 def _pairs(runs: Mapping[str, RunFolder]) -> Paths:
-    """Every run before and after, and each against the first."""
+    """Paired evaluations: each run's first against its last, and the first run's last against every other's."""
     last = {name: run.steps("eval")[-1] for name, run in runs.items() if run.steps("eval")}
     pairs = [(name, runs[name].steps("eval")[0], name, step) for name, step in last.items()]
     pairs += [(first, last[first], name, step) for first in list(last)[:1] for name, step in list(last.items())[1:]]

@@ -27,11 +27,11 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._files = lru_cache(maxsize=OPEN_FILES)(lambda path, modified: EpisodeFile(path))
-        self._latest: tuple[int, Row] = (-2, {})  # size of metrics.jsonl, and how far the run is
-        self._strings: tuple[int, dict[str, dict[int, Any]]] = (-1, {})  # size of tokens.jsonl, and what it says
+        self._latest: tuple[int, Row] = (-2, {})  # size of metrics.jsonl, and the progress
+        self._strings: tuple[int, dict[str, dict[int, Any]]] = (-1, {})  # size of tokens.jsonl, and its tables
 
     def _own(self, name: str) -> Path:
-        """A file of the run. A link out of its folder is none: a run that was copied from elsewhere could have one."""
+        """A file of the run. Links that leave its folder are ignored: a run copied from elsewhere could have one."""
         path = self.path / name
         return path if path.resolve().is_relative_to(self.path.resolve()) else Path(os.devnull)
 
@@ -40,12 +40,12 @@ class RunFolder:
         return self._own("metrics.jsonl")
 
     def state(self) -> Row:
-        """status.json; a run without one, or whose process is gone, says so."""
+        """status.json; the state is `unknown` without that file, and `died` if the run's process has ended."""
         status = _json(self._own("status.json"))
         if not isinstance(status, dict):
             return {"state": "unknown"}
         if status.get("state") == "running" and _is_gone(status):
-            return status | {"state": "died", "cause": "its process ended without a word: killed, or out of memory"}
+            return status | {"state": "died", "cause": "its process ended abruptly: killed, or out of memory"}
         return status
 
     def summary(self) -> Row:
@@ -119,8 +119,8 @@ class RunFolder:
         return self._files(path, path.stat().st_mtime_ns)
 
     def token_texts(self, policy: str, ids: Sequence[int]) -> list[str] | None:
-        """The text of each token; None where the run stored no strings. Of a character that several tokens make up, the
-        first has the text and the others none."""
+        """The text of each token; None if the run stored no strings. If several tokens make up a character, the first
+        has the text and the others are empty."""
         table = self._tables().get(policy)
         return None if table is None else _joined([table.get(id, "\ufffd") for id in ids])
 
@@ -174,7 +174,7 @@ def _scalar(value: Any) -> Any:
 
 
 def _joined(parts: Sequence[str | list[int]]) -> list[str]:
-    """Token texts, where parts of characters are bytes."""
+    """Token texts; consecutive tokens that are parts of a character, given as bytes, are decoded together."""
     texts = ["" if isinstance(part, list) else part for part in parts]
     start, waiting = 0, b""
     for i, part in enumerate([*parts, ""]):
