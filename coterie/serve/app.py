@@ -93,7 +93,7 @@ class App:
         if chat_request.stream:
             pieces: asyncio.Queue[Piece] = asyncio.Queue()
             loop = asyncio.get_running_loop()
-            work = self._start(job.run(lambda piece: _tell(loop, pieces, piece)))
+            work = self._start(job.run(lambda piece: _send(loop, pieces, piece)))
             return StreamingResponse(self._events(chat_request, job, pieces, work), media_type="text/event-stream")
         found: list[Piece] = []
         reply = await self._submitted(request, job.run(found.append))
@@ -131,7 +131,7 @@ class App:
             raise ApiError(429, f"{error}; try again", "queue_full") from error
 
     async def _submitted(self, request: Request, work: Any) -> Any:
-        """The result of some work on the engine's loop; if the client leaves, it is cancelled."""
+        """The result of a coroutine on the engine's loop; cancelled if the client disconnects."""
         running = self._start(work)
         gone = asyncio.create_task(_disconnected(request))
         try:
@@ -149,7 +149,7 @@ class App:
     async def _events(
         self, chat_request: ChatRequest, job: Any, pieces: asyncio.Queue[Piece], work: asyncio.Future[Any]
     ) -> AsyncIterator[str]:
-        """The chunks of a stream as server-sent events. If the client leaves, this generator is closed."""
+        """The chunks of a stream as server-sent events. If the client disconnects, this generator is closed."""
         start, finished = head(chat_request, "chat.completion.chunk"), False
         try:
             yield _event(chunk(start, {"role": "assistant", "content": ""}, None))
@@ -165,7 +165,7 @@ class App:
                 yield _event(start | {"choices": [], "usage": reply.usage})
         except (TooLong, TimeoutError, UserError) as error:
             yield _event(ApiError.of(error).body())
-        except Exception as error:  # the status has been sent; what went wrong goes into the stream
+        except Exception as error:  # the status line has been sent, so the error is sent in the stream
             traceback.print_exc()
             yield _event(ApiError(500, f"{type(error).__name__}: {error}").body())
         finally:
@@ -191,7 +191,7 @@ class App:
 
 
 async def _next(pieces: asyncio.Queue[Piece], work: asyncio.Future[Any]) -> Piece | None:
-    """The next piece; an empty one after some silence; None when the work is done and all pieces are taken."""
+    """The next piece; an empty one after HEARTBEAT seconds without one; None when all pieces were returned."""
     getting = asyncio.ensure_future(pieces.get())
     try:
         await asyncio.wait({getting, work}, timeout=HEARTBEAT, return_when=asyncio.FIRST_COMPLETED)
@@ -204,7 +204,7 @@ async def _next(pieces: asyncio.Queue[Piece], work: asyncio.Future[Any]) -> Piec
     return None if pieces.empty() else pieces.get_nowait()
 
 
-def _tell(loop: asyncio.AbstractEventLoop, pieces: asyncio.Queue[Piece], piece: Piece) -> None:
+def _send(loop: asyncio.AbstractEventLoop, pieces: asyncio.Queue[Piece], piece: Piece) -> None:
     """Pass a piece from the engine's thread to the server's loop, which may be closed by now."""
     if piece.text or piece.ids:
         with suppress(RuntimeError):

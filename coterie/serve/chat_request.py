@@ -1,4 +1,4 @@
-"""The body of `POST /v1/chat/completions`: what is supported, and by name what is not."""
+"""The body of `POST /v1/chat/completions`: its supported fields, and those that are rejected by name."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class StreamOptions(Strict):
 
 
 class ChatRequest(Strict):
-    """One request. What is None is as the team was evaluated."""
+    """One request. A field that is None takes the value that the team was evaluated with."""
 
     model: Text
     messages: Annotated[list[RequestMessage], Field(min_length=1, max_length=MOST_MESSAGES)]
@@ -96,7 +96,7 @@ class ChatRequest(Strict):
 
 
 def read_request(body: bytes) -> ChatRequest:
-    """The request; BadRequest if it is malformed, or uses what is not supported."""
+    """The request; BadRequest if it is malformed, or uses a field that is not supported."""
     value = _without_null(read_json(body))
     if not isinstance(value, dict):
         raise BadRequest("the body must be a JSON object")
@@ -111,7 +111,7 @@ def _instead(neutral: tuple[Any, ...]) -> str:
 
 
 def _without_null(value: Any) -> Any:
-    """Without fields that are null: clients send all that they know, and null means "not given"."""
+    """Drop fields that are null: clients send all fields that they know, and null means "not given"."""
     if isinstance(value, dict):
         return {key: _without_null(inner) for key, inner in value.items() if inner is not None}
     return [_without_null(inner) for inner in value] if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""A thread with an event loop of its own for the engine: a decode step there delays no request on the server's loop."""
+"""A thread with its own event loop for the engine, so that decode steps do not block the server's event loop."""
 
 from __future__ import annotations
 

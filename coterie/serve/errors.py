@@ -30,8 +30,8 @@ class ApiError(Exception):
 
     @staticmethod
     def of(error: TooLong | TimeoutError | UserError) -> ApiError:
-        """An error that a reply may end with, and that is no bug of the server. Those that its operator can fix, such
-        as a workflow that raises, are also printed."""
+        """The response to an expected error of a reply. Errors that the server's operator can fix, such as a workflow
+        that raises, are also printed."""
         if isinstance(error, TooLong):
             return ApiError(400, str(error), "context_length_exceeded", "messages")
         if isinstance(error, TimeoutError):
@@ -51,7 +51,7 @@ async def refusal(request: Request, error: HTTPException) -> Response:
 
 
 async def failure(request: Request, error: Exception) -> Response:
-    """Of a bug, or of a GPU without memory; uvicorn logs the traceback."""
+    """The response to an unexpected exception, such as a bug or out of memory; uvicorn logs the traceback."""
     return JSONResponse(ApiError(500, f"{type(error).__name__}: {error}").body(), 500)
 
 

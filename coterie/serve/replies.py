@@ -101,7 +101,7 @@ class TeamReply:
     request: ChatRequest
 
     async def prepare(self) -> None:
-        """The prompts of its roles are known only while it plays."""
+        """Nothing to check: the prompts of the roles are known only during the episode."""
 
     async def run(self, on_piece: OnPiece) -> Reply:
         players = {role: self._player(player) for role, player in self.team.players.items()}
@@ -153,7 +153,7 @@ def merged(parts: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
 
 
 def head(request: ChatRequest, kind: str) -> dict[str, Any]:
-    """What every reply and every chunk begins with."""
+    """The fields that every reply and every chunk begins with."""
     identity = f"chatcmpl-{secrets.token_hex(12)}"
     return {"id": identity, "object": kind, "created": int(time.time()), "model": request.model}
 

@@ -41,7 +41,7 @@ Body = TypeVar("Body", bound=Strict)
 
 
 def read_json(body: bytes) -> Any:
-    """The value of a JSON body; BadRequest if it is none."""
+    """The value of a JSON body; BadRequest if it is malformed."""
     try:
         return json.loads(body.decode())
     except UnicodeDecodeError as error:
@@ -66,4 +66,4 @@ def _message(error: Any) -> str:
 
 def _place(error: Any) -> str:
     place: Sequence[str | int] = error["loc"]
-    return ".".join(str(part) for part in place if "[" not in str(part))  # "function-after[…]" is of pydantic
+    return ".".join(str(part) for part in place if "[" not in str(part))  # pydantic adds "function-after[…]"

@@ -14,7 +14,7 @@ class RequestMetrics:
     """Counts requests by path and status, and how long those that succeeded took. Only the event loop writes to it."""
 
     def __init__(self, prefix: str, timed: Iterable[str]) -> None:
-        """`timed`: the paths whose time is measured; `/health` among them would hide how long answers take."""
+        """`timed`: the paths whose time is measured; fast ones, such as `/health`, would distort the histogram."""
         self.prefix, self.timed = prefix, frozenset(timed)
         self.requests: Counter[tuple[str, int]] = Counter()
         self.seconds = [0] * (len(BUCKETS) + 1)  # by bucket; the last one is above all

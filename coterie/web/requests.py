@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 
-DISCARDED = 4  # times the largest body that is read from a client before it is told that its body is too large
+DISCARDED = 4  # a body of up to so many times the limit is read and discarded before the 413 reply
 BODY_SECONDS = 30.0  # for a client to send its body
 
 
@@ -25,13 +25,13 @@ def require_key(request: Request, key: str | None) -> None:
 
 
 def require_json(request: Request) -> None:
-    """415 unless the body is declared as JSON: a page of another site can post everything else without being asked."""
+    """415 unless the body is declared as JSON: browsers post other types across sites without a preflight (CSRF)."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise HTTPException(415, "the body must be JSON, with the header `Content-Type: application/json`")
 
 
 async def read_body(request: Request, max_body: int) -> bytes:
-    """The body, at most `max_body` bytes. More is read and discarded, or the client would not see the reply."""
+    """The body, at most `max_body` bytes. The rest is read and discarded, so that the client reads the 413 reply."""
     body, size = bytearray(), 0
     try:
         async with asyncio.timeout(BODY_SECONDS):
@@ -59,8 +59,8 @@ def is_loopback(host: str) -> bool:
 
 
 def foreign_page(host: str | None, origin: str | None) -> str | None:
-    """What is wrong with a request to a server on loopback: a page of another site may have sent it, by a domain name
-    that it resolves to this machine (DNS rebinding)."""
+    """Why a request to a server on loopback may come from a page of another site, by DNS rebinding (a domain name that
+    resolves to this machine); None if it does not."""
     if host is not None and not is_loopback(_hostname(f"//{host}")):
         return f"the Host {host!r} is not this machine: use localhost or 127.0.0.1"
     if origin is not None and not is_loopback(_hostname(origin)):

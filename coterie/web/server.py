@@ -1,4 +1,4 @@
-"""Keys, sockets and middleware of a server: refuse to be reached by others without a key, count requests, drain."""
+"""Keys, sockets and middleware of a server: require a key beyond loopback, count requests, drain on SIGTERM."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class OwnPagesOnly:
 
 
 class FewConnections:
-    """ASGI middleware: 503 in the form of all errors while too many connections are open; uvicorn's is plain text."""
+    """ASGI middleware: a 503 with a JSON body while too many connections are open; uvicorn's own is plain text."""
 
     def __init__(self, app: ASGIApp, count: Callable[[], int]) -> None:
         self.app, self.count = app, count
@@ -71,7 +71,7 @@ class FewConnections:
         if scope["type"] != "http" or self.count() <= MAX_CONNECTIONS:
             return await self.app(scope, receive, send)
         problem = f"{self.count()} connections are open, and at most {MAX_CONNECTIONS} may; try again"
-        # The connection is closed, so that it does not stand in the way of others.
+        # Close the connection, so that it does not count any more.
         headers = {"Retry-After": "1", "Connection": "close"}
         await _error(503, problem, "server_error", "too_many_connections", headers)(scope, receive, send)
 
@@ -95,7 +95,7 @@ def read_key(file: Path | None, variable: str) -> str | None:
 
 
 def bind(host: str, port: int, key: str | None, variable: str) -> socket.socket:
-    """A bound socket that does not listen yet. A host that others can reach needs a key."""
+    """A bound socket that does not listen yet. A host other than loopback needs a key."""
     if key is None and not is_loopback(host):
         how = f"set {variable}, or pass --key-file"
         raise ServeError(f"--host {host}: other machines could reach the server, so it needs a key: {how}")
