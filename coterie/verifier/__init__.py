@@ -1,4 +1,4 @@
-"""The verifier: a reward model that reads a question and an answer, and gives the probability that the answer is right.
+"""The verifier: a reward model that gives the probability that an answer to a question is right.
 
-Its data, its training, its evaluation and its server.
+This room has its data, training, evaluation and HTTP server.
 """

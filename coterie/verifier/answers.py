@@ -141,6 +141,6 @@ def parts_folder(out: Path) -> Path:
 
 
 def refuse_existing(out: Path) -> None:
-    """Reject an output that is there, unless a killed process wrote it and did not remove its parts."""
+    """Reject an output file that exists, unless its parts do too: then a killed process wrote it and may be resumed."""
     if out.exists() and not parts_folder(out).is_dir():
         raise AnswersExist(f"{out} already exists; name another file, or delete it")

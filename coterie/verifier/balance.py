@@ -1,7 +1,7 @@
 """Balances labelled answers: per question k right and k wrong ones, so that the question alone predicts nothing.
 
-A question with too few of a kind is topped up: by more samples, and with wrong answers made from right ones, which the
-grader labels again. A question that still has one kind only is dropped.
+A question with too few right or wrong answers is topped up: with more samples, and with wrong answers made from right
+ones, which the grader labels again. A question that still has only right or only wrong answers is dropped.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Question:
         return min(most, len(self.right), len(self.wrong))
 
     def outcome(self, k: int) -> str:
-        """What becomes of it."""
+        """Whether it is kept or dropped, as a row of the summary table."""
         if self.pairs(k) == k:
             return f"kept with {k} of each"
         if self.pairs(k):
@@ -112,7 +112,7 @@ class Balance:
     read: list[Answer]
     sampled: list[Answer]  # more samples
     kept: list[Answer]
-    outcomes: Counter[str]  # questions by what became of them
+    outcomes: Counter[str]  # questions by `Question.outcome`
 
     def rows(self) -> list[dict[str, str | int]]:
         """The counts of questions, then of answers."""

@@ -1,4 +1,4 @@
-"""What a verifier must beat: the length of an answer, its log-prob under its policy, and the majority's answer."""
+"""Baselines of a verifier: the length of an answer, its log-prob under its policy, and agreement with other answers."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ NEWTON_STEPS = 25
 
 
 def baselines(answers: Sequence[Answer]) -> dict[str, list[float]]:
-    """The scores of each baseline, as probabilities. Answers that were not sampled have no log-prob: with such answers
-    there is no baseline of log-probs."""
+    """The scores of each baseline, as probabilities. The baseline of log-probs is left out if some answers were not
+    sampled, which have none."""
     logprobs = [answer.logprob for answer in answers]
     likely = {} if any(map(isnan, logprobs)) else {"mean log-prob": numpy.exp(logprobs).tolist()}
     return dict([by_length(answers)]) | likely | {"majority": by_majority(answers)}
 
 
 def by_length(answers: Sequence[Answer]) -> tuple[str, list[float]]:
-    """Shorter or longer is better, whichever ranks more pairs within a question rightly, as a logistic curve.
+    """Score answers by length: short or long ones higher, whichever ranks more pairs within a question correctly.
+    A logistic regression maps lengths to probabilities.
 
-    Direction and curve are fitted to the answers on which they are measured, which favors this baseline.
+    Direction and regression are fitted to the answers on which they are measured, which favors this baseline.
     """
     lengths, labels = [float(len(answer.text)) for answer in answers], [answer.right for answer in answers]
     found = within(lengths, labels, [answer.question for answer in answers])

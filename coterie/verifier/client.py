@@ -39,7 +39,8 @@ class WrongKey(StopsRun, RuntimeError):
 
 
 class VerifierClient:
-    """Scores answers over HTTP. It is synchronous: a run has a new event loop at every step, and a pool outlives it."""
+    """Scores answers over HTTP. Synchronous, because a run has a new event loop in every step, and the connection pool
+    must outlive it."""
 
     def __init__(self, url: str, key: str | None = None) -> None:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
@@ -70,7 +71,7 @@ class VerifierClient:
             pause = min(2 * pause, BACKOFF[1])
 
     def _attempt(self, body: Any, seconds: float) -> Any:
-        """The reply, or an error after which to try again."""
+        """The reply, or a retryable error."""
         try:
             response = self.http.post("/v1/score", json=body, timeout=seconds)
         except httpx.TimeoutException:

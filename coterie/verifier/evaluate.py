@@ -27,10 +27,10 @@ class Evaluation:
     answers: list[Answer]
     scores: list[float]  # of the verifier
     reports: Mapping[str, Measures]  # the verifier, then each baseline
-    trained: int  # answers that were left out: the verifier was trained on their questions
-    too_long: int  # answers that were left out: they are longer than the verifier's context
-    perturbed: Measures | None  # the verifier with the perturbed answers too, which the reports leave out
-    selections: list[Selection]  # how often a choice by its scores is right
+    trained: int  # answers left out because the verifier was trained on their questions
+    too_long: int  # answers left out because they are longer than the verifier's context
+    perturbed: Measures | None  # the verifier with perturbed answers included, which the reports leave out
+    selections: list[Selection]  # accuracy of selections by its scores
 
     @property
     def verdict(self) -> str:
@@ -44,7 +44,7 @@ class Evaluation:
         return f"{known}, no better than {rival} ({others[rival]:.3f}){self._choice()}"
 
     def _choice(self) -> str:
-        """What the scores are worth for choosing among the most answers that questions have."""
+        """Whether the score-weighted vote beats the majority, for the largest k; empty without selections."""
         if not self.selections:
             return ""
         most = self.selections[-1]

@@ -36,7 +36,7 @@ Report = Callable[[int, Sequence[Answer]], None]  # (tasks that are done, all an
 
 @dataclass(frozen=True)
 class Variant:
-    """Who plays, and at which temperature; None: as the config says."""
+    """A policy and a temperature to sample with; None: those of the config."""
 
     policy: str | None = None  # plays all roles
     temperature: float | None = None
@@ -50,7 +50,7 @@ class Plan:
     tasks: tuple[Task, ...]
     episodes: int  # per task and variant
     variants: tuple[Variant, ...] = (Variant(),)
-    checkpoint: str | None = None  # of the run that plays; None: an untrained team
+    checkpoint: str | None = None  # the run's checkpoint to sample with; None: an untrained team
     round: int = 0  # later rounds have other seeds
 
     @property

@@ -1,7 +1,7 @@
 """The verifier: a reward model that reads a conversation and gives the probability that its last reply is right.
 
-It is a base model with a LoRA adapter and a score head (a value head). A value stands before its token, so an end token
-is appended to the reply and its value is read: at the reply's own last token the head would not have seen that token.
+It is a base model with a LoRA adapter and a score head (a value head). The value at a token is computed before
+that token is read, so an end token is appended and the score is its value: it covers the whole reply.
 """
 
 from __future__ import annotations
@@ -37,11 +37,6 @@ BASE_FILES = ("*.safetensors", "config.json", "tokenizer*", "*.jinja", "vocab*",
 
 class BadConversation(UserError, ValueError):
     """A conversation without a reply at its end, which the verifier cannot score."""
-
-
-def conversation(question: str, answer: str) -> list[Message]:
-    """A question and its answer as the verifier reads them."""
-    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
 
 class Verifier:
@@ -89,7 +84,7 @@ class Verifier:
         return values[batch.mask]
 
     def encode(self, messages: Sequence[Message], name: str) -> tuple[int, ...]:
-        """The ids of a conversation with its end token; `name` is how an error calls it."""
+        """The ids of a conversation with its end token; `name` identifies it in errors."""
         if len(messages) < 2 or messages[-1]["role"] != "assistant":
             raise BadConversation(f"{name}: the last message must be the assistant's, after at least one other")
         chat = self.learner.base.chat
@@ -111,8 +106,8 @@ def pack_rows(rows: Sequence[tuple[int, ...]], labels: Sequence[float] | None = 
 def build_verifier(
     config: VerifierConfig, device: torch.device | str | None = None, checkpoint: Path | None = None
 ) -> Verifier:
-    """A verifier with a fresh score head and a fresh adapter. An adapter that does not learn is loaded: from the
-    `checkpoint` of a run, which has a copy, or from where it was trained."""
+    """A verifier with a fresh score head and a fresh adapter. A fixed adapter (`config.adapter`) is loaded instead:
+    from its copy in the `checkpoint` of a run, or from its own folder."""
     folder = resolve(config.model)
     if (found := base_hash(folder)) != config.base_sha256:
         raise ModelError(

@@ -1,4 +1,4 @@
-"""The bodies of the server's requests and replies: MaPoRL's `/predict`, and `/v1/score`."""
+"""Conversations as the verifier reads them, and the request bodies of its server: MaPoRL's `/predict`, `/v1/score`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ from coterie.web.json_bodies import Strict, Text, read_json, validated
 
 MOST = 256  # conversations in one request
 TOO_LONG = "context_length_exceeded"  # the code of an error, as OpenAI calls it
+
+
+def conversation(question: str, answer: str) -> list[Message]:
+    """A question and its answer as the verifier reads them."""
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
 
 class ChatMessage(Strict):
@@ -52,10 +57,7 @@ class ScoreRequest(Strict):
     answers: Annotated[list[AnswerItem], Field(min_length=1, max_length=MOST)]
 
     def conversations(self) -> list[list[Message]]:
-        return [
-            [{"role": "user", "content": item.question}, {"role": "assistant", "content": item.answer}]
-            for item in self.answers
-        ]
+        return [conversation(item.question, item.answer) for item in self.answers]
 
 
 def read_request(kind: type[PredictRequest | ScoreRequest], body: bytes) -> list[list[Message]]:

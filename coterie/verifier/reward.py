@@ -1,6 +1,6 @@
-"""What the reward `verifier` calls by name: opens a verifier once per process, and scores answers with it.
+"""The functions that the reward `verifier` imports by name: open a verifier once per process, and score answers.
 
-A verifier from a run's folder is loaded into this process, where one thread owns it; one at a URL is asked over HTTP.
+A verifier from a run's folder is loaded into this process, where one thread owns it; one at a URL is called over HTTP.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Protocol
 from coterie.errors import ModelError, UserError
 from coterie.rewards.verifier import KEY_VARIABLE, TooLong, VerifierSource
 from coterie.verifier.client import Pair, VerifierClient, VerifierRefused, VerifierTimeout
-from coterie.verifier.scoring_thread import Conversations, ScoringThread
+from coterie.verifier.requests import conversation
+from coterie.verifier.scoring_thread import ScoringThread
 from coterie.watchdog import run_in_daemon_thread
 
 POLL = 0.02  # seconds
@@ -44,11 +45,11 @@ class LocalVerifier:
 
     async def score(self, pairs: Sequence[Pair], deadline: float) -> list[float]:
         """The deadline starts with the batch: time in the queue does not count."""
-        future = self.thread.submit(conversations_of(pairs))
+        future = self.thread.submit([conversation(question, answer) for question, answer in pairs])
         while not future.running() and not future.done():
             await asyncio.sleep(POLL)
         try:
-            return await asyncio.wait_for(_refusing(future), deadline)
+            return await asyncio.wait_for(_scores_or_refused(future), deadline)
         except TimeoutError:
             raise VerifierTimeout(f"the verifier scored {len(pairs)} answers for more than {deadline:g} s") from None
 
@@ -74,19 +75,14 @@ class RemoteVerifier:
         self.client.close()
 
 
-async def _refusing(future: Future[list[float]]) -> list[float]:
+async def _scores_or_refused(future: Future[list[float]]) -> list[float]:
+    """The scores; an error about the answers, except TooLong, becomes VerifierRefused, as from a server."""
     try:
         return await asyncio.wrap_future(future)
-    except TooLong:  # others of its batch are scored
+    except TooLong:
         raise
     except (ValueError, UserError) as error:
         raise VerifierRefused(str(error)) from error
-
-
-def conversations_of(pairs: Sequence[Pair]) -> Conversations:
-    return [
-        [{"role": "user", "content": question}, {"role": "assistant", "content": answer}] for question, answer in pairs
-    ]
 
 
 _open: dict[VerifierSource, OpenVerifier] = {}

@@ -23,7 +23,7 @@ Conversations = Sequence[Sequence[Message]]
 
 
 class Scorer(Protocol):
-    """What the thread needs of a verifier."""
+    """The interface of a verifier that the thread uses."""
 
     hash: str
     context: int
@@ -51,7 +51,8 @@ class ScoringThread:
     def __init__(self, verifier: Scorer, limit: float = inf) -> None:
         """`limit`: conversations that may wait, those being scored included."""
         self.verifier, self.limit = verifier, limit
-        self.waiting = self.batches = self.scored = 0  # conversations, batches, conversations
+        self.waiting = self.scored = 0  # conversations
+        self.batches = 0
         self.closed = False
         self._lock = threading.Lock()
         self._queue: SimpleQueue[Request | None] = SimpleQueue()
@@ -85,7 +86,8 @@ class ScoringThread:
                 self.waiting -= sum(len(request.conversations) for request in batch)
 
     def _gather(self) -> list[Request]:
-        """The next batch; empty when the queue is closed. What arrived during the last batch does not wait again."""
+        """The next batch; empty when the queue is closed. WAIT counts from the arrival of the first request, so
+        that one that arrived during the last batch does not wait again."""
         request = self._queue.get()
         batch: list[Request] = []
         end = request.arrived + WAIT if request else 0.0
@@ -106,7 +108,7 @@ class ScoringThread:
         conversations = [conversation for request in batch for conversation in request.conversations]
         try:
             scores = self._checked_scores(conversations) if conversations else []
-        except Exception as error:  # raised in the caller, who has the future
+        except Exception as error:  # raised in the caller through the future
             if len(batch) == 1:
                 batch[0].future.set_exception(error)
                 return

@@ -1,4 +1,4 @@
-"""What a verifier is for: choosing among k answers to a question, beside the majority of the same answers."""
+"""Best-of-k selection by verifier scores, compared with the majority vote of the same k answers."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ class Selection:
 
     k: int
     questions: int  # with at least k answers
-    single: float  # a single answer: the mean of the k
+    single: float  # a random answer: the mean accuracy of the k (pass@1)
     majority: float  # the most frequent answer
-    weighted: float  # the answer with the largest sum of scores
-    best: float  # the answer with the highest score
-    any: float  # one that knows the right answer: the limit of every choice
+    weighted: float  # the answer with the largest sum of scores (score-weighted vote)
+    best: float  # the answer with the highest score (best-of-k)
+    any: float  # any right answer among the k: the upper bound of every selection (pass@k)
     difference: Paired  # weighted against majority, by question
 
 
 def selections(answers: Sequence[Answer], scores: Sequence[float]) -> Iterator[Selection]:
-    """Selections of 2, 4, 8 … answers, as long as most questions have so many."""
+    """Selections of k = 2, 4, 8 … answers, while more than half of the questions have k answers."""
     questions: dict[str, list[tuple[Answer, float]]] = {}
     for answer, score in zip(answers, scores, strict=True):
         questions.setdefault(answer.question, []).append((answer, score))

@@ -46,7 +46,7 @@ class App:
         self.metrics = RequestMetrics("coterie_verifier", timed=["/predict", "/v1/score"])
 
     def asgi(self) -> ASGIApp:
-        """The ASGI app; its end closes the thread after all that waits is scored."""
+        """The ASGI app; on shutdown it scores all waiting requests, then closes the thread."""
         routes = [
             Route("/predict", self.predict, methods=["POST"]),
             Route("/v1/score", self.score, methods=["POST"]),
@@ -113,7 +113,7 @@ async def _too_long(request: Request, error: TooLong) -> Response:
 
 
 async def _failure(request: Request, error: Exception) -> Response:
-    """Of a bug, or of a GPU without memory; uvicorn logs the traceback."""
+    """The response to an unexpected exception, such as a bug or out of memory; uvicorn logs the traceback."""
     return JSONResponse({"error": f"{type(error).__name__}: {error}"}, 500)
 
 

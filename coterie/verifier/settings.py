@@ -26,7 +26,7 @@ def default_learning() -> Learning:
 
 @dataclass(frozen=True)
 class VerifierConfig:
-    """What a verifier is trained on, and how."""
+    """The settings of a verifier's training."""
 
     answers: str  # a Parquet file of answers
     answers_sha256: str  # of that file: a resumed run must read the same answers

@@ -23,7 +23,7 @@ from coterie.verifier.generate import Plan, Report, Variant, play_parts
 
 @dataclass(frozen=True)
 class Resampling:
-    """More samples for questions that are short of an answer kind."""
+    """How to sample more answers to questions with too few right or wrong ones."""
 
     team: Callable[[], Run]  # loads the team: only if a question is short
     episodes: int  # per question and variant, in each round
@@ -60,7 +60,7 @@ class References:
                 raise ConfigError(f"env: the answers have the task {answer.task}, and the config has {why}")
 
     async def grade(self, task: str, text: str) -> float | None:
-        """The reward of an answer to a task; None if the grader fails on it, also when it is asked again."""
+        """The reward of an answer to a task; None if the grader fails on it, also after retries."""
         episode = Episode(f"{task}/graded", self.tasks[task], 0)
         own_deadline = getattr(self.env, "own_deadline", False)
         deadline = None if own_deadline else self.config.rollout.score_deadline

@@ -1,7 +1,7 @@
-"""Trains a verifier (a reward model) on labelled answers with binary cross-entropy; held-out questions say which
-checkpoint is best.
+"""Trains a verifier (a reward model) on labelled answers with binary cross-entropy. The best checkpoint is the one with
+the best AUC within held-out questions.
 
-Right and wrong answers to a question have the same total weight, or a verifier would learn which questions are hard.
+Right and wrong answers to a question have the same total weight; otherwise it would learn which questions are hard.
 
 A run's folder is like that of a team: config.yaml, status.json, metrics.jsonl, tensorboard, checkpoints with checksums,
 `latest` and `best`. Everything random is a function of the seed and the step: a resumed run repeats the same bits.
@@ -36,8 +36,9 @@ from coterie.training.signals import signal_name, stop_after_step
 from coterie.types import Batch, Metrics, Scores
 from coterie.verifier.answers import Answer, read_answers
 from coterie.verifier.metrics import Measures, measures, reliability
-from coterie.verifier.model import NAME, STATE, Verifier, build_verifier, conversation, pack_rows
+from coterie.verifier.model import NAME, STATE, Verifier, build_verifier, pack_rows
 from coterie.verifier.plots import reliability_plot
+from coterie.verifier.requests import conversation
 from coterie.verifier.settings import VerifierConfig
 
 QUESTIONS = "questions.json"  # in a run's folder: those that it trains on
@@ -161,7 +162,7 @@ def weighted(examples: Sequence[Example]) -> list[Example]:
 
 
 def check_kinds(file: Path, train: Sequence[Answer], test: Sequence[Answer], why: str = "") -> None:
-    """Reject answers from which nothing could be learned or measured; `why` others may be missing."""
+    """Reject answers from which nothing could be learned or measured; `why` is appended to the error."""
     for side, answers in (("training", train), ("held-out", test)):
         if not mixed_questions(answers):
             raise BadTrainingData(f"{file}: no {side} question has {MIXED}{why}")
@@ -176,7 +177,7 @@ def mixed_questions(answers: Sequence[Answer]) -> set[str]:
 def sampled_if_mixed(answers: Sequence[Answer]) -> list[Answer]:
     """The answers that a policy sampled, if some question has right and wrong ones among them; else all answers.
 
-    Perturbed answers train a verifier, but it is not used on such answers.
+    Perturbed answers are for training only: in use, a verifier scores sampled answers.
     """
     sampled = [answer for answer in answers if not answer.perturbed]
     return sampled if mixed_questions(sampled) else list(answers)

@@ -22,7 +22,8 @@ from coterie.rewards.verifier import TooLong
 from coterie.training import checkpoint
 from coterie.types import Message
 from coterie.verifier.answers import write_answers
-from coterie.verifier.model import BadConversation, Verifier, conversation, pack_rows
+from coterie.verifier.model import BadConversation, Verifier, pack_rows
+from coterie.verifier.requests import conversation
 from coterie.verifier.settings import BadVerifierConfig, read_settings
 from coterie.verifier.train import BadTrainingData, VerifierRun, resume, split_by_question, train
 from coterie.view.run_folder import RunFolder

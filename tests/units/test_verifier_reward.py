@@ -35,7 +35,8 @@ from coterie.training.checkpoint import BadCheckpoint
 from coterie.training.loop import train
 from coterie.types import Episode, Task, Turn
 from coterie.verifier.client import VerifierChanged, VerifierClient, VerifierRefused, WrongKey
-from coterie.verifier.model import Verifier, conversation
+from coterie.verifier.model import Verifier
+from coterie.verifier.requests import conversation
 from tests.laws.test_failed_scores import Questions, played
 from tests.runs import started, trained, written
 from tests.units.test_metrics import DESCRIBED, described

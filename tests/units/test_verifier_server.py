@@ -19,8 +19,8 @@ import httpx
 import pytest
 
 from coterie.rewards.verifier import TooLong
-from coterie.verifier.model import Verifier, conversation
-from coterie.verifier.requests import MOST
+from coterie.verifier.model import Verifier
+from coterie.verifier.requests import MOST, conversation
 from coterie.verifier.scoring_thread import QueueFull, ScoringThread
 from tests.commands import coterie
 from tests.verifier_process import ByLength
