@@ -40,7 +40,7 @@ def read_profiles(file: Path) -> tuple[Profile, ...]:
 
 
 def check_profiles(profiles: tuple[Profile, ...], place: str = "") -> None:
-    """Roles are distinct, and somebody answers."""
+    """Reject duplicate roles, and profiles in which no agent answers."""
     roles = [profile.role for profile in profiles]
     if twice := sorted({role for role in roles if roles.count(role) > 1}):
         raise ValueError(f"{place}agents: two agents have the role {twice[0]!r}; roles are distinct")
@@ -58,7 +58,7 @@ def _profile(file: Path, number: int, data: Any) -> Profile:
     if not isinstance(data, dict):
         raise ValueError(f"{place}: an agent is an object with role, prompt and with_answer")
     types = {"role": str, "prompt": str, "with_answer": bool}
-    # First: a misspelt key would else be reported as a missing one.
+    # Checked first; otherwise a misspelt key would be reported as a missing one.
     if unknown := [key for key in data if key not in (*types, *IGNORED)]:
         hint = did_you_mean(unknown[0], types)
         raise ValueError(f"{place}: unknown key {unknown[0]}; an agent has {', '.join(types)}{hint}")

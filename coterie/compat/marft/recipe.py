@@ -61,7 +61,7 @@ def _policy(role: str, model: str, load_path: Path | None) -> dict[str, Any]:
 
 
 def _critic(model: str, load_path: Path | None) -> dict[str, Any]:
-    """The base model, frozen, with an MLP on it, which reads what the agent reads."""
+    """A frozen base model with an MLP as value head; it reads the prompt of the agent that it values."""
     start = {} if load_path is None else {"adapter": str(_folder(load_path, MARFT_FILE))}
     return {"model": model, "frozen": True, "head": "mlp", **start}
 

@@ -1,4 +1,4 @@
-"""The play of a MARFT team: agents speak in order and read all that was said, for up to `horizon` rounds."""
+"""MARFT's workflow: agents speak in order, and each reads all earlier replies, for up to `horizon` rounds."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Marft:
     them, each one's reply is graded, and the team's reward is the mean.
 
     An agent without an answer that speaks last is a judge: it is not graded, and if its verdict is positive
-    ("Verdict: correct"), the rounds end. The reference answer ends no round, and no agent is told about it.
+    ("Verdict: correct"), the rounds end. The reference answer neither ends a round nor is shown to an agent.
     """
 
     agents: tuple[Profile, ...] = ()  # the agents, in the order in which they speak
     profile_path: Path | None = None  # a profile file of MARFT (JSON) instead of agents
     horizon: int = 1  # rounds, at most
-    prompt: str = PROMPT  # what each agent reads; {transcript} is all that was said before, by role
+    prompt: str = PROMPT  # the prompt of each agent; {transcript} is all earlier replies, by role
 
     def __post_init__(self) -> None:
         check(self.prompt, ["question", "transcript", "role"], "prompt")

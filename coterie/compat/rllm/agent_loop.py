@@ -87,7 +87,7 @@ class AgentRows:
         return None
 
     async def score(self, episode: Episode) -> None:
-        """The workflow's own reward stays."""
+        """Keep the reward that the workflow has set."""
         episode.metrics["accuracy"] = float(is_correct(episode.reward))
 
 

@@ -1,7 +1,7 @@
 """A workflow written for rLLM: a subclass of `Workflow` whose `run(task, uid)` returns an episode of trajectories.
 
-Its agents are the names that it passes to `get_model_response(…, agent_name="solver")`. The reward of a step is the
-reward of the turn whose output it holds; the episode's is 1 if it is correct.
+Its agents are the names that it passes to `get_model_response(…, agent_name="solver")`. The reward of a step is set on
+the turn in its `model_output`; the episode's reward is 1 if `is_correct`.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from coterie.config.problems import ConfigError, Problems, Sources, dotted, undo
 from coterie.errors import did_you_mean
 
 OWN_ADAPTERS = "trainer.agent_names"  # each agent has an adapter of its own
-# Parameters of rLLM's own parts, or that Coterie always does this way.
+# Parameters of rLLM's internals, and switches for what Coterie always does.
 IGNORED = ("rllm.", "ray_init.", "trainer.lora_adapter_path", "trainer.rejection_sample", "agent.", "hydra.")
 PLACES = ("{policy}", "{role}")
 
@@ -33,7 +33,7 @@ def as_overrides(config: Any) -> list[str]:
 
 
 def has_own_adapters(overrides: Sequence[str], roles: Sequence[str]) -> bool:
-    """Whether the scripts ask for an adapter per agent instead of one for all; they may name no agent but the roles."""
+    """True if the parameters ask for an adapter per agent instead of one for all; rejects agents that are not roles."""
     lists = [value for key, _, value in (text.partition("=") for text in overrides) if key == OWN_ADAPTERS]
     for name in (name for names in lists for name in re.findall(r"[^\s,'\"\[\]]+", names)):
         if name not in roles:
@@ -62,7 +62,7 @@ def translate(overrides: Sequence[str], roles: Sequence[str], policies: Sequence
 
 
 def _applies(name: str, evaluates: bool) -> bool:
-    """False for a parameter of critics, which are not made here, or of an evaluation that there is not."""
+    """False for parameters of critics, which these configs do not have, and of the evaluation if there is none."""
     keys = SETTINGS[name].to if name in SETTINGS else ()
     return not any(key.startswith("critics.") or (key.startswith("eval.") and not evaluates) for key in keys)
 
@@ -81,10 +81,10 @@ def _plain(parameters: Parameters, names: Mapping[str, Sequence[str]]) -> Iterat
 
 
 def _compound(parameters: Parameters, policies: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    """Parameters that have a meaning together with others, or other units."""
+    """Parameters that depend on others, or have other units here."""
     values = {name: sourced.value for name, sourced in parameters.items()}
     if (estimator := values.get("algorithm.adv_estimator")) is not None:
-        yield "algorithm.adv_estimator", estimator  # any config takes it
+        yield "algorithm.adv_estimator", estimator  # which configs accept as it is
     if "trainer.total_epochs" in values and "trainer.total_training_steps" not in values:
         yield "epochs", values["trainer.total_epochs"]
     prompt, reply = values.get("data.max_prompt_length"), values.get("data.max_response_length")

@@ -63,7 +63,7 @@ def code_reward_fn(task_info: Mapping[str, Any], action: Any) -> RewardOutput:
     return _graded("code", action, task_info["tests"] if task_info.get("tests") is not None else _truth(task_info))
 
 
-# Handed to a built-in team they are the built-in rewards, which grade many answers at once.
+# Passed to a built-in workflow, these become the built-in rewards, which grade concurrently.
 BUILTIN_REWARDS: dict[Callable[..., Any], str] = {
     math_reward_fn: "math",
     search_reward_fn: "qa",

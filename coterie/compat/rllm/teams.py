@@ -1,4 +1,4 @@
-"""The config of a run that rLLM's scripts leave to its defaults: policies, roles, credit and algorithm."""
+"""The part of a config that rLLM's scripts leave to defaults: policies, roles, credit and algorithm."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def team_config(name: str, roles: Sequence[str], judges_turns: bool, own_adapter
 
 
 def options_of_tools(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a workflow, with rLLM's retrieval tool replaced by the options that stand for it."""
+    """The arguments of a workflow, with rLLM's retrieval tool replaced by the equivalent options."""
     options = dict(arguments)
     tool = options.get("search_tool")
     if isinstance(tool, LocalRetrievalTool):

@@ -141,7 +141,7 @@ def _cycles_of_training(graph: Nodes) -> Found:
 
 
 def _executables(graph: Nodes) -> Found:
-    """siiRL's own functions are implied by the node's role; other code cannot run here."""
+    """Allow references to siiRL's own functions, which the node's role implies; other code cannot run here."""
     for node in graph.nodes:
         name = node.executable_ref or ""
         known = name.startswith("siirl.") and (node.node_role != "DEFAULT" or name.endswith(SAMPLING))

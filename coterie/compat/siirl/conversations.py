@@ -1,4 +1,4 @@
-"""The conversations of an episode of a graph: what each agent reads, and what it leaves to those that depend on it."""
+"""The conversations of a graph's episode: what each agent reads, and what the agents that depend on it continue."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ class Conversations:
 
     def __init__(self, speakers: Sequence[Speaker], task: Task, prompt_length: int | None = None) -> None:
         self.speakers, self.task, self.prompt_length = speakers, task, prompt_length
-        self.outputs: dict[str, Conversation] = {}  # by role: what it leaves to the others
+        self.outputs: dict[str, Conversation] = {}  # by role: what dependent agents continue
         self.seen: list[Observation] = [None] * len(speakers)
-        self.news: list[str | None] = [None] * len(speakers)  # the new part of each observation; None: of `reset`
-        self.last: tuple[str, str | None] = "", None  # who acted on the environment, and the new part of the last one
+        self.news: list[str | None] = [None] * len(speakers)  # the new part of each observation; None: from `reset`
+        self.last: tuple[str, str | None] = "", None  # the last role whose conversation was replaced, by which new part
         self.turns: list[Turn] = []
         self.truncated = 0  # prompts longer than `prompt_length`
 
@@ -69,10 +69,10 @@ class Conversations:
         seen, self.seen[place] = self.seen[place] if speaker.observes else None, None
         shown = encoded(tokenizer, seen) if isinstance(seen, str) else seen
         prompt = self._prompt(place, number, shown)
-        first = None if self.news[place] is not None else shown  # a later one is part of the prompt
+        first = None if self.news[place] is not None else shown  # later observations are part of the prompt
         read = hooks.pre(tokenizer, prompt, shown) if PRE in hooks.functions else [*prompt, *(first or [])]
         if PRE not in hooks.functions:
-            prompt = read  # a hook's additions are only for this agent
+            prompt = read  # but not a hook's additions, which are for this agent only
         turn = await speaker.agent.say_ids(self._shortened(read))
         # A replayed reply, of `coterie check` or a counterfactual, is text without ids.
         output = hooks.post(tokenizer, prompt, turn.response_ids or encoded(tokenizer, turn.text))
@@ -86,8 +86,8 @@ class Conversations:
         return [self.outputs[speaker.role].text for speaker in self.speakers[: place + 1]]
 
     def observe(self, place: int, actions: Sequence[str], seen: Sequence[Observation]) -> None:
-        """What an environment showed after this agent's reply. The last observation replaces its conversation, as in
-        siiRL, so that hooks that ignore `obs` read it too; no observation (None, "" or []) leaves it."""
+        """Store an environment's observations after this agent's reply. The last one replaces its conversation, as in
+        siiRL, so that hooks that ignore `obs` read it too; an empty one (None, "" or []) does not."""
         tokenizer = self.speakers[place].agent.chat.tokenizer
         self.seen = [one or None for one in seen]
         acted = [*actions, *[""] * (len(seen) - len(actions))]
@@ -100,8 +100,8 @@ class Conversations:
             self.last = role, self.news[shown[-1]]
 
     def _prompt(self, place: int, number: int, shown: Ids | None) -> Ids:
-        """What the agent continues. An agent whose observation is not in that conversation reads it too; one that
-        depends on nobody reads it instead."""
+        """The token ids that the agent continues: the conversations that it reads. An observation that these do not
+        contain is appended, or replaces them if the agent reads no other agent."""
         speaker = self.speakers[place]
         tokenizer = speaker.agent.chat.tokenizer
         sources = [self.outputs[role] for role in speaker.reads]
@@ -114,7 +114,7 @@ class Conversations:
         return [*prompt, *shown] if sources else list(shown)
 
     def _news_in_prompt(self, place: int) -> set[str | None]:
-        """The new parts of observations that the conversation has which the agent continues; None: that of `reset`."""
+        """The new parts of the observations that the agent's conversation contains already; None: that of `reset`."""
         before = self._ancestors(place)
         role, last = self.last
         replaced = role in before if before else role == self._last_after(place)

@@ -11,8 +11,8 @@ from coterie.types import Counterfactuals, Episode, Metrics, Turn
 
 @dataclass(frozen=True, kw_only=True)
 class GraphCredit(Credit):
-    """The turns' own rewards. A turn without one gets that of the next turn that has one, or with
-    `share_reward_in_agent: false` zero, as in siiRL; at every role's own turn."""
+    """siiRL's credit: each turn's own reward. A turn without one gets that of the next turn that has one, or 0 with
+    `share_reward_in_agent: false`."""
 
     share_reward_in_agent: bool = True  # a turn without a reward gets that of the next turn that has one, not 0
 

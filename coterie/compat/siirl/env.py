@@ -168,7 +168,7 @@ class GraphEnv(GraphTasks):
     """Like `graph`, but rewards come from the environments' `step`: use `reward: native`."""
 
     async def score(self, episode: Episode) -> None:
-        """The last reward of an environment; an answer that no environment saw is graded by a fresh one."""
+        """The last reward of the environments; if they gave none, a fresh environment grades the answer."""
         rewards = [turn.reward for turn in episode.turns if turn.reward is not None]
         if not rewards:
             await super().score(episode)

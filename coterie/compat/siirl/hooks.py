@@ -46,7 +46,7 @@ class Hooks:
                 raise ValueError(f"{name}_kwargs have no effect: {where}")
 
     def pre(self, tokenizer: Any, prompt: Ids, seen: Ids | None) -> Ids:
-        """The agent's prompt: what its hook makes of the prompt so far and the observation."""
+        """The agent's prompt: the result of its hook on the prompt so far and the observation."""
         returned = self.functions[PRE](tokenizer, list(prompt), list(seen or []), **self.pre_process_kwargs)
         return self._ids(returned, PRE)
 

@@ -23,7 +23,7 @@ REWARD_SCORE = "siirl.utils.reward_score"
 
 
 class BaseEnvironment:
-    """siiRL's base class of environments: it has nothing that an environment needs."""
+    """A stand-in for siiRL's base class of environments; environments need nothing of it."""
 
 
 MODULES: dict[str, Mapping[str, Any]] = {
@@ -57,7 +57,7 @@ class SiirlFinder(MetaPathFinder, Loader):
     def exec_module(self, module: ModuleType) -> None:
         names = MODULES.get(module.__name__, {})
         vars(module).update(names)
-        if module.__name__ not in PACKAGES:  # in a package, a missing name is looked up as a module
+        if module.__name__ not in PACKAGES:  # in a package, Python looks a missing name up as a submodule
 
             def missing(name: str) -> Any:
                 if name.startswith("__"):

@@ -1,4 +1,4 @@
-"""The learning half of a graph's config: algorithm, critics, adapters, KL, batch sizes and which policy trains when."""
+"""The learning options of a graph's config: algorithm, critics, adapters, KL, batch sizes, rotation of policies."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def put_learning(draft: ConfigDraft, by_node: Mapping[str, Parameters]) -> None:
 
 
 def _of_nodes(draft: ConfigDraft, by_node: Mapping[str, Parameters]) -> Parameters:
-    """Parameters of nodes that have one value for all nodes here; adapters do not."""
+    """Parameters of nodes that must have one value for all nodes here, unlike those of adapters."""
     found: Parameters = {}
     for own in by_node.values():
         shared = {key: value for key, value in own.items() if key in COMPOUND and key not in ADAPTERS}
@@ -210,8 +210,8 @@ NEED_MORE = {
 
 
 def drop_without_effect(draft: ConfigDraft, overridden: Collection[str]) -> None:
-    """Drop what siiRL's launch scripts set for other algorithms and settings, and list it; a config of Coterie's own
-    with such a key would be refused. `overridden` are Coterie's keys that are set after this."""
+    """Drop, and list, keys without effect for this algorithm and these settings: siiRL's launch scripts set keys of all
+    algorithms, which a config of Coterie rejects. `overridden`: Coterie's keys that are set after this."""
     known = options_of(find("algorithm", draft.tree["algorithm"]["name"]))
     for path in [path for path in draft.values if path[0] == "algorithm" and path[1] not in (*known, "name")]:
         _drop(draft, path)
@@ -229,7 +229,7 @@ def _drop(draft: ConfigDraft, path: Path) -> None:
 
 
 def _drop_unused(draft: ConfigDraft) -> None:
-    """Drop parameters for all that apply to none: the rate of frozen policies, a length if every agent has its own."""
+    """Drop shared parameters that nothing uses: lr of frozen policies, and max_tokens if every agent has its own."""
     tree = draft.tree
     for name, policy in tree["policies"].items():
         if policy["frozen"] and policy.pop("lr", None) is not None:

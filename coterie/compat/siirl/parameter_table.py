@@ -49,7 +49,7 @@ def _resume(value: Any) -> bool:
 
 
 def _or_default(value: Any) -> Any:
-    return None if value == -1 else value  # siiRL's never, but a run here always has checkpoints
+    return None if value == -1 else value  # -1 is never in siiRL, but a run here always writes checkpoints
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ COMPOUND = (
     "trainer.total_epochs",
 )
 
-# Parameters of machines or of siiRL's own parts, or that Coterie always does this way.
+# Parameters of the hardware or of siiRL's internals, and switches for what Coterie always does.
 WITHOUT_EFFECT = (
     "*micro_batch_size*", "*parallel_size", "*gpu_memory_utilization", "*fsdp_config.*", "*megatron.*", "*offload*",
     "*use_remove_padding", "*use_dynamic_bsz", "*use_fused_kernels", "*use_torch_compile", "*use_shm", "*.strategy",

@@ -1,7 +1,7 @@
 """The scorers of `siirl.utils.reward_score` (those of verl), under the same names, backed by Coterie's graders.
 
 Each returns what siiRL's returns: a number, a tuple or a dictionary. They block their caller, as siiRL's do, and may be
-called from any thread. A score that cannot be had raises: it is never 0.
+called from any thread. If the grader fails, they raise; a failure is never a score of 0.
 """
 
 from __future__ import annotations

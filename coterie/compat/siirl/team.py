@@ -32,13 +32,13 @@ class GraphTeam:
                 nearest.add(parent.node_id)
             else:
                 todo += parent.dependencies
-        # One that another of them has read already is part of that one's conversation.
+        # A reply that another of these roles has read is already part of that role's conversation.
         read = {name for role in nearest for name in before(self.graph, by_id[role])}
         return [one.node_id for one in self.rollouts if one.node_id in nearest - read]
 
     @property
     def policies(self) -> list[str]:
-        """Named after the first role each plays; agents train in this order."""
+        """The policies in the order in which they train, each named after the first role that it plays."""
         groups = sorted({node.agent_group for node in self.rollouts})
         return list(dict.fromkeys(self.policy(group) for group in groups))
 
@@ -88,7 +88,7 @@ class GraphTeam:
 
     @property
     def advantages_per_agent(self) -> bool:
-        """True if several agents have their own ADVANTAGE node; else one is for the whole team."""
+        """True if several agents have their own ADVANTAGE node; False if one is for the whole team."""
         return len({node.agent_group for node in self.graph.with_role("ADVANTAGE")}) > 1
 
     @property
