@@ -26,7 +26,7 @@ TRL_ROWS = 16  # rows in a forward of TRL's update
 
 
 class _AtLimits(StoppingCriteria):
-    """Ends each row at its own length."""
+    """Stops each row at its own length."""
 
     def __init__(self, ends: Tensor) -> None:
         self.ends = ends
@@ -37,7 +37,7 @@ class _AtLimits(StoppingCriteria):
 
 @torch.no_grad()
 def generate(model: PreTrainedModel, prompts: Sequence[Ids], limits: Sequence[int], sample: bool = True) -> list[Ids]:
-    """Plain `generate` on prompts of one length; it runs until the longest row has ended."""
+    """`generate` on prompts of equal length; it runs until the longest row is done."""
     ids = torch.tensor(prompts, device=model.device)
     ends = ids.shape[1] + torch.tensor(limits, device=model.device)
     out = model.generate(  # type: ignore[operator]
@@ -50,7 +50,7 @@ def generate(model: PreTrainedModel, prompts: Sequence[Ids], limits: Sequence[in
 
 
 def continuous(model: PreTrainedModel, prompts: Sequence[Ids], limits: Sequence[int]) -> list[Ids]:
-    """Continuous batching of `generate`; it takes one limit, so every row runs to the longest."""
+    """Continuous batching of transformers (`generate_batch`), with one limit for all rows: each runs to the longest."""
     how = GenerationConfig(max_new_tokens=max(limits), do_sample=True, eos_token_id=-1, pad_token_id=0)
     out = model.generate_batch([list(prompt) for prompt in prompts], generation_config=how)  # type: ignore[operator]
     return [tuple(answer.generated_tokens) for answer in out.values()]

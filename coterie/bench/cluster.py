@@ -1,4 +1,4 @@
-"""A cluster: rollout with 1, 2, … workers when episodes wait, pushes of weights, and training ahead against in turn."""
+"""Speed of a Ray cluster: rollout with 1, 2, … workers, weight pushes, asynchronous against synchronous training."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from coterie.statistics import mean
 from coterie.types import Episode, Split, Task, Team
 
 AT_ONCE = 4  # episodes that a worker plays at the same time
-CORES = 0.1  # that a worker asks for: many fit on a small machine, as they wait most of the time
+CORES = 0.1  # requested per worker, so that many fit on a small machine: they mostly wait
 
 
 @dataclass(frozen=True)
@@ -58,15 +58,15 @@ def cluster(
     workers: Annotated[str, typer.Option(help="Numbers of rollout workers to measure, in order.")] = "1,2,4",
     episodes: Annotated[int, typer.Option(min=1, help="Episodes of a rollout.")] = 64,
     seconds: Annotated[float, typer.Option(min=0.0, help="Seconds that each episode waits.")] = 1.0,
-    address: Annotated[str, typer.Option(help="Of the cluster, as in a config.")] = "local",
+    address: Annotated[str, typer.Option(help="The address of the cluster, as in a config.")] = "local",
     model: Annotated[str, typer.Option(help="A model as in a config; all its weights are pushed.")] = "demo",
     ahead: Annotated[str, typer.Option(help="Values of cluster.ahead to train with, in order.")] = "0,1",
-    steps: Annotated[int, typer.Option(min=2, help="Training steps of each.")] = 6,
+    steps: Annotated[int, typer.Option(min=2, help="Training steps per value of --ahead.")] = 6,
 ) -> None:
-    """Play episodes that wait on more and more workers: coterie bench cluster --workers 1,2,4,6
+    """Play slow episodes on more and more workers: coterie bench cluster --workers 1,2,4,6
 
-    Each worker plays four at once, so the ideal time is episodes × seconds / (4 × workers). Then train with as many
-    workers as were named last.
+    Each worker plays four at once, so the ideal time is episodes × seconds / (4 × workers). Then train with the last
+    number of workers, once per value of --ahead.
     """
     counts, lags = ([int(number) for number in numbers.split(",")] for numbers in (workers, ahead))
 

@@ -57,7 +57,7 @@ def conversation_rows(model: str, device: torch.device, max_tokens: int, repeats
 
 
 class ConversationBench:
-    """Samples the same tokens with the native engine and with `generate` under our sampler."""
+    """Samples the same tokens with the native engine and with `generate`, with our sampler as logits processor."""
 
     def __init__(self, base: Base, engine: NativeEngine, max_tokens: int) -> None:
         self.base, self.engine, self.max_tokens = base, engine, max_tokens

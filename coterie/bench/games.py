@@ -43,16 +43,16 @@ class Result:
     game: str
     algorithm: str
     seed: int
-    reached: float  # the share of the optimal reward; in zero-sum games the exploitability
-    average: float | None  # in zero-sum games also that of the pool of snapshots, one of which is drawn for each game
+    reached: float  # the share of the optimal reward; in zero-sum games the exploitability of the last policy
+    average: float | None  # in zero-sum games: the exploitability of the pool of snapshots, one of which plays a game
     seconds: float
     rewards: list[float]  # the team's mean reward in each training step
 
 
 def games(
-    algorithms: Annotated[str, typer.Option(metavar="A,B", help="Which ones.  [default: all]")] = "",
-    games: Annotated[str, typer.Option(metavar="X,Y", help=f"Which of {', '.join(GAMES)}.  [default: all]")] = "",
-    seeds: Annotated[int, typer.Option(min=1, help="Runs of each.")] = 3,
+    algorithms: Annotated[str, typer.Option(metavar="A,B", help="Algorithms to train.  [default: all]")] = "",
+    games: Annotated[str, typer.Option(metavar="X,Y", help=f"Games to play: {', '.join(GAMES)}.  [default: all]")] = "",
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds per algorithm and game.")] = 3,
     quick: Annotated[
         bool, typer.Option("--quick", help="One seed of the naming game and of the additive one.")
     ] = False,

@@ -40,7 +40,7 @@ class Timing:
 
 @dataclass
 class Row:
-    """One workload, done by us and by a baseline; `theirs` is None if the baseline is not installed."""
+    """One workload, run by Coterie and by a baseline; `theirs` is None if the baseline is not installed."""
 
     work: str
     ours: str
@@ -75,7 +75,7 @@ def spread(numbers: Sequence[float]) -> str:
 
 
 def in_turn(mine: Way, theirs: Way | None, repeats: int, device: torch.device) -> tuple[Timings, Timings | None]:
-    """Both once as a warm-up, then alternating, so that a slower machine slows both.
+    """Run both once as a warm-up, then alternately, so that a change in the machine's speed affects both.
 
     The warm-up is the full workload: `generate` allocates GPU memory at every new length, which makes its first run
     more than twice as long."""
@@ -117,7 +117,7 @@ def peak_of(device: torch.device) -> AbstractContextManager[list[float]]:
 
 @contextmanager
 def cuda_peak(device: torch.device) -> Iterator[list[float]]:
-    """As allocated by tensors."""
+    """Peak memory allocated by tensors."""
     gc.collect()
     torch.cuda.synchronize(device)
     before = torch.cuda.memory_allocated(device)
@@ -131,7 +131,7 @@ def cuda_peak(device: torch.device) -> Iterator[list[float]]:
 
 @contextmanager
 def resident_peak() -> Iterator[list[float]]:
-    """Of the resident set, read every 10 ms."""
+    """Peak resident set size, read every 10 ms."""
     peak, done, page = [0.0], threading.Event(), 4096 / 1e6
     statm = Path("/proc/self/statm")
     gc.collect()

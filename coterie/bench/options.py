@@ -15,7 +15,7 @@ from coterie.training.placement import pick_device
 Shape = Annotated[str, typer.Option(help=f"Random weights of this shape: {', '.join(SHAPES)}.")]
 Repeats = Annotated[int, typer.Option(min=1, help="How often each measurement is taken; the median counts.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda or auto.")]
-Quick = Annotated[bool, typer.Option("--quick", help="A tiny shape and little work: does it run at all?")]
+Quick = Annotated[bool, typer.Option("--quick", help="A smoke test: a tiny shape and little work.")]
 Out = Annotated[
     Path | None,
     typer.Option(

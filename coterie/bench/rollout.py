@@ -25,15 +25,15 @@ ROUNDS = 4  # of ragged answers, so that requests are queued
 def rollout(
     model: Annotated[str, typer.Option(help="A model as in a config: demo, a folder, a hub name.")] = "demo",
     shape: Annotated[
-        str | None, typer.Option(help=f"Random weights of this shape in its place: {', '.join(SHAPES)}.")
+        str | None, typer.Option(help=f"Random weights of this shape instead of a model: {', '.join(SHAPES)}.")
     ] = None,
-    rows: Annotated[int, typer.Option(min=1, help="Of a shape: prompts at the same time.")] = 64,
-    prompt: Annotated[int, typer.Option(min=1, help="Of a shape: tokens of each prompt.")] = 256,
+    rows: Annotated[int, typer.Option(min=1, help="With --shape: prompts at the same time.")] = 64,
+    prompt: Annotated[int, typer.Option(min=1, help="With --shape: tokens of each prompt.")] = 256,
     max_tokens: Annotated[
-        int | None, typer.Option(min=4, help="The longest answer.  [default: 96, or 256 of a shape]")
+        int | None, typer.Option(min=4, help="The longest answer.  [default: 96; with --shape 256]")
     ] = None,
     others: Annotated[
-        bool, typer.Option("--others", help="Of a shape: also against continuous batching, and vLLM if installed.")
+        bool, typer.Option("--others", help="With --shape: also against continuous batching, and vLLM if installed.")
     ] = False,
     repeats: Repeats = 3,
     device: Device = "auto",
@@ -42,8 +42,9 @@ def rollout(
 ) -> None:
     """Sample the same tokens with the native engine and with generate: coterie bench rollout --shape 3b --rows 256
 
-    A model answers chats. A shape answers random prompts: with all answers as long as they may be, with answers of a
-    quarter to all of that, and with four times as many of those, of which both sides hold `--rows` at a time.
+    A model answers chats. With --shape, a model with random weights answers random prompts in three workloads: all
+    answers of the longest length; lengths from a quarter of it to all of it; and four times as many of the latter, with
+    `--rows` in a batch.
     """
     here = pick(device)
     if shape is None and not quick:

@@ -1,4 +1,4 @@
-"""Samples many prompts with an engine at once, counts tokens, and measures the log-prob difference to the learner."""
+"""Samples many prompts at once with an engine, counts tokens, and measures the log-prob gap to the learner."""
 
 from __future__ import annotations
 

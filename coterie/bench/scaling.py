@@ -1,4 +1,4 @@
-"""Whether queued rows cost more per token, and whether memory grows over many training steps."""
+"""Two checks of scaling: the time per token with many queued rows, and memory over many training steps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from coterie.engines.native.engine import NativeEngine
 
 WAITING = (32, 64, 128, 256, 512)
 SETTLED = 10  # steps after which memory should not grow any more
-LONGEST = 5  # one of so many steps has the maximum length
+LONGEST = 5  # every fifth step has the maximum length
 
 
 def scaling(

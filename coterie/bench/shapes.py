@@ -19,23 +19,23 @@ from coterie.models.lora import Adapter
 from coterie.models.lora_targets import DEFAULT_TARGETS
 from coterie.types import Batch
 
-NO_WORDS: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+NO_SPECIAL_TOKENS: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 SHAPES: dict[str, PreTrainedConfig] = {
     "tiny": LlamaConfig(
         vocab_size=512, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=2048, tie_word_embeddings=True, **NO_WORDS,
+        num_key_value_heads=2, max_position_embeddings=2048, tie_word_embeddings=True, **NO_SPECIAL_TOKENS,
     ),
     "135m": LlamaConfig(  # SmolLM2-135M
         vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
-        num_key_value_heads=3, max_position_embeddings=8192, tie_word_embeddings=True, **NO_WORDS,
+        num_key_value_heads=3, max_position_embeddings=8192, tie_word_embeddings=True, **NO_SPECIAL_TOKENS,
     ),
     "1.5b": Qwen2Config(  # Qwen2.5-1.5B
         vocab_size=151936, hidden_size=1536, intermediate_size=8960, num_hidden_layers=28, num_attention_heads=12,
-        num_key_value_heads=2, max_position_embeddings=32768, tie_word_embeddings=True, **NO_WORDS,
+        num_key_value_heads=2, max_position_embeddings=32768, tie_word_embeddings=True, **NO_SPECIAL_TOKENS,
     ),
     "3b": Qwen2Config(  # Qwen2.5-3B
         vocab_size=151936, hidden_size=2048, intermediate_size=11008, num_hidden_layers=36, num_attention_heads=16,
-        num_key_value_heads=2, max_position_embeddings=32768, tie_word_embeddings=True, **NO_WORDS,
+        num_key_value_heads=2, max_position_embeddings=32768, tie_word_embeddings=True, **NO_SPECIAL_TOKENS,
     ),
 }  # fmt: skip
 

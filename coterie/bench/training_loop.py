@@ -37,7 +37,7 @@ def evenness(ids: Sequence[int]) -> float:
 
 
 class Even:
-    """An environment that scores by evenness; the loop supplies the tasks."""
+    """An environment whose reward is `evenness`; the loop supplies the tasks."""
 
     def tasks(self, split: Split) -> Sequence[Task]:
         return ()

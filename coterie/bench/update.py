@@ -23,10 +23,10 @@ AT_ONCE = 8  # padded rows in a forward of the baseline
 def update(
     shape: Shape = "135m",
     whole: Annotated[bool, typer.Option("--whole", help="Train all weights instead of an adapter.")] = False,
-    rows: Annotated[int, typer.Option(min=8, help="Rows of the batch; also samples, 8 of each prompt.")] = 16,
+    rows: Annotated[int, typer.Option(min=8, help="Rows of a batch; in the second workload 8 per prompt.")] = 16,
     length: Annotated[int, typer.Option(help="Tokens of the longest row; the shortest has a quarter.")] = 1024,
     microbatch: Annotated[int | None, typer.Option(min=1, help="Our learning.microbatch_tokens.")] = None,
-    checkpointing: Annotated[bool, typer.Option("--checkpointing", help="Ours with learning.checkpointing.")] = False,
+    checkpointing: Annotated[bool, typer.Option("--checkpointing", help="Turn on our learning.checkpointing.")] = False,
     repeats: Repeats = 3,
     device: Device = "auto",
     quick: Quick = False,
@@ -35,7 +35,7 @@ def update(
     """Fit a ragged batch, and one of groups that share prompts: coterie bench update --shape 3b
 
     The baseline pads 8 rows at a time and takes no optimizer step; ours does. Padding tokens are not counted. The
-    share of the machine's peak (mfu) counts 6 operations per weight and token, 4 where the weights are frozen.
+    model FLOPs utilization (mfu) counts 6 operations per weight and token, 4 if the weights are frozen.
     """
     here, shape = pick(device), "tiny" if quick else known(shape)
     rows, length, repeats = (8, 64, 1) if quick else (rows, length, repeats)

@@ -1,6 +1,6 @@
 """Kuhn poker: three cards, two players, one bet. Small enough to compute exploitability exactly.
 
-Both pay one chip and get a card. Who passes (`p`) checks or folds, who bets (`b`) adds one chip or calls:
+Both players pay one chip and get a card. A pass (`p`) is a check or a fold; a bet (`b`) adds one chip, or calls:
 
     p p      the higher card wins 1        b p      first wins 1
     p b p    second wins 1                 b b      the higher card wins 2
@@ -39,7 +39,7 @@ class KuhnTable:
         history = ""
         while history not in ENDS:
             role = FIRST if history in HISTORIES[FIRST] else SECOND
-            turn = await team[role].say(read(task.meta[role], history))
+            turn = await team[role].say(prompt_of(task.meta[role], history))
             history += "b" if is_late(turn.text) else "p"
         return history
 
@@ -62,13 +62,13 @@ class Kuhn:
             last.reward = gain
 
 
-def read(card: str, history: str) -> str:
+def prompt_of(card: str, history: str) -> str:
     """The prompt of a player that has to move: one letter that encodes its card and the history."""
     return SIGN[card + history]
 
 
 def won(first: str, second: str, history: str) -> float:
-    """What the first player wins."""
+    """The chips that the first player wins."""
     if history == "bp":
         return 1.0
     if history == "pbp":
@@ -78,7 +78,7 @@ def won(first: str, second: str, history: str) -> float:
 
 
 def value(first: Strategy, second: Strategy, history: str = "", deal: tuple[str, str] | None = None) -> float:
-    """What the first player wins on average."""
+    """The first player's expected winnings."""
     if deal is None:
         return sum(value(first, second, "", (a, b)) for a, b in permutations(CARDS, 2)) / 6
     if history in ENDS:
@@ -88,12 +88,13 @@ def value(first: Strategy, second: Strategy, history: str = "", deal: tuple[str,
 
 
 def best_response(role: str, against: Strategy) -> float:
-    """The most that a role can win against a strategy it knows."""
+    """The expected winnings of a best response to a known strategy."""
     return sum(_best(role, card, "", {c: 1 / 6 for c in CARDS if c != card}, against) for card in CARDS)
 
 
 def _best(role: str, card: str, history: str, chances: Mapping[str, float], against: Strategy) -> float:
-    """`chances`: for each card of the other, its probability times that of its moves so far."""
+    """`best_response` from an information set on. `chances`: by card of the opponent, its probability times that of the
+    opponent's moves so far."""
     if history in ENDS:
         sign = 1 if role == FIRST else -1
         deals = {other: (card, other) if role == FIRST else (other, card) for other in chances}
@@ -107,12 +108,12 @@ def _best(role: str, card: str, history: str, chances: Mapping[str, float], agai
 
 
 def exploitability(first: Strategy, second: Strategy) -> float:
-    """What a player who knows the other's strategy wins on average, over both roles; 0 only in equilibrium."""
+    """The mean expected winnings of best responses, over both roles; 0 only in equilibrium."""
     return (best_response(FIRST, second) + best_response(SECOND, first)) / 2
 
 
 def average(strategies: Sequence[Strategy]) -> dict[str, float]:
-    """The mixture that plays one of these, drawn before each deal: at an information set each is weighted by the
+    """The mixture of strategies, one of which is drawn before each deal. At an information set, each is weighted by the
     probability that its own moves lead there."""
     mixed = {}
     for state in SETS:

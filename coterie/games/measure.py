@@ -32,7 +32,7 @@ def final_exploitability(run: Run) -> tuple[float, float]:
 
 def kuhn_strategy(run: Run, policy: str) -> dict[str, float]:
     """A policy's probability to bet in every information set, for both roles."""
-    states = {kuhn.read(state[0], state[1:]): state for state in kuhn.SETS}
+    states = {kuhn.prompt_of(state[0], state[1:]): state for state in kuhn.SETS}
     bets = reply_probs(run.learners[policy], run.collector.chats[policy], list(states), LATE)
     return {states[text]: bet for text, bet in bets.items()}
 

@@ -1,4 +1,4 @@
-"""The naming game: every role has a letter; the reward is the share of roles that say theirs. The optimum is 1."""
+"""The naming game: every role has a letter; the reward is the share of roles that say their own. The optimum is 1."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Naming:
 
 @dataclass(frozen=True)
 class OneByOne:
-    """Each role reads the task and what the one before it said, `rounds` times over."""
+    """Roles speak in order, `rounds` times; each reads the task and the reply before its own."""
 
     order: tuple[str, ...]
     rounds: int = 1

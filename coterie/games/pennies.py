@@ -42,5 +42,5 @@ class Pennies(OneMove):
 
 
 def exploitability(first: float, second: float) -> float:
-    """What a player who knows the other's probability of tails wins on average, over both roles; 0 only at one half."""
+    """The mean expected winnings of best responses to these probabilities of tails, over both roles; 0 only at ½."""
     return (abs(2 * first - 1) + abs(2 * second - 1)) / 2

@@ -19,9 +19,9 @@ class Setup:
     roles: tuple[str, ...]
     zero_sum: bool = False  # measured by exploitability instead of reward
     changes: Tree = field(default_factory=dict)
-    options: Tree = field(default_factory=dict)  # of whichever algorithm plays
-    settings: dict[str, Tree] = field(default_factory=dict)  # of one algorithm, in this game
-    only: tuple[str, ...] = ()  # the default algorithms, where a run takes minutes
+    options: Tree = field(default_factory=dict)  # options of every algorithm in this game
+    settings: dict[str, Tree] = field(default_factory=dict)  # by algorithm: further options in this game
+    only: tuple[str, ...] = ()  # the algorithms to run by default, if a run takes minutes; empty: all
 
 
 def part(file: str, name: str, **options: Any) -> Tree:
@@ -70,11 +70,11 @@ GAMES: dict[str, Setup] = {
 # Options of an algorithm, the same in every game.
 SETTINGS: dict[str, Tree] = {
     "dr_grpo": {"reduce_length": 1},  # a turn is one token
-    "dapo": {"drop_truncated": False},  # so every turn is truncated
+    "dapo": {"drop_truncated": False},  # a turn is one token, so every turn is truncated
     "cory": {"swap": 1},  # a run is short, and both have to learn both roles
 }
 CHANGES: dict[str, Tree] = {
-    "cory": {"steps": 80},  # for the same reason
+    "cory": {"steps": 80},  # each policy has to learn both roles
     "at_grpo": {"episodes_per_task": 2},  # it plays each of them seven times: as many turns as the others have
 }
 # In zero-sum games the team's reward is 0: algorithms that share one reward, or one chain of credit, cannot learn.
