@@ -28,7 +28,7 @@ COLORS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 WIDTH = 40  # of bars and sparklines, in characters
 # Prefixes of metrics that belong to the run; any other `<name>/loss` belongs to a policy.
 RUN_PREFIXES = ("reward", "seconds", "failed", "groups", "eval")
-VERIFIED = "verifier/score"  # a step with this metric has rewards that a verifier gave
+VERIFIED = "verifier/score"  # if a step has this metric, its rewards are a verifier's scores
 FORMATS = {
     "reward": "reward {:.3f}",
     "verifier/auc": "verifier's AUC {:.2f}",
@@ -45,7 +45,7 @@ FORMATS = {
 
 
 class Display:
-    """Shows nothing; the base of the other displays."""
+    """The base of the displays; shows nothing."""
 
     def open(self) -> None:
         """A step begins."""
@@ -145,7 +145,7 @@ class LivePanel(Display):
         counts = formatted(now, "accuracy", "loss", "tokens_per_second", "groups/constant")
         counts += [*formatted(now, "eval/reward", "eval/auc", "eval/auc_within"), failures(now)]
         counts += formatted(now, "verifier/auc", "sandbox/unsafe")
-        rewards = [reward_table(self.rewards, whose(now))] if self.rewards else []
+        rewards = [reward_table(self.rewards, reward_owner(now))] if self.rewards else []
         parts: list[RenderableType] = [self._progress(), *rewards]
         if now:
             parts += [share_bar(under("seconds/", now)), policy_table(now), Text("  ".join(counts))]
@@ -170,12 +170,12 @@ def plain_line(step: int, steps: int, metrics: Metrics) -> str:
     gaps, kls = of_policies("logprob_gap", metrics).values(), of_policies("kl", metrics).values()
     parts = [
         f"step {step:>{len(str(steps)) + 1}}/{steps}",
-        *[whose(metrics) + text for text in formatted(metrics, "reward")],
+        *[reward_owner(metrics) + text for text in formatted(metrics, "reward")],
         *formatted(metrics, "loss"),
         " ".join(f"{role} {reward:.2f}" for role, reward in under("reward/", metrics).items()),
-        *[whose(metrics, "eval/") + text for text in formatted(metrics, "eval/reward")],
-        *(formatted(metrics, "accuracy", "verifier/auc") if whose(metrics) else []),
-        *(formatted(metrics, "eval/accuracy") if whose(metrics, "eval/") else []),
+        *[reward_owner(metrics, "eval/") + text for text in formatted(metrics, "eval/reward")],
+        *(formatted(metrics, "accuracy", "verifier/auc") if reward_owner(metrics) else []),
+        *(formatted(metrics, "eval/accuracy") if reward_owner(metrics, "eval/") else []),
         *formatted(metrics, "eval/auc", "eval/auc_within"),
         f"gap {max(gaps):.2g}" if gaps else "",
         f"kl {max(kls):.2g}" if kls else "",
@@ -187,8 +187,8 @@ def plain_line(step: int, steps: int, metrics: Metrics) -> str:
     return "  ".join(part for part in parts if part)
 
 
-def whose(metrics: Mapping[str, float], prefix: str = "") -> str:
-    """`verifier's ` before a reward that is a verifier's score, which is no measure of the team by itself."""
+def reward_owner(metrics: Mapping[str, float], prefix: str = "") -> str:
+    """The prefix `verifier's ` of a reward that is a verifier's score, which does not measure the team's accuracy."""
     return "verifier's " if prefix + VERIFIED in metrics else ""
 
 

@@ -95,9 +95,9 @@ def train(
       coterie train --resume runs/demo --checkpoint 20
 
     Ctrl-C, SIGTERM and SIGHUP stop it after the current step and save a checkpoint; a second signal stops it at once.
-    The exit code is then 130, 143 or 129. On resume you can change how long a run is, how it is
-    evaluated, saved and played (steps, eval.*, checkpoint.*, rollout.* …) and what bounds its memory
-    (learning.microbatch_tokens, learning.checkpointing, engine.rows), and nothing else.
+    The exit code is then 130, 143 or 129. On resume, only keys of the length of a run, of evaluation, checkpoints and
+    rollout (steps, eval.*, checkpoint.*, rollout.* …), and of memory (learning.microbatch_tokens,
+    learning.checkpointing, engine.rows) may change.
     """
     words = [word for word in [config, *(changes or [])] if word is not None]
     if resume is None and not words:
@@ -211,16 +211,19 @@ def compare(
     out: Annotated[
         Path | None,
         typer.Option(
-            metavar="FOLDER", help="For runs, logs, evaluations and the table.  [default: runs/<folder of COMPARISON>]"
+            metavar="FOLDER",
+            help="The folder for runs, logs, evaluations and the table.  [default: runs/<folder of COMPARISON>]",
         ),
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, metavar="N", help="Arms that run in parallel.")] = 1,
     seeds: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Repeat it with seeds 0 to N − 1, and average by task.")
+        int | None, typer.Option(min=1, metavar="N", help="Repeat with seeds 0 to N − 1, and average by task.")
     ] = None,
     arms: Annotated[
         str | None,
-        typer.Option(metavar="NAMES", help="Only these arms, as S1,T: the others can be added later.  [default: all]"),
+        typer.Option(
+            metavar="NAMES", help="Run only these arms, as S1,T; a later call can add others.  [default: all]"
+        ),
     ] = None,
 ) -> None:
     """Train and evaluate several arms on the same tasks, and compare them task by task.
@@ -246,15 +249,15 @@ def view(
         typer.Argument(metavar="RUNS", help="Runs' folders, or folders with runs in them.  [default: runs]"),
     ] = None,
     host: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="Other hosts than this machine need a key.")
+        str, typer.Option(metavar="ADDRESS", help="The address to bind; any but loopback needs a key.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="0: a free one.")] = 8800,
+    port: Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="The port; 0: any free one.")] = 8800,
     key_file: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="The password that the page asks for; also from COTERIE_VIEW_KEY."),
     ] = None,
     replay: Annotated[
-        bool, typer.Option("--replay", help="Let the page run `coterie replay`, which loads the runs' own code.")
+        bool, typer.Option("--replay", help="Allow the page to run `coterie replay`, which loads the runs' own code.")
     ] = False,
 ) -> None:
     """Show runs in the browser, live: curves, episodes, tokens, and what each turn was compared with.
@@ -277,7 +280,7 @@ def report(
         bool, typer.Option("--redact", help="Leave out every text of prompts, replies and answers; keep the numbers.")
     ] = False,
 ) -> None:
-    """Write one self-contained HTML file about a run, to mail: curves, before and after, a sample of episodes.
+    """Write one self-contained HTML file about runs: curves, evaluations before and after, a sample of episodes.
 
     \b
     Examples:
@@ -328,16 +331,17 @@ def data(context: typer.Context) -> None:
 
 @app.command("import")
 def import_files(
-    system: Annotated[str, typer.Argument(metavar="SYSTEM", help="Whose file it is: marft.")],
+    system: Annotated[str, typer.Argument(metavar="SYSTEM", help="The system that wrote the file: marft.")],
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A profile of MARFT: a JSON list of agents.")],
     out: Annotated[
         Path | None, typer.Option(metavar="RECIPE", help="The recipe to write.  [default: NAME.yaml of the file]")
     ] = None,
     model: Annotated[str, typer.Option(metavar="NAME|FOLDER", help="The base model (model_name_or_path).")] = "demo",
-    horizon: Annotated[int, typer.Option(min=1, metavar="N", help="Rounds, at most.")] = 1,
+    horizon: Annotated[int, typer.Option(min=1, metavar="N", help="Rounds per episode, at most (horizon).")] = 1,
     data: Annotated[Path | None, typer.Option(metavar="FILE", help="Training rows (dataset_path).")] = None,
     load_path: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Adapters by role and the critic's head to start from.")
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Folder with an adapter per role and the critic's head, to start from."),
     ] = None,
 ) -> None:
     """Write a recipe from another system's file.

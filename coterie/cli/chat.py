@@ -1,4 +1,4 @@
-"""`coterie chat`: a team in the terminal, each role's words in its colour, while they are sampled."""
+"""`coterie chat`: talk to a team in the terminal; replies are streamed, each role in its own colour."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ HELP = """  /role NAME    talk to one role alone, which remembers the conversati
 
 
 @dataclass
-class RoleColumns:
-    """Prints the words of roles that may speak at the same time: one role live, the others when it has ended."""
+class RolePrinter:
+    """Streams the replies of roles that may speak at the same time: one role live, the others when it is done."""
 
     colors: dict[str, str]
     write: Callable[[Text], None]
@@ -59,7 +59,7 @@ class RoleColumns:
 
 
 class Chat:
-    """One chat: reads lines, answers them, and remembers what was said."""
+    """One chat: reads lines, runs them, and keeps the conversation."""
 
     def __init__(self, team: PlayableTeam, seed: int | None = None) -> None:
         self.team = team
@@ -93,7 +93,7 @@ class Chat:
                 print(error)
 
     def answer(self, line: str) -> None:
-        """Obey a command, or answer a message."""
+        """Run a command, or send a message."""
         command, _, argument = line.partition(" ")
         commands = {"/role": self.change_role, "/save": self.save, "/replay": self.replay, "/help": self.help}
         if command in commands:
@@ -105,7 +105,7 @@ class Chat:
 
     def speak(self, text: str) -> None:
         seed = stable_hash(self.seed, next(self.numbers))
-        printer = RoleColumns(self.colors, _write)
+        printer = RolePrinter(self.colors, _write)
         if self.role is None:
             task = Task(f"chat/{len(self.rows)}", text, None)
             self.last = asyncio.run(self.team.play(task, seed=seed, on_text=printer.on_text))
@@ -118,7 +118,7 @@ class Chat:
             reply = asyncio.run(self._reply(self.role, text, seed, printer))
             self.rows.append({"to": self.role, "message": text, "answer": reply, "seed": seed})
 
-    async def _reply(self, role: str, text: str, seed: int, printer: RoleColumns) -> str:
+    async def _reply(self, role: str, text: str, seed: int, printer: RolePrinter) -> str:
         """A role's reply to the whole conversation with it."""
         player = self.team.players[role]
         chat, conversation = self.team.chats[player.policy], [*self.conversation, Message(role="user", content=text)]

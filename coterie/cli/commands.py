@@ -55,8 +55,8 @@ def run_folder(config: Config, out: Path | None) -> Path:
 
 
 def _same_run(config: Config, folder: Path) -> tuple[Config, Path] | None:
-    """The run of this config in the folder, or in folder-2, folder-3 …: its config, with the keys that may change on
-    resume, and its folder. Says why other runs there are not resumed."""
+    """The run of this config in the folder, or in folder-2, folder-3 …: its config, with new values of the keys that
+    may change on resume, and its folder. Prints why other runs there are not resumed."""
     for place in takewhile(_is_run, _run_folders(folder)):
         saved = load(place / "config.yaml")
         changed = [key for key in changed_keys(place, saved, config) if not _is_among(key, MAY_DIFFER)]
@@ -287,7 +287,7 @@ def _claim(folder: Path, locks: ExitStack) -> bool:
 
 
 def _is_empty(folder: Path) -> bool:
-    """Whether a folder has nothing but leftovers of a run that was killed before it wrote its config."""
+    """True if a folder has nothing but leftovers of a run that was killed before it wrote its config."""
     return folder.is_dir() and all(path.name.startswith((TEMPORARY, CODE_FOLDER)) for path in folder.iterdir())
 
 

@@ -1,4 +1,4 @@
-"""What the modules of commands share: the argument for changes to a config, and errors without a traceback."""
+"""Shared by the command modules: the argument for changes to a config, and errors without a traceback."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def about(recipe: Path) -> str:
 
 
 def copy_recipe(name: str, folder: Path) -> list[Path]:
-    """Copy a recipe and the files beside it that it names into a folder; never over a file that exists."""
+    """Copy a recipe and the files beside it that it names into a folder; never overwrites a file."""
     files = [find_recipe(name), *_named_by(find_recipe(name), set())]
     targets = [folder / file.name for file in files]
     for target in targets:

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from coterie.analysis.replay import ReplayedTurn
 from coterie.config import Config, Policy
-from coterie.console import BARS, table, under, visible, whose
+from coterie.console import BARS, reward_owner, table, under, visible
 from coterie.evaluation.evaluate import Report
 from coterie.evaluation.single_agent_baseline import SingleAgent
 from coterie.rewards.verifier import uses_verifier
@@ -59,7 +59,7 @@ def training_mode(policy: Policy) -> str:
 
 
 def learning_curve(evaluations: Mapping[int, float], owner: str = "") -> Iterator[RenderableType]:
-    """A bar chart of the held-out reward per evaluation; nothing with fewer than two. `owner`: whose reward it is.
+    """A bar chart of the held-out reward per evaluation; nothing with fewer than two. `owner`: `reward_owner`'s prefix.
 
         1.00 ┤
              │                 ▆▆▆▆
@@ -117,8 +117,8 @@ def evaluation(title: str, reports: Mapping[str, Report]) -> Table:
 
 
 def _numbers(metrics: Metrics) -> dict[str, float]:
-    """The columns of a report. A verifier's reward says so; without labels pass@k is its verdict, too."""
-    owner = whose(metrics)
+    """The columns of a report. A reward that is a verifier's score is marked; pass@k too, if there are no labels."""
+    owner = reward_owner(metrics)
     judge = "" if "accuracy" in metrics else owner
     passes = {f"{judge}{name}": value for name, value in metrics.items() if name.startswith("pass@")}
     auc = {"AUC": metrics["verifier/auc"]} if "verifier/auc" in metrics else {}
@@ -127,8 +127,8 @@ def _numbers(metrics: Metrics) -> dict[str, float]:
 
 
 def single_agents(config: Config, agents: Mapping[str, SingleAgent], reports: Mapping[str, Report]) -> Iterator[Text]:
-    """The model and the prompt of each single agent: without the adapter, or the policy itself if trained whole; and
-    whose answers vote."""
+    """The model and the prompt of each single agent, and which agent's answers the majority baseline uses. The model is
+    the base without its adapter, or the policy itself if all its weights are trained."""
     for name, agent in agents.items():
         policy = config.policies[agent.policy]
         model = f"{policy.model} without an adapter" if policy.lora else f"the policy {agent.policy}"

@@ -61,7 +61,7 @@ def _train(config: Config, folder: Path, examples: int, resuming: bool, which: s
     done = int(latest.name) if latest else 0
     if config.epochs is None:
         _check_steps(config, folder, done)
-    # With examples the untrained weights are needed too, so adapters are loaded from where they came from.
+    # With --examples the untrained weights are evaluated first, so the build loads no checkpoint.
     with session(config) as (build_run, train_to_end):
         with _loading():
             run = build_run(config, folder, saved=None if examples else latest)

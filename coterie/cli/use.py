@@ -60,7 +60,7 @@ def init(
 def serve(
     what: Team,
     changes: Changes = None,
-    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Another host than this machine needs a key.")] = (
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="The address to bind; any but loopback needs a key.")] = (
         "127.0.0.1"
     ),
     port: Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="The port; 0: any free one.")] = 8000,
@@ -70,9 +70,11 @@ def serve(
         typer.Option(metavar="FILE", help="The key that clients must send.  [default: $COTERIE_SERVE_KEY]"),
     ] = None,
     max_queue: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Requests that may wait or run at once; then 429.")
+        int, typer.Option(min=1, metavar="N", help="Requests that may wait or run; more get status 429.")
     ] = 256,
-    max_body: Annotated[float, typer.Option(min=0.001, metavar="MB", help="The largest body; then 413.")] = 2.0,
+    max_body: Annotated[
+        float, typer.Option(min=0.001, metavar="MB", help="The largest body; larger ones get status 413.")
+    ] = 2.0,
 ) -> None:
     """Serve a team over HTTP, in the format of OpenAI's chat completions.
 
@@ -85,7 +87,7 @@ def serve(
         -d '{"model": "demo", "messages": [{"role": "user", "content": "3 + 5 + 9"}]}'
       COTERIE_SERVE_KEY=secret coterie serve runs/demo --host 0.0.0.0 --checkpoint best
 
-    SIGTERM and Ctrl-C answer the requests that were accepted, then end the server.
+    On SIGTERM or Ctrl-C the server finishes the requests that it has accepted, then exits.
     """
     with user_errors() as commands:
         commands.serve(what, changes or [], checkpoint, host, port, key_file, max_queue, int(max_body * 1e6))
@@ -95,7 +97,7 @@ def chat(
     what: Team,
     changes: Changes = None,
     checkpoint: Checkpoint = None,
-    seed: Annotated[int | None, typer.Option(metavar="N", help="Repeats a chat.  [default: a new one]")] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="The sampling seed.  [default: random]")] = None,
 ) -> None:
     """Talk to a team in the terminal; each role's words are shown in its colour.
 
@@ -126,7 +128,10 @@ def export(
     checkpoint: Checkpoint = None,
     push: Annotated[
         str | None,
-        typer.Option(metavar="REPOSITORY", help="Also upload the models or adapters to the Hugging Face hub."),
+        typer.Option(
+            metavar="REPOSITORY",
+            help="With --merge or --adapter: also upload to this repository of the Hugging Face hub.",
+        ),
     ] = None,
     public: Annotated[bool, typer.Option("--public", help="Make a new repository public.  [default: private]")] = False,
     part_mb: Annotated[

@@ -1,4 +1,4 @@
-"""The `coterie verifier` command: subcommands and options. What implements them is imported lazily."""
+"""The `coterie verifier` command: subcommands and options. Their implementations are imported lazily."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Changes = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Changes to the config, such as sampling.max_tokens=64.")
 ]
 Checkpoint = Annotated[
-    str | None, typer.Option(metavar="WHICH", help="Of a run: latest, best or a step's number.  [default: latest]")
+    str | None, typer.Option(metavar="WHICH", help="For a run: latest, best or a step's number.  [default: latest]")
 ]
 Episodes = Annotated[
     int,
@@ -119,15 +119,18 @@ def balance(
     ] = 2,
     config: Annotated[
         Path | None,
-        typer.Option(metavar="CONFIG|RUN", help="What generated the answers: tops up questions short of a kind."),
+        typer.Option(
+            metavar="CONFIG|RUN",
+            help="The answers' config or run: tops up questions with too few right or wrong answers.",
+        ),
     ] = None,
     rounds: Annotated[
         int | None,
-        typer.Option(min=0, metavar="N", help="Rounds of more samples for short questions.  [default: 1]"),
+        typer.Option(min=0, metavar="N", help="Rounds of sampling for questions to top up.  [default: 1]"),
     ] = None,
     episodes: Annotated[
         int | None,
-        typer.Option("--answers", min=1, metavar="N", help="Episodes of a round per question.  [default: 8]"),
+        typer.Option("--answers", min=1, metavar="N", help="Episodes per question and round.  [default: 8]"),
     ] = None,
     policy: Policies = None,
     temperature: Temperatures = None,
@@ -146,7 +149,7 @@ def balance(
     """Keep as many right as wrong answers per question, so that the question alone predicts nothing.
 
     With --config, questions with too few right or wrong answers are topped up: sampled again, then with wrong answers
-    made from right ones, which the grader labels again. Questions that still have one kind only are dropped.
+    made from right ones, which the grader labels again. Questions with only right or only wrong answers are dropped.
 
     \b
     Examples:
@@ -194,7 +197,7 @@ def train(
         Path | None,
         typer.Option(
             metavar="RUN|FOLDER",
-            help="Train only a score head, on this adapter as it is: a PEFT folder, or a run with one adapter.",
+            help="Train only a score head on this frozen adapter: a PEFT folder, or a run with one adapter.",
         ),
     ] = None,
     epochs: Annotated[int | None, typer.Option(min=1, metavar="N", help="Passes over the questions.")] = None,
@@ -209,14 +212,16 @@ def train(
         float | None, typer.Option(min=0, max=0.9, metavar="SHARE", help="The share of the questions to hold out.")
     ] = None,
     evaluations: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Evaluations over the whole training, with checkpoints.")
+        int | None,
+        typer.Option(min=1, metavar="N", help="Evaluations during training, evenly spaced; each writes a checkpoint."),
     ] = None,
     context: Annotated[
         int | None, typer.Option(min=1, metavar="TOKENS", help="The longest conversation.  [default: the model's]")
     ] = None,
     seed: Annotated[int | None, typer.Option(metavar="N", help="The seed of split, order and first weights.")] = None,
     microbatch_tokens: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Tokens per pass: less memory.  [default: what fits]")
+        int | None,
+        typer.Option(min=1, metavar="N", help="Tokens per forward pass; fewer need less memory.  [default: by memory]"),
     ] = None,
 ) -> None:
     """Train a verifier on labelled answers, or resume its training.
@@ -272,7 +277,7 @@ def evaluate(
 @app.command()
 def serve(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a verifier's run.")],
-    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Another host than this machine needs a key.")] = (
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="The address to bind; any but loopback needs a key.")] = (
         "127.0.0.1"
     ),
     port: Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="The port; 0: any free one.")] = 8000,
@@ -282,8 +287,12 @@ def serve(
         Path | None,
         typer.Option(metavar="FILE", help="The key that clients must send.  [default: $COTERIE_VERIFIER_KEY]"),
     ] = None,
-    max_queue: Annotated[int, typer.Option(min=1, metavar="N", help="Conversations that may wait; then 429.")] = 2048,
-    max_body: Annotated[float, typer.Option(min=0.001, metavar="MB", help="The largest body; then 413.")] = 8.0,
+    max_queue: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Conversations that may wait; more get status 429.")
+    ] = 2048,
+    max_body: Annotated[
+        float, typer.Option(min=0.001, metavar="MB", help="The largest body; larger ones get status 413.")
+    ] = 8.0,
 ) -> None:
     """Serve a verifier over HTTP, for the reward `{name: verifier, url: …}` and for others.
 
@@ -293,7 +302,7 @@ def serve(
       curl -d '{"answers": [{"question": "1 + 1?", "answer": "2"}]}' http://127.0.0.1:8000/v1/score
       COTERIE_VERIFIER_KEY=secret coterie verifier serve runs/v --host 0.0.0.0
 
-    SIGTERM and Ctrl-C answer the requests that were accepted, then end the server.
+    On SIGTERM or Ctrl-C the server finishes the requests that it has accepted, then exits.
     """
     with user_errors():
         require_extra("serve", "starlette", "uvicorn")

@@ -1,4 +1,4 @@
-"""`coterie verifier generate` and `balance`: load the team, show the progress and what came out."""
+"""`coterie verifier generate`, `collect` and `balance`: load the team, show progress and print the results."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from coterie.verifier.top_up import References, Resampling, resample
 
 
 class NothingKept(UserError):
-    """Answers of one kind only."""
+    """No question has both right and wrong answers."""
 
 
 def generate(
@@ -60,7 +60,7 @@ def collect(folder: Path, out: Path, last: int | None) -> None:
 
 
 def require_labels(config: Config) -> None:
-    """Reject a config whose reward is a verifier's score: it would label answers with what it is to learn."""
+    """Reject a config whose reward is a verifier's score: a verifier must not learn from such labels."""
     if uses_verifier(config.reward):
         raise ConfigError("reward: is a verifier's score, which is no label; use a run whose reward grades the answers")
 
@@ -120,7 +120,7 @@ def load_team(what: Path, changes: Sequence[str], which: str | None) -> Run:
 
 
 def saved_name(what: Path, which: str | None) -> str | None:
-    """The checkpoint that plays; None for a config."""
+    """The path of the checkpoint to sample with; None for a config."""
     return str(checkpoint.find(what, which or "latest").resolve()) if what.is_dir() else None
 
 

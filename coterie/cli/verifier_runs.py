@@ -1,4 +1,4 @@
-"""What `coterie verifier train` and `coterie verifier eval` do, and what they print."""
+"""The implementation of `coterie verifier train` and `coterie verifier eval`, and their output."""
 
 from __future__ import annotations
 

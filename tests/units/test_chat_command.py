@@ -17,7 +17,7 @@ from rich.text import Text
 from typer.testing import CliRunner
 
 from coterie.cli.app import app
-from coterie.cli.chat import Chat, RoleColumns
+from coterie.cli.chat import Chat, RolePrinter
 from coterie.console import visible
 from coterie.training.build import for_inference
 from coterie.types import Task, Team
@@ -134,7 +134,7 @@ def until(terminal: int, prompt: str) -> str:
 
 def test_roles_that_speak_at_once_do_not_mix_their_words() -> None:
     shown: list[str] = []
-    printer = RoleColumns({"a": "red", "b": "blue"}, lambda text: shown.append(Text.assemble(text).plain))
+    printer = RolePrinter({"a": "red", "b": "blue"}, lambda text: shown.append(Text.assemble(text).plain))
     for role, text in (("a", "1"), ("b", "x"), ("a", "2"), ("b", None), ("a", None)):
         printer.on_text(role, text)
     assert "".join(shown) == "a: 12\nb: x\n"
