@@ -38,7 +38,7 @@ class Trained:
 
     @property
     def metrics(self) -> Metrics:
-        """Those of the last evaluation, without the prefix `eval/`; empty if there was none."""
+        """The metrics of the last evaluation, without the prefix `eval/`; empty if there was none."""
         evaluations = [row for row in self.history() if any(name.startswith("eval/") for name in row)]
         last = evaluations[-1] if evaluations else {}
         return {name.removeprefix("eval/"): value for name, value in last.items() if name.startswith("eval/")}
@@ -145,13 +145,14 @@ class AgentTrainer:
         return Trained(run.folder)
 
     def _override(self, tree: dict[str, Any], workflow: Any, arguments: Mapping[str, Any], reward: Any) -> None:
+        """Write the arguments into the config's tree."""
         if workflow is not None:
             tree["workflow"] = api_config.part("workflow", workflow)
         if "reward_function" in arguments and not api_config.has_option(tree, "reward_function"):
             arguments = dict(arguments)
             tree["reward"] = api_config.row_reward(arguments.pop("reward_function"))
             if tree["reward"]["name"] == "row_function" and api_config.has_option(tree, "program_reward"):
-                arguments.setdefault("program_reward", "reward")  # or the tests would still decide
+                arguments.setdefault("program_reward", "reward")  # its default, tests, would ignore this reward
         if arguments:
             own = api_config.part_tree(tree, "workflow")
             tree["workflow"] = {**own, **to_plain(replace_functions(arguments, "workflow_args"))}

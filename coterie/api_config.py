@@ -22,7 +22,7 @@ AGENT_LOOP = "agent_loop"  # the workflow of one agent with an environment
 
 
 def check_types(config: Any, overrides: Any) -> None:
-    """Reject what is easily passed by mistake: no config, or one override where a list of them is expected."""
+    """Reject common mistakes: a config of another type, or a single override instead of a list."""
     if not isinstance(config, str | Path | Mapping):
         raise ConfigError(f"config: got {config!r:.80}, expected the path of a recipe, or a mapping")
     if isinstance(overrides, str):
@@ -45,7 +45,7 @@ def tree(config: str | Path | Mapping[str, Any]) -> tuple[dict[str, Any], Proble
 
 
 def is_graph_file(path: Path) -> bool:
-    """Whether a file is a graph in siiRL's format rather than a recipe."""
+    """True if a file is a graph in siiRL's format, not a recipe."""
     return path.is_file() and is_graph(read_text(path))
 
 
@@ -68,7 +68,7 @@ def check_graph_arguments(workflow: Any, arguments: Any, files: Any) -> None:
 
 
 def one_workflow(workflow: Any, workflow_class: Any, agent_class: Any, env_class: Any) -> Any:
-    """The workflow, under whichever name it was given; an agent with its environment is one, too."""
+    """The workflow, from whichever argument was given; an agent and its environment are the workflow `agent_loop`."""
     if (agent_class is None) != (env_class is None):
         missing = "env_class" if env_class is None else "agent_class"
         raise ConfigError(f"{missing}: missing; an agent and an environment are given together")
@@ -96,7 +96,7 @@ def without_evaluation(tree: dict[str, Any], files: Mapping[str, str]) -> None:
 
 
 def has_option(tree: Mapping[str, Any], option: str) -> bool:
-    """Whether the workflow of a config declares an option of this name."""
+    """True if the workflow of a config declares an option of this name."""
     return "workflow" in tree and option in options_of(find("workflow", part_tree(tree, "workflow")["name"]))
 
 

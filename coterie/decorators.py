@@ -24,8 +24,8 @@ def workflow(
     @workflow(roles=("writer", "critic"))
     async def review(task, team, world, *, rounds: int = 2): ...
 
-    `judges_turns`: it sets the reward of each turn. `needs_sandbox`: it executes model output, so that a run is refused
-    where no sandbox works. `needs_world`: it plays in a world of the environment, so that only its roles are served.
+    `judges_turns`: it sets the reward of each turn. `needs_sandbox`: it executes model output, so that runs need a
+    working sandbox. `needs_world`: it acts on a world of the environment, so that only its roles are served.
     """
 
     def decorate(function: Callable[..., Any]) -> type:

@@ -5,8 +5,8 @@
 
 Every line is a gzip member of its own, so one episode is read without the others: `at` and `size` say where its member
 lies after the first one. `zcat 000012.jsonl.gz | tail -n +2` prints the episodes. A prompt that several turns share is
-stored with the first of them; the others have `prompt_from: [line, turn, count]`, and of a conversation that goes on
-only what was added.
+stored with the first of them; the others have `prompt_from: [line, turn, count]`. A prompt that continues a
+conversation stores only its new tokens.
 
 Numbers per token are packed: `"response_ids": "i4:…"` is base64 of little-endian 32-bit integers, `f4` and `f8` of
 floats. As JSON numbers they would take ten times as long to write and twice the space. Where all tokens of a turn have
@@ -34,7 +34,7 @@ PLAIN = ".jsonl"  # of earlier versions
 FORMAT = 3
 LEVEL = 1  # of compression: level 6 takes almost three times as long, for 5 % less
 CHUNK = 1 << 16  # bytes that are read first; most headers fit
-KEPT = 32  # parsed episodes of a file that are kept: others refer to their prompts
+KEPT = 32  # parsed episodes of a file in the cache: other episodes refer to their prompts
 GZIP = 31  # wbits of zlib for the gzip format
 # Numbers per token of a turn's response.
 PER_TOKEN = ("old_logprobs", "ref_logprobs", "entropy", "values", "advantages", "returns", "movement")
@@ -94,7 +94,7 @@ def _turn_summary(turn: Row, groups: dict[str, int]) -> list[Any]:
 
 
 def _per_token(turn: Row, name: str) -> list[float] | None:
-    """One number per token of the response; a number that is stored alone is that of every token."""
+    """One number per token of the response; a single stored number applies to every token."""
     value: list[float] | float | None = turn.get(name)
     return [value] * len(turn["response_ids"]) if isinstance(value, float | int) else value
 
@@ -273,7 +273,7 @@ def _packed_columns(turn: Row) -> Row:
 
 
 def _continued(turns: Sequence[Row], line: int, earlier: int | None, prompt: tuple[int, ...]) -> Row:
-    """What a turn stores if its prompt extends an earlier turn of its role: the ids that were added."""
+    """The stored prompt of a turn that extends an earlier turn of its role: only the new ids. Empty if it does not."""
     if earlier is None:
         return {}
     before = (*turns[earlier]["prompt_ids"], *turns[earlier]["response_ids"])

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from traceback import FrameSummary, StackSummary, TracebackException
 
+# Paths of code that is not the user's.
 OTHERS_CODE = (str(Path(__file__).parent), *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")))
 
 
@@ -17,7 +18,7 @@ class UserError(Exception):
 
 
 class StopsRun(UserError):
-    """Raised while an episode is played or scored: no episode of the run can be, so the run stops."""
+    """Raised while an episode is played or scored, for a cause that affects every episode, so the run stops."""
 
 
 class ModelError(UserError):
@@ -38,7 +39,7 @@ def is_users_code(frame: FrameSummary) -> bool:
 
 
 def failure_text(error: BaseException) -> str:
-    """What is said of an error in an episode: the text of a UserError, else the traceback from the user's code on."""
+    """The text of an error for `episode.error`: that of a UserError, else the traceback from the user's code on."""
     if isinstance(error, UserError):
         return str(error).rstrip()
     shown = TracebackException.from_exception(error)

@@ -1,4 +1,4 @@
-"""Crash-safe files: atomic renames, file locks, checksums (SHA256SUMS), JSONL rows, plans and the disk cache."""
+"""Crash-safe files: atomic renames, file locks, checksums (SHA256SUMS), JSONL rows, plans of work, the disk cache."""
 
 from __future__ import annotations
 
@@ -265,13 +265,13 @@ def _refuse_existing(path: Path) -> None:
 
 
 class OtherPlan(UserError):
-    """Work that was begun with other options."""
+    """Resumable work that was begun with other options."""
 
 
 def require_same_plan(
     file: Path, plan: Mapping[str, Any], what: str, remedy: str, may_differ: Collection[str] = ()
 ) -> None:
-    """Write the plan of new work; reject a plan that differs from that of the work that is there."""
+    """Store the plan (options) of new work, or compare it with the stored one: resumed work needs the same options."""
     expected = json.loads(json.dumps(plan, default=str))
     if not file.is_file():
         write_atomic(file, json.dumps(expected, indent=2))

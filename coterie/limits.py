@@ -9,7 +9,7 @@ from pydantic import Field
 Count = Annotated[int, Field(ge=1)]
 CountFromZero = Annotated[int, Field(ge=0)]
 CountFromTwo = Annotated[int, Field(ge=2)]
-Amount = Annotated[int, Field(ge=1, le=10**6)]  # of things that are all in memory at once
+Amount = Annotated[int, Field(ge=1, le=10**6)]  # a count of things that are all in memory at once
 AmountFromZero = Annotated[int, Field(ge=0, le=10**6)]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Positive = Annotated[float, Field(gt=0)]

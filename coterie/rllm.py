@@ -55,7 +55,7 @@ __all__ = [
 ]
 
 
-OWN = "rllm"  # plays a subclass of rLLM's Workflow
+OWN = "rllm"  # the built-in workflow that runs a subclass of rLLM's Workflow
 
 
 class AgentTrainer(api.AgentTrainer):
@@ -101,7 +101,7 @@ class AgentTrainer(api.AgentTrainer):
 
 
 def _roles(workflow: Any, arguments: Mapping[str, Any]) -> list[str]:
-    """The roles of a workflow: a class, an instance, or a built-in name. Options may decide on them."""
+    """The roles of a workflow: a class, an instance, or a built-in name. They may depend on its options."""
     if workflow is None:
         raise ConfigError("workflow_class: missing; pass the workflow, or agent_class and env_class")
     if workflow == api_config.AGENT_LOOP:

@@ -121,7 +121,7 @@ def _imported_by(file: Path, folder: Path) -> Iterator[Path]:
 
 
 def _modules_beside(file: Path, folder: Path) -> dict[str, Path]:
-    """By name, the modules and packages in a folder that a file imports and Python does not find elsewhere."""
+    """The modules and packages in a folder that a file imports, by name, unless Python finds them elsewhere first."""
     path = [*(entry for entry in sys.path if entry not in _added), str(folder)]
     specs = {name: PathFinder.find_spec(name, path) for name in _imported_names(file) - sys.stdlib_module_names}
     return {

@@ -17,7 +17,7 @@ _pauses = 0
 
 @contextmanager
 def watchdog_paused() -> Iterator[None]:
-    """Pause the watchdog, for engines: a forward pass may block the event loop for as long as it takes."""
+    """Pause the watchdog, for engines: a forward pass may block the event loop for any time."""
     global _pauses
     _pauses += 1
     try:
