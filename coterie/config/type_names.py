@@ -22,6 +22,7 @@ PLAIN = {
     Mapping: "a mapping",
     list: "a list",
     tuple: "a list",
+    collections.abc.Callable: "a function",
 }
 SIGNS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 
