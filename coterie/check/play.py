@@ -40,22 +40,22 @@ def dry_run(run: Run, tasks: int, repeats: int) -> DryRun:
     steps = range(run.config.steps)
     in_time = {policy for step in steps for policy in run.algorithm.trained_policies(run.learners, step)}
     return DryRun(
-        episodes,
-        list(run.players()),
-        trained,
-        metrics,
-        run.algorithm.group_sizes(played),
-        gaps,
-        dialogue(run, played),
-        larger * sum(len(turn.response_ids) for episode in episodes for turn in episode.turns),
-        larger * seconds,
-        references,
-        probes,
-        reward is not None,
-        run.credit,
-        echoes(played, lambda turn: prompt_of(run, turn)),
-        verdicts(played, lambda turn: prompt_of(run, turn)),
-        sorted(trained - in_time),
+        episodes=episodes,
+        roles=list(run.players()),
+        trained=trained,
+        credit=metrics,
+        group_sizes=run.algorithm.group_sizes(played),
+        gaps=gaps,
+        dialogue=dialogue(run, played),
+        tokens_per_step=larger * sum(len(turn.response_ids) for episode in episodes for turn in episode.turns),
+        seconds_per_step=larger * seconds,
+        references=references,
+        probes=probes,
+        graded=reward is not None,
+        rule=run.credit,
+        echoes=echoes(played, lambda turn: prompt_of(run, turn)),
+        verdicts=verdicts(played, lambda turn: prompt_of(run, turn)),
+        waiting=sorted(trained - in_time),
     )
 
 
