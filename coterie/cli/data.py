@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,13 +10,13 @@ import rich
 import typer
 
 from coterie import console
+from coterie.cli.options import exit_on_error
 from coterie.data import preview
 from coterie.data.prepare import SPLITS, Prepared, SourceRow, read_source, split_rows, write
 from coterie.data.row import Raw, Row, Source
 from coterie.data.sources import SOURCES
 from coterie.data.swe import SWE
 from coterie.data.tinygsm import TINYGSM, program_source
-from coterie.errors import UserError
 
 GYM_PREFIX = "reasoning_gym:"
 app = typer.Typer(
@@ -28,16 +27,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 Place = Annotated[Path, typer.Argument(metavar="PATH", help="A file, or a folder written by `prepare`.")]
-
-
-@contextmanager
-def _user_errors() -> Iterator[None]:
-    """A user error prints its text and exits with code 2."""
-    try:
-        yield
-    except (UserError, ValueError, ImportError, FileExistsError) as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(2) from error
 
 
 @app.command()
@@ -74,7 +63,7 @@ def prepare(
     A row's split is taken from its file's name, else from its id or its dataset; otherwise one row in five is held out.
     The output says how many rows went where, and why.
     """
-    with _user_errors():
+    with exit_on_error(ValueError, ImportError):
         folder = out or Path("data") / name.replace(":", "-")
         with rich.get_console().status(f"preparing {name}"):
             result = _prepare(name, source, limit, code, repositories)
@@ -104,7 +93,7 @@ def show(path: Place, rows: Annotated[int, typer.Option(min=1, metavar="N", help
     Example:
       coterie data show data/gsm8k --rows 3
     """
-    with _user_errors():
+    with exit_on_error(ValueError, ImportError):
         console.show(preview.first(path, rows))
 
 
@@ -116,7 +105,7 @@ def stats(path: Place) -> None:
     Example:
       coterie data stats data/anli
     """
-    with _user_errors():
+    with exit_on_error(ValueError, ImportError):
         console.show(preview.statistics(path))
 
 

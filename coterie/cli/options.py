@@ -21,8 +21,16 @@ Changes = Annotated[
 @contextmanager
 def user_errors(module: str = "coterie.cli.commands") -> Iterator[ModuleType]:
     """Import the commands; a UserError prints its text and exits with code 2."""
-    try:
+    with exit_on_error():
         yield import_module(module)
-    except (UserError, FileExistsError) as error:
+
+
+@contextmanager
+def exit_on_error(*kinds: type[Exception]) -> Iterator[None]:
+    """Print a UserError, or an error of these kinds, without a traceback, and exit with code 2."""
+    caught: tuple[type[Exception], ...] = (UserError, FileExistsError, *kinds)
+    try:
+        yield
+    except caught as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from error

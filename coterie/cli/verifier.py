@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -11,7 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from coterie.errors import UserError, require_extra
+from coterie.cli.options import exit_on_error
+from coterie.errors import require_extra
 from coterie.files import check_output_path
 from coterie.verifier.answers import refuse_existing
 
@@ -40,16 +39,6 @@ Temperatures = Annotated[
     list[float] | None,
     typer.Option(min=0, metavar="T", help="A sampling temperature; repeatable.  [default: the config's]"),
 ]
-
-
-@contextmanager
-def user_errors() -> Iterator[None]:
-    """A user error prints its text and exits with code 2."""
-    try:
-        yield
-    except (UserError, FileExistsError) as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(2) from error
 
 
 @app.callback()
@@ -83,7 +72,7 @@ def generate(
       coterie verifier generate recipes/sums.yaml --out answers.parquet --tasks 200
       coterie verifier generate runs/debate --out answers.parquet --answers 4 --temperature 0.7 --temperature 1
     """
-    with user_errors():
+    with exit_on_error():
         refuse_existing(out)
         _data().generate(what, changes or [], checkpoint, out, answers, tasks, policy or [], temperature or [])
 
@@ -104,7 +93,7 @@ def collect(
     Example:
       coterie verifier collect runs/solver --out answers.parquet --last 50
     """
-    with user_errors():
+    with exit_on_error():
         refuse_existing(out)
         _data().collect(run, out, last)
 
@@ -160,7 +149,7 @@ def balance(
     if config is None and any(value not in (None, []) for value in topping_up):
         options_of = "changes, --policy, --temperature, --checkpoint, --rounds, --answers and --[no-]perturb"
         raise typer.BadParameter(f"{options_of} have no effect without --config, which tops up questions")
-    with user_errors():
+    with exit_on_error():
         refuse_existing(out)
         check_output_path("--plot", plot)
         if plot is None:
@@ -242,7 +231,7 @@ def train(
     given = {name: value for name, value in options.items() if value is not None}
     if (answers is None) == (resume is None):
         raise typer.BadParameter("pass a file of answers, or --resume RUN, and not both")
-    with user_errors():
+    with exit_on_error():
         runs = import_module("coterie.cli.verifier_runs")
         if answers is None:
             fixed = {"model": model, "out": out}
@@ -270,7 +259,7 @@ def evaluate(
     Example:
       coterie verifier eval runs/v answers.parquet --json v.json --plot v.png
     """
-    with user_errors():
+    with exit_on_error():
         import_module("coterie.cli.verifier_runs").evaluate_verifier(run, answers, checkpoint, json, plot)
 
 
@@ -304,7 +293,7 @@ def serve(
 
     On SIGTERM or Ctrl-C the server finishes the requests that it has accepted, then exits.
     """
-    with user_errors():
+    with exit_on_error():
         require_extra("serve", "starlette", "uvicorn")
         from coterie.rewards.verifier import KEY_VARIABLE
         from coterie.verifier.model import Verifier
