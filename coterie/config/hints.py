@@ -128,7 +128,6 @@ OLD_KEYS = {
     "drop_cut": "drop_truncated",
     "alarm": "collapse",
     "max_iterations": "max_refinement_iterations",
-    "max_rounds": "max_refinement_iterations",
     "max_parts": "max_subqueries",
 }
 
