@@ -12,6 +12,7 @@ import numpy
 
 RESAMPLES = 10_000
 FINEST = 1000  # the largest denominator of a score, such as a share of episodes; finer ones are rounded
+LARGEST = 1_000_000  # the largest sum of differences, in multiples of their unit; beyond it they are rounded
 SAME = 1e-9  # differences below are rounding
 CHUNK = 500  # resamples at once: [CHUNK, tasks] indices are held in memory
 
@@ -81,8 +82,9 @@ def sign_flip_test(differences: Sequence[float] | numpy.ndarray) -> float:
     """Two-sided exact permutation test that paired differences have mean 0: the chance of a sum at least as far from 0,
     if each had the opposite sign with probability 1/2. With scores of 0 and 1 it is McNemar's exact test."""
     exact = [Fraction(float(one)).limit_denominator(FINEST) for one in differences if one]
-    unit = min(FINEST, lcm(*(one.denominator for one in exact)))
-    steps = [round(one * unit) for one in exact]  # the differences in multiples of 1/unit
+    unit = min(Fraction(FINEST), Fraction(lcm(*(one.denominator for one in exact))))
+    unit = min(unit, LARGEST / max(sum(map(abs, exact), Fraction(0)), Fraction(1)))
+    steps = [step for one in exact if (step := round(one * unit))]  # the differences in multiples of 1/unit
     chances = numpy.ones(1)  # of the sums −n … n, for the differences so far
     for size, count in Counter(map(abs, steps)).items():
         longer = numpy.zeros(len(chances) + 2 * size * count)

@@ -42,5 +42,5 @@ if __name__ == "__main__":
         for name, team in TEAMS.items()
         for arm, interval in differences(results(name), "T").items()
     }
-    title = "team − other, in points of accuracy"
+    title = "accuracy: team − other"
     (DOCS / "images" / "results.png").write_bytes(forest(found, title))

@@ -27,7 +27,7 @@ from coterie.analysis.compare_table import (
     rows_of,
     rows_over_seeds,
 )
-from coterie.analysis.comparison import VERIFIER_MEMORY, Arm, Comparison, load
+from coterie.analysis.comparison import VERIFIER_MEMORY, Arm, Comparison, Score, load
 from coterie.config import Config
 from coterie.config.load import to_tree
 from coterie.config.problems import undotted
@@ -35,17 +35,20 @@ from coterie.config.settings import MEMORY_KEYS
 from coterie.console import show, table
 from coterie.errors import UserError, did_you_mean
 from coterie.files import flat, read_rows, reporting_write_errors, require_same_plan, write_atomic
+from coterie.statistics import mean
 from coterie.training import checkpoint
 from coterie.workflows.verified_vote import READ
 
+SAME_REWARD = 0.005  # a mean reward this close to the accuracy is not worth a remark
 
-def read_result(eval_file: Path, run: Path | None) -> Result:
+
+def read_result(eval_file: Path, run: Path | None, score: Score = "accuracy") -> Result:
     """An arm's evaluation, as written by `coterie eval --json`, and the tokens sampled in training."""
     try:
         evaluation = json.loads(eval_file.read_text())
         ((name, metrics),) = evaluation["reports"].items()
         metrics["prompt_tokens"] += metrics.get(READ, 0.0)
-        scores = evaluation["accuracy"][name]
+        scores = evaluation[score][name]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ArmFailed(f"{eval_file}: not an evaluation, or damaged; delete it to evaluate again") from error
     return Result(scores, metrics, sampled_in(run) if run else 0)
@@ -101,7 +104,7 @@ class Runner:
             if arm.verifier is not None:
                 self._train_verifier(name)
             self._command(name, self.commands(name)[-1])
-        return read_result(eval_file, self.run_of(name))
+        return read_result(eval_file, self.run_of(name), self.comparison.score)
 
     def _plan(self, name: str) -> dict[str, object]:
         """Everything that an arm's result depends on."""
@@ -212,18 +215,20 @@ def compare_seeds(
     folders = {seed: out / f"seed-{seed}" for seed in range(seeds)}
     runners = [open_runner(file, (*changes, f"seed={seed}"), folder, jobs, only) for seed, folder in folders.items()]
     found, comparison = run_all(runners, jobs), runners[0].comparison
-    against = comparison.against
+    against, score = comparison.against, comparison.score
     if not all(against in one for one in found):
         return
     by_seed = {f"{against} of seed {seed}": one[against] for seed, one in enumerate(found)}
     require_same_tasks(by_seed, f"{against} of seed 0")
     in_order = [{name: one[name] for name in comparison.arms if name in one} for one in found]
-    rows = list(rows_over_seeds(in_order, against))
+    rows = list(rows_over_seeds(in_order, against, score))
     write_atomic(out / "table.md", markdown(rows))
     runs = [runner.trained_runs() for runner in runners]
     names = [name for name in comparison.arms if any(name in one for one in runs)]
-    write_atomic(out / "curves.png", curves({name: [one[name] for one in runs if name in one] for name in names}))
-    write_atomic(out / "differences.png", forest(differences(in_order, against), _axis(against)))
+    write_atomic(
+        out / "curves.png", curves({name: [one[name] for one in runs if name in one] for name in names}, score)
+    )
+    write_atomic(out / "differences.png", forest(differences(in_order, against), _axis(comparison)))
     write_atomic(
         out / "comparison.json", json.dumps(summary(f"Mean of {seeds} seeds", rows, []) | {"runs": []}, indent=1)
     )
@@ -314,17 +319,28 @@ def _write(runner: Runner, results: Mapping[str, Result]) -> None:
         return
     require_same_tasks(ordered, comparison.against)
     runs = {name: run for name, run in runner.trained_runs().items() if name in ordered}
-    write_atomic(out / "curves.png", curves({name: [run] for name, run in runs.items()}))
-    write_atomic(out / "differences.png", forest(differences([ordered], comparison.against), _axis(comparison.against)))
+    write_atomic(out / "curves.png", curves({name: [run] for name, run in runs.items()}, comparison.score))
+    write_atomic(out / "differences.png", forest(differences([ordered], comparison.against), _axis(comparison)))
     commands = [command for name in ordered for command in runner.commands(name)]
-    rows = list(rows_of(ordered, comparison.against))
+    rows = list(rows_of(ordered, comparison.against, comparison.score))
     write_atomic(out / "table.md", markdown(rows))
     found = summary(f"Comparison with {comparison.against}", rows, commands)
     write_atomic(out / "comparison.json", json.dumps(found | {"runs": list(runs)}, indent=1))  # for `coterie view`
     write_atomic(out / "report.html", page(found, runs))
     title = f"{len(ordered[comparison.against].scores)} held-out tasks"
-    show([table(title, rows), Text(f"  {out}: table.md, curves.png, differences.png and report.html")])
+    written = Text(f"  {out}: table.md, curves.png, differences.png and report.html")
+    show([table(title, rows), *_graded(comparison, ordered), written])
 
 
-def _axis(against: str) -> str:
-    return f"accuracy of {against} − arm, in points"
+def _axis(comparison: Comparison) -> str:
+    return f"{comparison.score}: {comparison.against} − arm"
+
+
+def _graded(comparison: Comparison, results: Mapping[str, Result]) -> list[Text]:
+    """A remark if accuracies, the shares of full rewards, hide that rewards are graded."""
+    rewards = {name: result.metrics.get("reward", 0.0) for name, result in results.items()}
+    alike = all(abs(rewards[name] - mean([*result.scores.values()])) < SAME_REWARD for name, result in results.items())
+    if alike or comparison.score == "reward":
+        return []
+    means = ", ".join(f"{name} {reward:.3f}" for name, reward in rewards.items())
+    return [Text(f"  mean rewards: {means}; `score: reward` in the comparison's file compares them")]

@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 EPISODES = 8  # shown per arm
 
 
-def sampled_and_accuracy(run: Path) -> Iterator[tuple[int, float]]:
-    """Each evaluation of a run: the tokens sampled in training until then, and the accuracy."""
+def sampled_and_score(run: Path, score: str = "accuracy") -> Iterator[tuple[int, float]]:
+    """Each evaluation of a run: the tokens sampled in training until then, and the accuracy, or the mean reward."""
     sampled = 0
     for row in read_rows(run / "metrics.jsonl"):
         sampled += int(row.get("sampled_tokens", 0))
-        if "eval/accuracy" in row:
-            yield sampled, row["eval/accuracy"]
+        if f"eval/{score}" in row:
+            yield sampled, row[f"eval/{score}"]
 
 
-def curves(runs: Mapping[str, Sequence[Path]]) -> bytes:
+def curves(runs: Mapping[str, Sequence[Path]], score: str = "accuracy") -> bytes:
     """The evaluations of every trained arm over its sampled tokens, as PNG: a colour per arm, a line per seed."""
     from matplotlib.figure import Figure  # takes a second
 
@@ -35,10 +35,12 @@ def curves(runs: Mapping[str, Sequence[Path]]) -> bytes:
     axes = figure.subplots()
     for number, (name, seeds) in enumerate(runs.items()):
         for seed, run in enumerate(seeds):
-            points = list(sampled_and_accuracy(run))
+            points = list(sampled_and_score(run, score))
             label = name if seed == 0 else None
             axes.plot([x for x, _ in points], [y for _, y in points], "o-", color=f"C{number}", label=label)
-    axes.set(xlabel="tokens sampled in training", ylabel="accuracy on held-out tasks", ylim=(0, 1))
+    axes.set(xlabel="tokens sampled in training", ylabel=f"{score} on held-out tasks")
+    if score == "accuracy":
+        axes.set_ylim(0, 1)
     axes.grid(alpha=0.3)
     if runs:
         axes.legend()
@@ -53,8 +55,8 @@ def forest(differences: Mapping[str, Interval], title: str) -> bytes:
     axes = figure.subplots()
     for place, one in enumerate(differences.values()):
         color = "tab:blue" if one.low > 0 else "tab:red" if one.high < 0 else "0.5"
-        axes.plot([100 * one.low, 100 * one.high], [place, place], "-", color=color, linewidth=2)
-        axes.plot(100 * one.center, place, "o", color=color)
+        axes.plot([one.low, one.high], [place, place], "-", color=color, linewidth=2)
+        axes.plot(one.center, place, "o", color=color)
     axes.axvline(0, color="black", linewidth=0.8)
     axes.set_yticks(range(len(differences)), list(differences))
     axes.set(xlabel=title, ylim=(len(differences) - 0.5, -0.5))

@@ -17,7 +17,7 @@ Row = dict[str, str | float | int]  # cells by column
 class Result:
     """The result of an arm."""
 
-    scores: Mapping[str, float]  # by task: the share of its episodes that were correct
+    scores: Mapping[str, float]  # by task: the share of its episodes that were correct, or their mean reward
     metrics: Mapping[str, float]
     trained_tokens: int  # sampled in training
 
@@ -47,15 +47,15 @@ def require_same_tasks(results: Mapping[str, Result], against: str) -> None:
             )
 
 
-def rows_of(results: Mapping[str, Result], against: str) -> Iterator[Row]:
-    """One row per arm: its accuracy, its tokens, and the paired difference to the arm `against`."""
+def rows_of(results: Mapping[str, Result], against: str, score: str = "accuracy") -> Iterator[Row]:
+    """One row per arm: its score, its tokens, and the paired difference to the arm `against`."""
     base = results[against]
     for name, result in results.items():
         scores = [result.scores[task] for task in base.scores]
         low, high = bootstrap_interval(scores)
         row: Row = {
             "arm": name,
-            "accuracy": f"{sum(scores) / len(scores):.3f} ({low:.3f}–{high:.3f})",
+            score: f"{sum(scores) / len(scores):.3f} ({low:.3f}–{high:.3f})",
             "sampled / task": round(result.metrics["tokens"]),
             "prompt / task": round(result.metrics["prompt_tokens"]),
             "sampled in training": result.trained_tokens,
@@ -68,7 +68,7 @@ def _difference(against: str, found: Paired) -> Row:
     return {f"{against} − arm": interval, "differ": f"{found.discordant:.0%}", "p": f"{found.p:.2g}"}
 
 
-def rows_over_seeds(found: Sequence[Mapping[str, Result]], against: str) -> Iterator[Row]:
+def rows_over_seeds(found: Sequence[Mapping[str, Result]], against: str, score: str = "accuracy") -> Iterator[Row]:
     """One row per arm that was evaluated with every seed: `found` has the results of each seed by arm.
 
     Intervals are over seeds and tasks. One p-value, over tasks, is for these trained runs; the other, over seeds and
@@ -83,7 +83,7 @@ def rows_over_seeds(found: Sequence[Mapping[str, Result]], against: str) -> Iter
         row: Row = {
             "arm": name,
             "by seed": ", ".join(f"{one:.3f}" for one in scores.mean(1)),
-            "accuracy": f"{scores.mean():.3f} ({low:.3f}–{high:.3f})",
+            score: f"{scores.mean():.3f} ({low:.3f}–{high:.3f})",
             "sampled / task": round(mean([one.metrics["tokens"] for one in results])),
             "prompt / task": round(mean([one.metrics["prompt_tokens"] for one in results])),
             "sampled in training": round(mean([one.trained_tokens for one in results])),

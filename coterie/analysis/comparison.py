@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from coterie.config import Config, ConfigError, yamltree
 from coterie.config.conflicts import check_conflicts
@@ -17,6 +18,7 @@ from coterie.errors import did_you_mean
 
 # Of `coterie verifier train`; the comparison itself sets --out, --seed and --adapter.
 VERIFIER_MEMORY = "--microbatch-tokens"
+Score = Literal["accuracy", "reward"]
 VERIFIER_OPTIONS = (
     *("--model", "--epochs", "--lr", "--rank", "--questions-per-step", "--held-out", "--evaluations", "--context"),
     VERIFIER_MEMORY,
@@ -75,6 +77,7 @@ class Comparison:
     arms: dict[str, Arm]
     against: str  # the arm that the others are compared with
     evaluate: tuple[str, ...] = ()  # changes for every arm's evaluation
+    score: Score = "accuracy"  # what is compared: the share of right answers, or the mean reward, for graded rewards
 
     def __post_init__(self) -> None:
         if self.against not in self.arms:

@@ -17,7 +17,7 @@ from coterie.cli import check_tables, report
 from coterie.config import Config, ConfigError
 from coterie.config.requirements import require_packages
 from coterie.console import show
-from coterie.evaluation.evaluate import Report, accuracy_by_task, evaluate
+from coterie.evaluation.evaluate import Report, accuracy_by_task, evaluate, reward_by_task
 from coterie.evaluation.single_agent_baseline import (
     SingleAgent,
     SingleAgentWorkflow,
@@ -222,7 +222,10 @@ def _amount(run: Run) -> str:
 
 def _as_json(what: Path, run: Run, reports: dict[str, Report]) -> str:
     found = {name: one.metrics for name, one in reports.items()}
-    accuracy = {name: accuracy_by_task(one.episodes) for name, one in reports.items()}
+    by_task = {
+        "accuracy": {name: accuracy_by_task(one.episodes) for name, one in reports.items()},
+        "reward": {name: reward_by_task(one.episodes) for name, one in reports.items()},
+    }
     size = {"tasks": len(run.held_out), "episodes_per_task": run.config.eval.episodes_per_task}
-    content = {"of": str(what), "step": run.step, **size, "reports": found, "accuracy": accuracy}
+    content = {"of": str(what), "step": run.step, **size, "reports": found, **by_task}
     return json.dumps(content, indent=2) + "\n"

@@ -49,6 +49,14 @@ def accuracy_by_task(episodes: Sequence[Episode]) -> dict[str, float]:
     return {task: mean(correct) for task, correct in _correct_by_task(episodes).items()}
 
 
+def reward_by_task(episodes: Sequence[Episode]) -> dict[str, float]:
+    """The mean reward of each task's episodes; failed ones count as 0."""
+    by_task: dict[str, list[float]] = {}
+    for episode in episodes:
+        by_task.setdefault(episode.task.id, []).append(episode.reward if episode.error is None else 0.0)
+    return {task: mean(rewards) for task, rewards in by_task.items()}
+
+
 def _correct_by_task(episodes: Sequence[Episode]) -> dict[str, list[bool]]:
     by_task: dict[str, list[bool]] = {}
     for episode in episodes:

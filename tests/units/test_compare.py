@@ -19,7 +19,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from coterie.analysis.compare import ArmFailed, Runner, compare, compare_seeds, environment, sampled_in
-from coterie.analysis.compare_report import page, sampled_and_accuracy, summary
+from coterie.analysis.compare_report import page, sampled_and_score, summary
 from coterie.analysis.compare_table import (
     Interval,
     OtherTasks,
@@ -142,7 +142,34 @@ def test_a_curve_counts_the_tokens_of_training_until_each_evaluation(tmp_path: P
     steps = [{"eval/accuracy": 0.1}, {"sampled_tokens": 5}, {"sampled_tokens": 7}, {"eval/accuracy": 0.4}]
     rows = [{"step": step, **row} for step, row in zip((0, 1, 2, 2), steps, strict=True)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert list(sampled_and_accuracy(tmp_path)) == [(0, 0.1), (12, 0.4)]
+    assert list(sampled_and_score(tmp_path)) == [(0, 0.1), (12, 0.4)]
+
+
+def test_graded_rewards_are_compared_on_request_and_not_hidden(
+    comparison: Path, here: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (comparison.parent / "mine.py").write_text("def length(answer, truth):\n    return len(answer) / 100\n")
+    for name in ("single", "team"):
+        recipe = comparison.parent / f"{name}.yaml"
+        recipe.write_text(recipe.read_text().replace("reward: number", "reward: mine.py:length"))
+    out = comparison.parent / "out"
+    tables = {}
+    for score in ("accuracy", "reward"):  # with the same evaluations
+        comparison.write_text(
+            yaml.safe_dump(yaml.safe_load(comparison.read_text()) | {"score": score}, sort_keys=False)
+        )
+        capsys.readouterr()
+        compare(comparison, (), out, jobs=1, only=("S1", "T"))
+        tables[score] = (out / "table.md").read_text().splitlines()
+        assert ("`score: reward` in the comparison's file compares them" in capsys.readouterr().out) == (
+            score == "accuracy"
+        )
+    assert here == ["S1 train", "S1 eval", "T train", "T eval"]
+    assert "| 0.000 (0.000–0.000) |" in tables["accuracy"][2] and tables["reward"][0].startswith("| arm | reward |")
+    stored = json.loads((out / "S1.json").read_text())
+    (rewards,), (metrics,) = stored["reward"].values(), stored["reports"].values()
+    mean_reward = sum(rewards.values()) / len(rewards)
+    assert mean_reward == pytest.approx(metrics["reward"]) and f"| {mean_reward:.3f} (" in tables["reward"][2]
 
 
 def test_a_report_shows_text_as_text() -> None:

@@ -64,6 +64,8 @@ def test_flipping_signs_takes_any_numbers_and_many() -> None:
     shifted = [one + 0.1 for one in centered]
     z = abs(sum(shifted)) / sum(one**2 for one in shifted) ** 0.5  # the sum of the signs is nearly normal
     assert sign_flip_test(shifted) == pytest.approx(erfc(z / 2**0.5), rel=0.05)
+    large = [1e5 * one for one in shifted]  # rewards of any size
+    assert sign_flip_test(large) == pytest.approx(erfc(z / 2**0.5), rel=0.05)
     assert sign_flip_test([1.0] * 3000 + [-1.0] * 3000) == 1
     # 3100 against 2900 discordant tasks: the normal approximation with continuity correction.
     assert sign_flip_test([1.0] * 3100 + [-1.0] * 2900) == pytest.approx(erfc(199 / 6000**0.5 / 2**0.5), rel=0.01)
