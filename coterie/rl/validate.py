@@ -8,7 +8,26 @@ from numbers import Real
 from coterie.errors import BadReward, UserError
 from coterie.types import Episode
 
-RESERVED_METRICS = frozenset(("step", "time", "reward", "failed", "tokens_per_second"))  # logged by every step
+# Metrics that every step logs; and groups of them, such as `reward/<role>`.
+RESERVED_METRICS = frozenset(
+    ("step", "time", "reward", "failed", "tokens_per_second", "sampled_tokens", "groups", "stale", "collapse")
+)
+RESERVED_GROUPS = frozenset(
+    (
+        "reward",
+        "credit",
+        "tokens",
+        "truncated",
+        "stderr",
+        "seconds",
+        "eval",
+        "failed",
+        "groups",
+        "dropped",
+        "absent",
+        "critic",
+    )
+)
 
 
 class NotFinite(UserError, RuntimeError):
@@ -22,5 +41,7 @@ def require_finite(episode: Episode) -> None:
     for what, number in (found | {f"its metric {name}": value for name, value in episode.metrics.items()}).items():
         if not isinstance(number, Real) or not math.isfinite(number):
             raise BadReward(f"{what} is {number!r}; a finite number was expected")
-    if taken := RESERVED_METRICS & episode.metrics.keys():
+    names = episode.metrics.keys()
+    grouped = {name for name in names if "/" in name and name.partition("/")[0] in RESERVED_GROUPS}
+    if taken := (RESERVED_METRICS & names) | grouped:
         raise BadReward(f"a metric may not be called {', '.join(sorted(taken))}: the run has one of that name")

@@ -6,11 +6,13 @@ An episode that cannot be scored fails. It never gets reward 0, which would trai
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from coterie.errors import BadReward
 from coterie.rewards import TIMEOUTS, GraderFailed, GraderTimeout
 from coterie.rl.validate import require_finite
 from coterie.types import Env, Episode, Grade, Metrics, Outcome
@@ -36,9 +38,9 @@ class Scorer:
         episode.answer = outcome.answer
         episode.reward = outcome.reward or 0.0
         await self._score_env(episode)
-        episode.metrics |= outcome.metrics
+        _add_metrics(episode, outcome.metrics)
         if outcome.judge is not None:
-            episode.metrics |= await self._run_judge(episode, outcome.judge)
+            _add_metrics(episode, await self._run_judge(episode, outcome.judge))
         require_finite(episode)
 
     async def _score_env(self, episode: Episode) -> None:
@@ -46,7 +48,9 @@ class Scorer:
 
         async def attempt() -> None:
             scored = _copy(episode)
-            await self.env.score(scored)
+            returned: object = await self.env.score(scored)  # type: ignore[func-returns-value]
+            if returned is not None:
+                raise BadReward(f"{type(self.env).__name__}.score returned {returned!r}; write it to episode.reward")
             _write_back(scored, episode)
 
         await with_retries(attempt, episode, self.deadline)
@@ -61,7 +65,13 @@ class Scorer:
         async def attempt() -> Metrics:
             for turn, reward in zip(episode.turns, before, strict=True):
                 turn.reward = reward
-            return dict(await judge(grade))
+            found: object = judge(grade)
+            if not inspect.isawaitable(found):
+                raise BadReward(f"a judge gave {found!r}; write `async def judge(grade)`")
+            metrics = await found
+            if metrics is not None and not isinstance(metrics, Mapping):
+                raise BadReward(f"a judge returned {metrics!r}; return its metrics as a dict, or nothing")
+            return dict(metrics or {})
 
         return await with_retries(attempt, episode, self.deadline)
 
@@ -76,6 +86,15 @@ class Scorer:
             return trial.reward
 
         return await with_retries(attempt, episode, self.deadline)
+
+
+def _add_metrics(episode: Episode, metrics: Mapping[str, float]) -> None:
+    """Add the workflow's metrics to those of the environment, such as its `accuracy`."""
+    if taken := episode.metrics.keys() & metrics.keys():
+        raise BadReward(
+            f"the workflow's metric {', '.join(sorted(taken))} is one of the environment's; choose another name"
+        )
+    episode.metrics |= metrics
 
 
 async def with_retries(attempt: Callable[[], Awaitable[T]], owner: Episode, deadline: float | None) -> T:

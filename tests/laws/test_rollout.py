@@ -24,7 +24,7 @@ from coterie.models.base import Base
 from coterie.rollout.agent import AgentTeam, Player
 from coterie.rollout.collector import Collector
 from coterie.rollout.metrics import TooManyFailures, describe_failures, drop_failed, rollout_metrics, turn_metrics
-from coterie.types import Episode, Sampling, Split, Task, Team
+from coterie.types import Episode, Outcome, Sampling, Split, Task, Team
 from coterie.workflows.vote import Vote
 from tests.episodes import episode, turn
 from tests.hangs import HANG
@@ -308,6 +308,7 @@ class Scores:
     reward: Any = 1.0
     turn_reward: Any = None
     metric: Mapping[str, Any] = field(default_factory=dict)
+    returned: Any = None
 
     def tasks(self, split: Split) -> Sequence[Task]:
         return TASKS
@@ -315,9 +316,10 @@ class Scores:
     def open(self, task: Task) -> None:
         return None
 
-    async def score(self, played: Episode) -> None:
+    async def score(self, played: Episode) -> Any:
         played.reward, played.turns[-1].reward = self.reward, self.turn_reward
         played.metrics |= self.metric
+        return self.returned
 
 
 @pytest.mark.parametrize(
@@ -330,6 +332,8 @@ class Scores:
         (Scores(turn_reward=math.inf), "the reward of right's turn is inf"),
         (Scores(metric={"found": math.nan}), "its metric found is nan"),
         (Scores(metric={"tokens_per_second": 1.0}), "a metric may not be called tokens_per_second"),
+        (Scores(metric={"credit/left": 1.0, "found": 1.0}), "a metric may not be called credit/left: the run has"),
+        (Scores(returned=0.5), "Scores.score returned 0.5; write it to episode.reward"),
     ],
 )
 def test_a_reward_or_metric_that_is_no_number_is_the_failure_of_its_episode(
@@ -337,6 +341,46 @@ def test_a_reward_or_metric_that_is_no_number_is_the_failure_of_its_episode(
 ) -> None:
     (played,) = replace(collector, env=env).collect(TASKS[:1], 1, PLAYERS, seed=1)
     assert played.error_kind == "BadReward" and (played.error or "").startswith(complaint)
+
+
+@dataclass(frozen=True)
+class Reports:
+    """Reports metrics of its own, some by a judge."""
+
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    judge: Any = None
+    roles: Sequence[str] = ("left", "right")
+
+    async def run(self, task: Task, team: Team, world: Any) -> Outcome:
+        return Outcome((await team.left.say(task.prompt)).text, metrics=dict(self.metrics), judge=self.judge)
+
+
+async def says_nothing(grade: Any) -> None: ...
+
+
+async def says_a_number(grade: Any) -> float:
+    return 1.0
+
+
+async def says_found(grade: Any) -> dict[str, float]:
+    return {"found": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("workflow", "complaint"),
+    [
+        (Reports({"found": 0.0}), "the workflow's metric found is one of the environment's"),
+        (Reports(judge=says_found), "the workflow's metric found is one of the environment's"),
+        (Reports(judge=lambda grade: {}), "a judge gave {}; write `async def judge(grade)`"),
+        (Reports(judge=says_a_number), "a judge returned 1.0; return its metrics as a dict, or nothing"),
+        (Reports({"asked": 1.0}, judge=says_nothing), ""),
+    ],
+)
+def test_a_workflow_adds_metrics_and_replaces_none(workflow: Reports, complaint: str, collector: Collector) -> None:
+    own = replace(collector, env=Scores(metric={"found": 1.0}), workflow=workflow)
+    (played,) = own.collect(TASKS[:1], 1, PLAYERS, seed=1)
+    assert (played.error or "").startswith(complaint) and (played.error is None) == (complaint == "")
+    assert complaint or played.metrics == {"found": 1.0, "asked": 1.0}
 
 
 def test_a_prompt_that_cannot_be_read_fails_alone(collector: Collector) -> None:
