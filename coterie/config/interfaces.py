@@ -12,6 +12,7 @@ from coterie.rewards.reward_function import reward_signature
 
 MEMBERS: dict[Kind, tuple[str, ...]] = {"workflow": ("roles", "run"), "env": ("tasks", "open", "score")}
 COROUTINES: dict[Kind, str] = {"workflow": "run", "env": "score"}
+NOT_COROUTINES: dict[Kind, tuple[str, ...]] = {"env": ("tasks", "open")}
 BASES: dict[Kind, type] = {"algorithm": Algorithm, "credit": Credit}
 
 
@@ -25,6 +26,9 @@ def interface_problem(kind: Kind, part: Any, instance: Any) -> str | None:
         return f"{name}.roles is {instance.roles!r}, expected a list of role names, as in roles = ('solver', 'judge')"
     if kind in COROUTINES and not inspect.iscoroutinefunction(getattr(instance, COROUTINES[kind])):
         return f"{name}.{COROUTINES[kind]} is not a coroutine; write `async def {COROUTINES[kind]}`"
+    for member in NOT_COROUTINES.get(kind, ()):
+        if inspect.iscoroutinefunction(getattr(instance, member)):
+            return f"{name}.{member} is a coroutine, which nothing awaits; write `def {member}`, without async"
     if kind in BASES and not isinstance(instance, BASES[kind]):
         return f"{name} is not a subclass of {BASES[kind].__name__}; write `class {name}({BASES[kind].__name__})`"
     return _signature_problem(name, part) if kind == "reward" else None

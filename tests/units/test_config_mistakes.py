@@ -216,6 +216,7 @@ MISTAKES_IN_OVERRIDES = {
         "workflow.name: Hasty.run is not a coroutine; write `async",
     ),
     "a score that is not awaited": ("env=parts.py:Lazy", "env.name: Lazy.score is not a coroutine"),
+    "a world that is not awaited": ("env=parts.py:Opens", "env.name: Opens.open is a coroutine, which nothing awaits"),
     "no tasks": ("env={name: 'parts.py:Plain', size: 3}", "env.name: Plain has no tasks and no open and no score"),
     "a bug in an own part": ("workflow=parts.py:Torn", "workflow: ", "parts.py, line 44: TypeError: unsupported"),
     "an own algorithm": (
