@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from coterie.envs.worlds.world import Observation, Reward, WorldDriver, observation_of
+from coterie.envs.worlds.world import BadWorld, Observation, Reward, WorldDriver
 from coterie.prompts import chat_messages, check, check_counts, fill
 from coterie.types import Message, Outcome, Task, Team, Turn
 
@@ -47,7 +47,7 @@ class MultiTurn:
 
     async def _at_once(self, driver: WorldDriver, conversations: Conversations, seen: Observation) -> dict[str, str]:
         roles = driver.speaking
-        texts = await asyncio.gather(*(conversations.say(role, seen) for role in roles))
+        texts = await asyncio.gather(*(conversations.say(role, driver.observation(role, seen)) for role in roles))
         return dict(zip(roles, texts, strict=True))
 
     async def _in_turn(self, driver: WorldDriver, conversations: Conversations, seen: Observation) -> dict[str, str]:
@@ -56,7 +56,7 @@ class MultiTurn:
             if actions:
                 before = list(actions)[-1]
                 seen = await driver.transition(before, actions[before], seen)
-            actions[role] = await conversations.say(role, seen)
+            actions[role] = await conversations.say(role, driver.observation(role, seen))
         return actions
 
 
@@ -69,8 +69,7 @@ class Conversations:
         self.latest: dict[str, Turn] = {}
         self.last = ""
 
-    async def say(self, role: str, seen: Observation) -> str:
-        observation = observation_of(role, seen)
+    async def say(self, role: str, observation: str) -> str:
         if role in self.messages:
             self.messages[role].append(Message(role="user", content=observation))
         else:
@@ -87,7 +86,7 @@ class Conversations:
             return reward
         for role, own in reward.items():
             if role not in self.workflow.roles:
-                raise ValueError(f"the world rewards {role!r}; this team has {', '.join(self.workflow.roles)}")
+                raise BadWorld(f"the world rewards {role!r}; this team has {', '.join(self.workflow.roles)}")
             if role in self.latest:  # a role without a turn gets no reward
                 self.latest[role].reward = (self.latest[role].reward or 0.0) + own
         return 0.0

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy
 import pytest
 
 from coterie.config import ConfigError
 from coterie.envs.worlds.nim import Nim
 from coterie.envs.worlds.pettingzoo import Aec, AecWorld
 from coterie.envs.worlds.treasure_hunt import Hunt
+from coterie.envs.worlds.world import BadWorld
 from coterie.models.chat import Chat
 from coterie.rollout.agent import Player
 from coterie.rollout.collector import Collector
@@ -111,9 +114,52 @@ def test_whatever_is_said_reaches_the_world_as_it_is(said: str) -> None:
     assert team.player.prompts[1][1] == {"role": "assistant", "content": said}
 
 
-def test_a_world_that_rewards_a_stranger_is_told() -> None:
-    with pytest.raises(ValueError, match="the world rewards 'ann'; this team has player"):
-        play(MultiTurn(), AecWorld(Turns(), 0, -1.0), {"player": ["1"], "ann": ["1"]})
+class Grid:
+    """A world of which one part is replaced."""
+
+    def __init__(self, first: Any = "go", then: Any = ("on", 0.5, False), speaking: Any = ("ann", "bob")) -> None:
+        self.first, self.then, self.speaking = first, then, speaking
+
+    def reset(self) -> Any:
+        return self.first
+
+    def step(self, said: Mapping[str, str]) -> Any:
+        return self.then
+
+
+BAD_WORLDS = {
+    "gymnasium": (Grid(then=("on", 0.5, False, False, {})), "Grid.step returned 5 values; it returns (observation, "),
+    "no reward": (Grid(then=("on", True)), "Grid.step returned 2 values; it returns (observation, reward, done)"),
+    "nothing": (Grid(then=None), "Grid.step returned None; it returns (observation, reward, done)"),
+    "reset with info": (
+        Grid(first=("go", {})),
+        "Grid.reset returned the observation 2 values; an observation is a text for all, or {role: text}",
+    ),
+    "reward None": (Grid(then=("on", None, False)), "Grid.step returned the reward None; a finite number was"),
+    "reward text": (Grid(then=("on", "1", False)), "Grid.step returned the reward '1'; a finite number was"),
+    "reward nan": (Grid(then=("on", float("nan"), False)), "Grid.step returned the reward nan; a finite"),
+    "one's reward None": (Grid(then=("on", {"bob": None}, False)), "Grid.step returned the reward None of bob; a"),
+    "a stranger's reward": (Grid(then=("on", {"eve": 1.0}, False)), "the world rewards 'eve'; this team has ann, bob"),
+    "done by role": (Grid(then=("on", 1.0, {"ann": False})), "Grid.step returned done = {'ann': False}; it is True or"),
+    "nothing to see": (Grid(first={"ann": "go"}), "Grid.reset returned an observation without bob; an observation is"),
+    "a number to see": (Grid(then=(5, 1.0, False)), "Grid.step returned the observation 5; an observation is a text"),
+    "one sees a number": (Grid(then=({"ann": 5}, 1.0, False)), "Grid.step returned 5 for ann to see; an observation"),
+    "a stranger speaks": (Grid(speaking=("eve",)), "Grid.speaking is ('eve',), expected a list of this team's roles: "),
+    "a text speaks": (Grid(speaking="ann"), "Grid.speaking is 'ann', expected a list of this team's roles: ann, bob"),
+    "no world": (object(), "object has no observe and no act; a world has observe, act and done, or reset and step"),
+}
+
+
+@pytest.mark.parametrize(("world", "told"), BAD_WORLDS.values(), ids=BAD_WORLDS)
+def test_a_world_that_returns_something_else_is_told_where_and_what_is_right(world: Any, told: str) -> None:
+    with pytest.raises(BadWorld, match=re.escape(told)):
+        play(MultiTurn(roles=("ann", "bob"), max_steps=2), world, {"ann": ["1", "2"], "bob": ["1", "2"]})
+
+
+def test_numbers_of_numpy_are_rewards_and_the_last_observation_is_seen_by_nobody() -> None:
+    world = Grid(then=(None, numpy.float32(0.5), numpy.bool_(True)))
+    outcome, _ = play(MultiTurn(roles=("ann", "bob")), world, {"ann": ["1"], "bob": ["1"]})
+    assert outcome.reward == 0.5 and outcome.metrics == {"steps": 1, "finished": 1.0}
 
 
 def test_an_environment_without_a_world_is_told() -> None:
