@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from coterie.errors import UserError
+from coterie.rl.checks import check_credit, checked_metrics
 from coterie.statistics import mean
 from coterie.types import Counterfactuals, Episode, Fork, Metrics, Turn
 
@@ -49,7 +50,10 @@ class Credit:
         `counterfactuals`: the forks that were played, by id. `team_chain`: the algorithm adds later credit along the
         whole team's turns, so the team's reward must be at its last turn only, not at every role's.
         """
-        return self.write_credit(episodes, counterfactuals, team_chain) | credit_metrics(episodes)
+        written = self.write_credit(episodes, counterfactuals, team_chain)
+        metrics = checked_metrics(f"{type(self).__name__}.write_credit", written)
+        check_credit(type(self).__name__, episodes)
+        return metrics | credit_metrics(episodes)
 
     def write_credit(self, episodes: Sequence[Episode], counterfactuals: Counterfactuals, team_chain: bool) -> Metrics:
         """The hook behind `assign`: write `turn.credit`, return metrics."""

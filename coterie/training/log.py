@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
+from numbers import Real
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
@@ -79,6 +80,8 @@ class StepLog:
         for name, value in metrics.items():
             if name in self.metrics or name in ("step", "time"):
                 raise ValueError(f"{name}: this metric was already logged in step {self.step}")
+            if not isinstance(value, Real | torch.Tensor):
+                raise UserError(f"step {self.step}: the metric {name} is {value!r:.80}; a number was expected")
             self.metrics[name] = float(value)
 
     def episodes(self, episodes: Sequence[Episode], counterfactuals: Sequence[Episode] = ()) -> None:

@@ -24,6 +24,7 @@ from coterie.errors import UserError
 from coterie.evaluation.evaluate import evaluate
 from coterie.learners.batch import make_batches, scatter_to_turns
 from coterie.learners.distributed import SINGLE_PROCESS, Processes
+from coterie.rl.checks import check_advantages, checked_metrics
 from coterie.rollout.agent import Player, Players, players_of
 from coterie.rollout.collector import Collector
 from coterie.rollout.metrics import drop_failed, rollout_metrics, turn_metrics
@@ -224,7 +225,9 @@ def assign_credit(run: Run, played: list[Episode], counterfactuals: dict[str, Ep
     metrics = drop_stale(played, run.learners, run.collector.versions(run.learners))
     drop_other_rounds(played, algorithm, run.step)
     metrics |= run.credit.assign(played, counterfactuals, team_chain=algorithm.chain == "team")
-    metrics |= algorithm.compute_advantages(played, run.memory)
+    name = type(algorithm).__name__
+    metrics |= checked_metrics(f"{name}.compute_advantages", algorithm.compute_advantages(played, run.memory))
+    check_advantages(name, played)
     clear_dropped_advantages(played)
     explain_left_out(played, run.learners)
     return metrics | count_silent(played, run.config.roles)
