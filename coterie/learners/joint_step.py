@@ -18,6 +18,7 @@ from coterie.learners.distributed import Processes
 from coterie.learners.packing import Microbatch, concatenate, filler
 from coterie.models.attention import to_device_async
 from coterie.models.lora_routing import Segment
+from coterie.rl.validate import require_per_token
 from coterie.types import Batch, Loss, Measure, Metrics, Scores, TokenMetrics
 
 if TYPE_CHECKING:
@@ -89,7 +90,9 @@ class FitJob:
             return hidden.sum() * 0
         part = self.on_device.each(lambda column: column[micro.index])
         scores = self.learner.scores_of(hidden[micro.source], part)
-        loss = (self.loss(scores, part) * self.weights[micro.index]).sum()
+        token_loss = self.loss(scores, part)
+        require_per_token(self.loss, token_loss, scores, len(micro.index))
+        loss = (token_loss * self.weights[micro.index]).sum()
         self.metrics.add(loss, scores, part)
         if self.tokens is not None:
             self.tokens[:, micro.index] = torch.stack([scores.logprobs, scores.entropy]).detach().float()

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from numbers import Real
+from typing import Any
+
+from torch import Tensor
 
 from coterie.errors import BadReward, UserError
-from coterie.types import Episode
+from coterie.types import Episode, Loss, Scores
 
 # Metrics that every step logs; and groups of them, such as `reward/<role>`.
 RESERVED_METRICS = frozenset(
@@ -32,6 +35,21 @@ RESERVED_GROUPS = frozenset(
 
 class NotFinite(UserError, RuntimeError):
     """A gradient that is NaN or infinite."""
+
+
+class BadLoss(UserError, ValueError):
+    """A loss that is not one number per token, or that has no gradient."""
+
+
+def require_per_token(function: Loss, loss: Any, scores: Scores, tokens: int) -> None:
+    """Raise BadLoss if a loss is not [tokens]: a scalar would be broadcast over the weights. Or if it has no gradient
+    although the scores have one."""
+    name = getattr(function, "__qualname__", repr(function))
+    if not isinstance(loss, Tensor) or loss.shape != (tokens,):
+        got = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+        raise BadLoss(f"{name} returned {got}, expected [{tokens}], one number per token")
+    if not loss.requires_grad and any(column.requires_grad for column in vars(scores).values() if column is not None):
+        raise BadLoss(f"{name} returned a loss without a gradient; compute it from scores.logprobs, without detach()")
 
 
 def require_finite(episode: Episode) -> None:

@@ -24,7 +24,7 @@ from coterie.learners.learner import TorchLearner, lr_factor
 from coterie.learners.logprobs import ChosenLogprobs
 from coterie.learners.packing import bytes_per_token, pack_microbatches, token_budget
 from coterie.rl.losses import KlEstimator, Reduce
-from coterie.rl.validate import NotFinite
+from coterie.rl.validate import BadLoss, NotFinite
 from coterie.types import Batch, Scores
 from tests.episodes import random_episodes
 from tests.learners import gradients, learner, random_batch
@@ -412,6 +412,26 @@ def test_a_gradient_that_is_no_number_moves_nothing_and_says_whose_it_is(model_f
         made.fit(batch, Algorithm().loss_weights(batch), Algorithm().loss)
     assert all(torch.equal(before[name], parameter) for name, parameter in made.parameters().items())
     assert all(parameter.grad is None for parameter in made.parameters().values()) and made.version == 0
+
+
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [
+        (
+            lambda scores, batch: scores.logprobs.mean(),
+            r"a tensor of shape \[\], expected \[\d+\], one number per token",
+        ),
+        (lambda scores, batch: scores.logprobs[:, None], r"a tensor of shape \[\d+, 1\], expected"),
+        (lambda scores, batch: 1.0, r"<lambda> returned a float, expected \[\d+\]"),
+        (lambda scores, batch: scores.logprobs.detach(), "returned a loss without a gradient"),
+    ],
+    ids=["scalar", "column", "float", "detached"],
+)
+def test_a_loss_is_one_number_per_token_with_a_gradient(loss: Any, said: str, model_folder: Folder) -> None:
+    made = learner(model_folder("llama"))
+    batch = random_batch(made)
+    with pytest.raises(BadLoss, match=said):
+        made.fit(batch, Algorithm().loss_weights(batch), loss)
 
 
 def test_gradients_are_clipped_to_the_norm_over_all_of_a_policy_s_weights(model_folder: Folder) -> None:
