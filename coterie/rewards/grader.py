@@ -94,8 +94,8 @@ class Grader:
         """Score many answers in one call; each argument is a list."""
         lists = tuple(list(column) for column in zip(*answers, strict=True))
         values = await call(self.name, lists, self.options, self.deadline)
-        if not isinstance(values, Sequence) or len(values) != len(answers):
-            what = f"{len(values)} rewards" if isinstance(values, Sequence) else f"{values!r:.80}"
+        if not isinstance(values, list) or len(values) != len(answers):
+            what = f"{len(values)} rewards" if isinstance(values, list) else f"{values!r:.80}"
             raise BadReward(f"reward {self.name} gave {what} for {len(answers)} answers; it must give one per answer")
         return values
 
@@ -145,7 +145,7 @@ _signatures: dict[str, RewardSignature] = {}
 async def _signature(name: str) -> RewardSignature:
     """The signature of a user's function, read once in a worker: this process does not import the user's file."""
     if name not in _signatures:
-        _signatures[name] = await call(SIGNATURE_OF, (name,), {}, START_SECONDS)
+        _signatures[name] = RewardSignature(*await call(SIGNATURE_OF, (name,), {}, START_SECONDS))
     return _signatures[name]
 
 

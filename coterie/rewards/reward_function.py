@@ -60,6 +60,8 @@ def reward_signature(function: Callable[..., Any]) -> RewardSignature:
     return RewardSignature(takes_task, batched=getattr(function, MARK, False))
 
 
-def signature_of_name(name: str) -> RewardSignature:
-    """The signature of a function by its name; runs in a worker, so that the parent does not import the user's file."""
-    return reward_signature(load(name))
+def signature_of_name(name: str) -> tuple[bool, bool]:
+    """The fields of a function's signature by its name; runs in a worker, so that the parent does not import the user's
+    file."""
+    signature = reward_signature(load(name))
+    return signature.takes_task, signature.batched

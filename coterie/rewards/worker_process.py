@@ -16,6 +16,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from coterie.errors import failure_text
+from coterie.rewards.plain_values import plain_value
 from coterie.rewards.reward_function import load
 
 
@@ -48,7 +49,7 @@ def _answer(connection: Connection, request: bytes) -> None:
         value = function(*arguments, **options)
         if inspect.isawaitable(value):
             value = asyncio.run(_wait(value))
-        connection.send(("value", value))
+        connection.send(("value", plain_value(value)))
     except BaseException as error:  # sent as text; the parent raises it
         connection.send(("failed", failure_text(error)))
 

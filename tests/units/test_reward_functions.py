@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from coterie import reward
 from coterie.config.interfaces import interface_problem
 from coterie.envs.base import attach_reward
 from coterie.envs.rows import Rows
+from coterie.errors import BadReward
 from coterie.rewards import Grader, GraderFailed, GraderTimeout, batching, make_grader
 from coterie.rewards.reward_function import RewardSignature, reward_signature
 from coterie.types import Episode, Task, Weighted
@@ -137,6 +139,51 @@ def test_a_batched_reward_gives_a_list_of_as_many(own: Path, name: str, what: st
     for error in grades(ask, ["a", "b"]):
         assert isinstance(error, ValueError)
         assert f"gave {what} for 2 answers; it must give one per answer" in str(error)
+
+
+NUMBERS = """
+from fractions import Fraction
+import numpy, torch
+from coterie import reward
+
+def tensor(answer, truth): return torch.tensor(0.5, requires_grad=True)
+def single(answer, truth): return numpy.float32(0.5)
+def half(answer, truth): return Fraction(1, 2)
+def right(answer, truth): return numpy.bool_(True)
+def array(answer, truth): return numpy.array([0.5])
+def wide(answer, truth): return torch.ones(2, 2)
+def generated(answer, truth): yield 0.5
+def named(answer, truth): return {"score": 0.5}
+def text(answer, truth): return "0.5"
+
+@reward(batched=True)
+def arrays(answers, truths): return numpy.full(len(answers), 0.5)
+@reward(batched=True)
+def tensors(answers, truths): return [torch.tensor(0.5) for _ in answers]
+@reward(batched=True)
+def generators(answers, truths): return (0.5 for _ in answers)
+"""
+
+
+@pytest.fixture
+def numbers(tmp_path: Path) -> Path:
+    path = tmp_path / "numbers.py"
+    path.write_text(NUMBERS)
+    return path
+
+
+def test_a_number_of_torch_or_numpy_is_a_number(numbers: Path) -> None:
+    names = ("tensor", "single", "half", "right", "arrays", "tensors")
+    assert [grade(numbers, name) for name in names] == [0.5, 0.5, 0.5, 1.0, 0.5, 0.5]
+
+
+def test_what_is_no_number_is_shown_as_it_was_returned(numbers: Path) -> None:
+    shown = {"array": "[0.5]", "wide": "tensor([[", "generated": "<generator object generated", "text": "'0.5'"}
+    for name, start in (shown | {"named": "{'score': 0.5}"}).items():
+        with pytest.raises(BadReward, match=rf"(?s)gave {re.escape(start)}.*; a reward must be a finite number"):
+            grade(numbers, name)
+    with pytest.raises(BadReward, match=r"gave <generator object .* for 1 answers; it must give one per answer"):
+        grade(numbers, "generators")
 
 
 def test_parts_of_a_sum_are_given_the_task_too(own: Path) -> None:
