@@ -92,6 +92,18 @@ class Guess:
 
 def sure(answer) -> float:
     return 1.0
+
+class Sure:
+    def __call__(self, answer, truth):
+        return 1.0
+
+sure_too = Sure()
+
+def by_position(answer, truth, k: int = 1, *, far=2):
+    return 1.0
+
+def swapped(truth, answer):
+    return 1.0
 """
 
 

@@ -8,11 +8,12 @@ from typing import Any
 from coterie.algorithms.base import Algorithm
 from coterie.config.registry import Kind
 from coterie.credit.base import Credit
-from coterie.rewards.reward_function import reward_signature
+from coterie.rewards.reward_function import TASK, reward_signature
 
 MEMBERS: dict[Kind, tuple[str, ...]] = {"workflow": ("roles", "run"), "env": ("tasks", "open", "score")}
 COROUTINES: dict[Kind, str] = {"workflow": "run", "env": "score"}
 NOT_COROUTINES: dict[Kind, tuple[str, ...]] = {"env": ("tasks", "open")}
+SWAPPED = (("truth", "answer"), ("truths", "answers"))  # parameters of a reward in the wrong order
 BASES: dict[Kind, type] = {"algorithm": Algorithm, "credit": Credit}
 
 
@@ -34,6 +35,19 @@ def interface_problem(kind: Kind, part: Any, instance: Any) -> str | None:
     return _signature_problem(name, part) if kind == "reward" else None
 
 
+def positional_option(reward: Any, key: str) -> str | None:
+    """How to write a user's reward so that its parameter `key` is an option; None if it has no such parameter."""
+    parameters = list(inspect.signature(reward).parameters.values())
+    called = [p for place, p in enumerate(parameters) if place < 2 or p.name in TASK]
+    others = [p for p in parameters if p not in called and p.kind is p.POSITIONAL_OR_KEYWORD]
+    if key not in [p.name for p in others]:
+        return None
+    named = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
+    options = [str(p.replace(annotation=p.empty)) for p in (*others, *named)]
+    written = f"{reward.__name__}({', '.join([*(p.name for p in called), '*', *options])})"
+    return f"{reward.__name__} takes {key} by position, and options are keyword-only; write def {written}"
+
+
 def _are_names(roles: Any) -> bool:
     return isinstance(roles, list | tuple) and all(isinstance(role, str) for role in roles)
 
@@ -41,6 +55,9 @@ def _are_names(roles: Any) -> bool:
 def _signature_problem(name: str, reward: Any) -> str | None:
     """A reward is called with (answer, truth) or (answer, truth, task); its options are keyword-only."""
     signature, names = inspect.signature(reward), reward_signature(reward).names
+    if tuple(signature.parameters)[:2] in SWAPPED:
+        first, second = names[:2]
+        return f"{name} is called with ({first}, {second}), and its parameters are ({second}, {first}); swap them"
     options = {p.name: None for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY}
     try:
         signature.bind(*names, **options)

@@ -14,7 +14,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from coterie.config import registry
 from coterie.config.hints import hint_for
-from coterie.config.interfaces import interface_problem
+from coterie.config.interfaces import interface_problem, positional_option
 from coterie.config.problems import ConfigError, Path, Problems, listed, undotted
 from coterie.config.type_names import bare, choices, is_union, takes_function, type_name, value_name
 from coterie.errors import did_you_mean
@@ -132,6 +132,9 @@ class Reader:
         if "name" in known:
             self.invalid(path, f"{cls.__name__} has an option `name`, but that key chooses the {path[-1]}; rename it")
         own = {key: item for key, item in data.items() if key != "name"}
+        for key in [] if isinstance(cls, type) else [key for key in own if key not in known]:
+            if (problem := positional_option(cls, key)) is not None:
+                self.invalid((*path, key), problem)
         options = self.fill(cls.__name__, known, own, path)
         make = cls if isinstance(cls, type) else partial(partial, cls)
         instance = self.guard(cls, lambda: make(**options), path, options)

@@ -203,6 +203,10 @@ def _from_file(kind: Kind, name: str, folder: Path) -> Any:
     part = attribute_of(name, folder)
     expected = "function" if kind == "reward" else "class"
     if not (inspect.isfunction(part) if kind == "reward" else inspect.isclass(part)):
+        if kind == "reward" and callable(part):
+            what = f"the class {part.__name__}" if inspect.isclass(part) else f"an instance of {type(part).__name__}"
+            state = "a cached function keeps a model that it loads, see docs/adding-a-reward.md"
+            raise ConfigError(f"{name} is {what}, but reward needs a function: write def score(answer, truth); {state}")
         raise ConfigError(f"{name} is a {type(part).__name__}, but {kind} needs a {expected}")
     return part
 

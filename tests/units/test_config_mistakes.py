@@ -187,7 +187,20 @@ MISTAKES_IN_OVERRIDES = {
     "no such file": ("env=part.py:Quiz", "env.name: there is no file part.py"),
     "no such class": ("env=parts.py:Quizz", "env.name: parts.py has no Quizz; it has Quiz", "did you mean Quiz?"),
     "not a class": ("env=parts.py:near", "env.name: parts.py:near is a function, but env needs a class"),
-    "not a function": ("reward=parts.py:Quiz", "reward.name: parts.py:Quiz is a type, but reward needs a function"),
+    "not a function": (
+        "reward=parts.py:Quiz",
+        "reward.name: parts.py:Quiz is the class Quiz, but reward needs a function: write def score(ans",
+    ),
+    "an instance for a function": ("reward=parts.py:sure_too", "is an instance of Sure, but reward needs a function"),
+    "an option by position": (
+        "reward={name: 'parts.py:by_position', k: 2}",
+        "reward.k: by_position takes k by position, and options are keyword-only",
+        "write def by_position(answer, truth, *, k=1, far=2) (override",
+    ),
+    "a reward that swaps": (
+        "reward=parts.py:swapped",
+        "reward.name: swapped is called with (answer, truth), and its parameters are (truth, answer); swap them",
+    ),
     "limit of an own part": (
         "env={name: 'parts.py:Quiz', level: 4}",
         "env.level: got 4, expected a whole number ≥ 1 and ≤ 3",
