@@ -75,3 +75,14 @@ def chat_messages(prompt: str, system: str | None = None, examples: Examples = (
     for question, reply in examples:
         messages += [Message(role="user", content=question), Message(role="assistant", content=reply)]
     return [*messages, Message(role="user", content=prompt)]
+
+
+def lone_surrogate(text: str) -> str | None:
+    """What is wrong with a text that no tokenizer can read, or None: JSON can write halves of a surrogate pair."""
+    if text.isascii():
+        return None
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return f"has a lone surrogate at character {error.start}, which is not valid text"
+    return None

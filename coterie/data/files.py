@@ -12,6 +12,7 @@ import pyarrow
 import pyarrow.parquet
 
 from coterie.data.row import Raw, Row
+from coterie.prompts import lone_surrogate
 
 KINDS = (".jsonl", ".json", ".parquet")
 PREPARED = b"coterie"  # key in the Parquet schema's metadata; its value is the dataset's name
@@ -24,6 +25,9 @@ def read(file: Path) -> Iterator[tuple[int, Raw]]:
     for number, row in parse_rows(file):
         if isinstance(row, str):
             raise ValueError(f"{file}, row {number}: {row}")
+        for name, value in row.items():
+            if problem := _unreadable(value):
+                raise ValueError(f"{file}, row {number}: {name} {problem}")
         yield number, row
 
 
@@ -110,3 +114,15 @@ def _list(file: Path) -> list[Raw | str]:
     if not isinstance(whole, list):
         raise ValueError(f"{file}: must be a list of objects")
     return [row if isinstance(row, dict) else f"not an object: {json.dumps(row)[:40]}" for row in whole]
+
+
+def _unreadable(value: Any) -> str | None:
+    """What is wrong with a text in a field that no tokenizer can read, or None."""
+    todo = [value]  # not recursive: rows may be nested deeper than Python's stack
+    while todo:
+        one = todo.pop()
+        if isinstance(one, str) and (problem := lone_surrogate(one)):
+            return problem
+        if isinstance(one, dict | list):
+            todo += one.values() if isinstance(one, dict) else one
+    return None

@@ -8,6 +8,7 @@ from math import isnan
 from typing import Any
 
 from coterie.data.row import Raw
+from coterie.prompts import lone_surrogate
 
 PANDAS_MISSING = ("NaTType", "NAType")  # types of pandas' missing values beside NaN
 
@@ -48,6 +49,8 @@ def _plain(value: Any, place: str) -> Any:
     """A value as JSON holds it. Numbers and arrays of numpy have `tolist`; dates have `isoformat`."""
     if (isinstance(value, float) and isnan(value)) or type(value).__name__ in PANDAS_MISSING:
         return None
+    if isinstance(value, str) and (problem := lone_surrogate(value)):
+        raise ValueError(f"{place} {problem}")
     if isinstance(value, Mapping):
         return {str(name): _plain(inner, f"{place}.{name}") for name, inner in value.items()}
     if isinstance(value, list | tuple):

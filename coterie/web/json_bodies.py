@@ -8,6 +8,8 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
+from coterie.prompts import lone_surrogate
+
 MOST_ERRORS = 3  # that a reply names
 
 
@@ -21,10 +23,8 @@ class BadRequest(Exception):
 
 def _encodable(text: str) -> str:
     """Reject lone surrogates, which JSON can write and no tokenizer can read."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"has a lone surrogate at character {error.start}, which is not valid text") from None
+    if problem := lone_surrogate(text):
+        raise ValueError(problem)
     return text
 
 

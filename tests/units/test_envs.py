@@ -176,6 +176,8 @@ def test_a_users_rows_become_tasks(tmp_path: Path, write: Callable[[Path, list[A
         ('{"question": "q", "answer": 1}\n{"question": ', r"sums.jsonl, row 2: not JSON"),
         ("[1]", r"sums.jsonl, row 1: not an object: \[1\]"),
         ('{"question": null, "answer": 1}', r"sums.jsonl, row 1: question is empty; fill it in, or leave the row out"),
+        ('{"question": "a\\ud800", "answer": 1}', r"sums.jsonl, row 1: question has a lone surrogate at character 1"),
+        ('{"question": "q", "answer": [{"a": "\\udfff"}]}', r"sums.jsonl, row 1: answer has a lone surrogate at"),
         ('{"question": "q", "answer": ""}', r"sums.jsonl, row 1: answer is empty"),
     ],
 )
