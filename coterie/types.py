@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from math import inf
+from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypedDict, runtime_checkable
 
@@ -47,15 +49,22 @@ class Sampling:
     stop: tuple[str, ...] = ()  # texts that end a reply
 
     def __post_init__(self) -> None:
-        if self.max_tokens < 1 or self.temperature < 0 or not 0 < self.top_p <= 1 or self.top_k < 0:
-            expected = "max_tokens ≥ 1, temperature ≥ 0, 0 < top_p ≤ 1 and top_k ≥ 0"
-            raise ValueError(f"invalid sampling: {self}; expected {expected}")
+        _check("max_tokens", self.max_tokens, Integral, lambda value: value >= 1, "a whole number ≥ 1")
+        _check("temperature", self.temperature, Real, lambda value: 0 <= value < inf, "a number ≥ 0")
+        _check("top_p", self.top_p, Real, lambda value: 0 < value <= 1, "a number > 0 and ≤ 1")
+        _check("top_k", self.top_k, Integral, lambda value: value >= 0, "a whole number ≥ 0")
         check_stop(self.stop)
+
+
+def _check(option: str, value: Any, kind: type, holds: Callable[[Any], bool], expected: str) -> None:
+    if not isinstance(value, kind) or not holds(value):
+        raise ValueError(f"{option}: got {value!r:.80}, expected {expected}")
 
 
 def check_stop(stop: Sequence[str]) -> None:
     """Reject a bare string, whose characters would each be a stop string, and an empty one, which always matches."""
-    if isinstance(stop, str) or not all(stop):
+    listed = isinstance(stop, Sequence) and not isinstance(stop, str)
+    if not listed or not all(isinstance(text, str) and text for text in stop):
         raise ValueError(f"stop: got {stop!r}, expected a list of texts that are not empty, as in ['END']")
 
 

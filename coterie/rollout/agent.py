@@ -13,6 +13,7 @@ from coterie.engines.text_player import TextPlayer
 from coterie.errors import did_you_mean
 from coterie.models.chat import Chat
 from coterie.models.reply_stream import ReplyStream
+from coterie.prompts import lone_surrogate
 from coterie.seeds import stable_hash
 from coterie.types import Engine, Message, Sample, Sampling, Turn
 
@@ -61,11 +62,15 @@ def changed(sampling: Sampling, overrides: Mapping[str, Any]) -> Sampling:
 def as_messages(messages: str | Sequence[Message]) -> list[Message]:
     """A list of messages; a bare string is one user message. Invalid ones raise here, while the workflow's call is
     on the traceback."""
+    form = '{"role": "user", "content": "…"}'
+    if not isinstance(messages, Iterable) or isinstance(messages, Mapping):
+        raise TypeError(f"say() got {messages!r:.80}; it takes a text or a list of messages, as [{form}]")
     conversation = [Message(role="user", content=messages)] if isinstance(messages, str) else list(messages)
-    for message in conversation:
+    for number, message in enumerate(conversation, 1):
         if not isinstance(message, Mapping) or not all(isinstance(message.get(k), str) for k in ("role", "content")):
-            form = '{"role": "user", "content": "…"}'
             raise TypeError(f"say() got {message!r:.80} among its messages; each must be a mapping of texts, as {form}")
+        if problem := lone_surrogate(message["content"]):
+            raise ValueError(f"say(): message {number} ({message['role']}) {problem}")
     return conversation
 
 

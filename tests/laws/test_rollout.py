@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +22,7 @@ from coterie.envs.base import TaskEnv, attach_reward
 from coterie.games.naming import Naming, OneByOne
 from coterie.learners.batch import make_batches
 from coterie.models.base import Base
-from coterie.rollout.agent import AgentTeam, Player
+from coterie.rollout.agent import AgentTeam, Player, as_messages
 from coterie.rollout.collector import Collector
 from coterie.rollout.metrics import TooManyFailures, describe_failures, drop_failed, rollout_metrics, turn_metrics
 from coterie.types import Episode, Outcome, Sampling, Split, Task, Team
@@ -200,6 +201,42 @@ def test_a_turn_that_is_drawn_from_a_part_of_what_could_be_said_is_not_learned_f
 def test_a_stop_text_that_would_end_every_reply_is_refused(stop: Any) -> None:
     with pytest.raises(ValueError, match=r"stop: got .*END.*, expected a list of texts that are not empty"):
         Sampling(stop=stop)
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ({"max_tokens": 2.5}, "max_tokens: got 2.5, expected a whole number ≥ 1"),
+        ({"max_tokens": 0}, "max_tokens: got 0, expected a whole number ≥ 1"),
+        ({"temperature": "0.5"}, "temperature: got '0.5', expected a number ≥ 0"),
+        ({"temperature": None}, "temperature: got None, expected a number ≥ 0"),
+        ({"temperature": math.nan}, "temperature: got nan, expected a number ≥ 0"),
+        ({"top_p": math.nan}, "top_p: got nan, expected a number > 0 and ≤ 1"),
+        ({"top_k": 1.5}, "top_k: got 1.5, expected a whole number ≥ 0"),
+        ({"stop": None}, "stop: got None, expected a list of texts that are not empty"),
+        ({"stop": [5]}, "stop: got [5], expected a list of texts that are not empty"),
+    ],
+)
+def test_sampling_of_a_wrong_type_is_told_with_its_option(how: Mapping[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(told)):
+        Sampling(**how)
+
+
+@pytest.mark.parametrize(
+    ("messages", "told"),
+    [
+        (5, "say() got 5; it takes a text or a list of messages, as [{"),
+        ({"role": "user", "content": "hi"}, "say() got {'role': 'user', 'content': 'hi'}; it takes a text or a list"),
+        ("a \ud800", "say(): message 1 (user) has a lone surrogate at character 2, which is not valid text"),
+        (
+            [{"role": "system", "content": "é"}, {"role": "tool", "content": "\udfff"}],
+            "say(): message 2 (tool) has a lone surrogate at character 0",
+        ),
+    ],
+)
+def test_say_tells_what_it_takes(messages: Any, told: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=re.escape(told)):
+        as_messages(messages)
 
 
 def ample(collector: Collector) -> float:
