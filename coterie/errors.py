@@ -29,8 +29,12 @@ class BadAnswer(UserError, TypeError):
     """A workflow returned something that cannot be the team's answer."""
 
 
+# The largest size of a reward or a metric: the variances of a group must be finite also in float32.
+LARGEST_NUMBER = 1e15
+
+
 class BadReward(UserError, ValueError):
-    """A reward or a metric that is not a finite number, or that has a reserved name."""
+    """A reward or a metric that is not a finite number or too large, or that has a reserved name."""
 
 
 def is_users_code(frame: FrameSummary) -> bool:

@@ -8,11 +8,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isfinite
-from numbers import Real
 from typing import Any
 
-from coterie.errors import BadAnswer, BadReward, did_you_mean
+from coterie.errors import LARGEST_NUMBER, BadAnswer, BadReward, did_you_mean
 from coterie.rewards.batching import Arguments, Batcher
 from coterie.rewards.grader_pool import START_SECONDS, OverLimits, call, call_forked
 from coterie.rewards.reward_function import RewardSignature, load
@@ -76,8 +74,9 @@ class Grader:
             value = await self._forked(FORKED[self.name], answer, truth)
         else:
             value = await self._user_function(answer, truth, task)
-        if not isinstance(value, Real) or not isfinite(value):
-            raise BadReward(f"reward {self.name} gave {value!r} for {answer!r}; a reward must be a finite number")
+        if not isinstance(value, int | float) or not abs(value) <= LARGEST_NUMBER:  # NaN is not
+            right = f"a reward must be a finite number, at most {LARGEST_NUMBER:g} in size"
+            raise BadReward(f"reward {self.name} gave {value!r} for {answer!r}; {right}")
         return float(value)
 
     async def _user_function(self, answer: Any, truth: Any, task: Task | None) -> Any:

@@ -1,14 +1,13 @@
-"""Reject NaN and infinite rewards and metrics: one NaN would poison every weight it reaches."""
+"""Reject NaN, infinite and huge rewards and metrics: one NaN would poison every weight it reaches."""
 
 from __future__ import annotations
 
-import math
 from numbers import Real
 from typing import Any
 
 from torch import Tensor
 
-from coterie.errors import BadReward, UserError
+from coterie.errors import LARGEST_NUMBER, BadReward, UserError
 from coterie.types import Episode, Loss, Scores
 
 # Metrics that every step logs; and groups of them, such as `reward/<role>`.
@@ -53,12 +52,13 @@ def require_per_token(function: Loss, loss: Any, scores: Scores, tokens: int) ->
 
 
 def require_finite(episode: Episode) -> None:
-    """Raise BadReward for rewards and metrics of an episode that are not finite numbers."""
+    """Raise BadReward for rewards and metrics of an episode that are not finite numbers, or too large."""
     found = {"its reward": episode.reward}
     found |= {f"the reward of {turn.role}'s turn": turn.reward for turn in episode.turns if turn.reward is not None}
     for what, number in (found | {f"its metric {name}": value for name, value in episode.metrics.items()}).items():
-        if not isinstance(number, Real) or not math.isfinite(number):
-            raise BadReward(f"{what} is {number!r}; a finite number was expected")
+        if not isinstance(number, Real) or not abs(number) <= LARGEST_NUMBER:  # NaN is not
+            right = f"a finite number was expected, at most {LARGEST_NUMBER:g} in size"
+            raise BadReward(f"{what} is {number!r}; {right}")
     names = episode.metrics.keys()
     grouped = {name for name in names if "/" in name and name.partition("/")[0] in RESERVED_GROUPS}
     if taken := (RESERVED_METRICS & names) | grouped:

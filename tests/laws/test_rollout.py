@@ -363,6 +363,7 @@ class Scores:
     ("env", "complaint"),
     [
         (Scores(math.nan), "its reward is nan; a finite number was expected"),
+        (Scores(-1e300), "its reward is -1e+300; a finite number was expected, at most 1e+15 in size"),
         (Scores(None), "its reward is None"),
         (Scores("1"), "its reward is '1'"),
         (Scores(torch.tensor(1.0)), "its reward is tensor"),

@@ -155,6 +155,7 @@ def wide(answer, truth): return torch.ones(2, 2)
 def generated(answer, truth): yield 0.5
 def named(answer, truth): return {"score": 0.5}
 def text(answer, truth): return "0.5"
+def huge(answer, truth): return 1e300
 
 @reward(batched=True)
 def arrays(answers, truths): return numpy.full(len(answers), 0.5)
@@ -178,7 +179,13 @@ def test_a_number_of_torch_or_numpy_is_a_number(numbers: Path) -> None:
 
 
 def test_what_is_no_number_is_shown_as_it_was_returned(numbers: Path) -> None:
-    shown = {"array": "[0.5]", "wide": "tensor([[", "generated": "<generator object generated", "text": "'0.5'"}
+    shown = {
+        "array": "[0.5]",
+        "wide": "tensor([[",
+        "generated": "<generator object generated",
+        "text": "'0.5'",
+        "huge": "1e+300",
+    }
     for name, start in (shown | {"named": "{'score': 0.5}"}).items():
         with pytest.raises(BadReward, match=rf"(?s)gave {re.escape(start)}.*; a reward must be a finite number"):
             grade(numbers, name)
