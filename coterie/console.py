@@ -29,18 +29,19 @@ WIDTH = 40  # of bars and sparklines, in characters
 # Prefixes of metrics that belong to the run; any other `<name>/loss` belongs to a policy.
 RUN_PREFIXES = ("reward", "seconds", "failed", "groups", "eval")
 VERIFIED = "verifier/score"  # if a step has this metric, its rewards are a verifier's scores
+MILLION = 1e6
 FORMATS = {
-    "reward": "reward {:.3f}",
-    "verifier/auc": "verifier's AUC {:.2f}",
-    "eval/reward": "eval {:.3f}",
-    "eval/accuracy": "eval accuracy {:.3f}",
-    "accuracy": "accuracy {:.3f}",
-    "loss": "loss {:.4f}",  # of a verifier; a team has one per policy
-    "eval/auc": "held-out AUC {:.3f}",
-    "eval/auc_within": "within {:.3f}",
-    "tokens_per_second": "{:.0f} tok/s",
-    "groups/constant": "constant groups {:.3g}",
-    "sandbox/unsafe": "sandbox: unsafe, programs run unprotected",
+    "reward": ("reward {}", ".3f"),
+    "verifier/auc": ("verifier's AUC {}", ".2f"),
+    "eval/reward": ("eval {}", ".3f"),
+    "eval/accuracy": ("eval accuracy {}", ".3f"),
+    "accuracy": ("accuracy {}", ".3f"),
+    "loss": ("loss {}", ".4f"),  # of a verifier; a team has one per policy
+    "eval/auc": ("held-out AUC {}", ".3f"),
+    "eval/auc_within": ("within {}", ".3f"),
+    "tokens_per_second": ("{} tok/s", ".0f"),
+    "groups/constant": ("constant groups {}", ".3g"),
+    "sandbox/unsafe": ("sandbox: unsafe, programs run unprotected", ""),
 }
 
 
@@ -172,7 +173,7 @@ def plain_line(step: int, steps: int, metrics: Metrics) -> str:
         f"step {step:>{len(str(steps)) + 1}}/{steps}",
         *[reward_owner(metrics) + text for text in formatted(metrics, "reward")],
         *formatted(metrics, "loss"),
-        " ".join(f"{role} {reward:.2f}" for role, reward in under("reward/", metrics).items()),
+        " ".join(f"{role} {_number(reward, '.2f')}" for role, reward in under("reward/", metrics).items()),
         *[reward_owner(metrics, "eval/") + text for text in formatted(metrics, "eval/reward")],
         *(formatted(metrics, "accuracy", "verifier/auc") if reward_owner(metrics) else []),
         *(formatted(metrics, "eval/accuracy") if reward_owner(metrics, "eval/") else []),
@@ -204,7 +205,9 @@ def reward_table(rewards: Mapping[str, Sequence[float]], owner: str = "") -> Tab
     for who, course in rewards.items():
         lately, best = course[-10:], max(filter(math.isfinite, course), default=math.nan)
         numbers = (course[-1], sum(lately) / len(lately), best)
-        grid.add_row(Text(who), *[f"{number:.3f}" for number in numbers], Text(sparkline(course[-WIDTH:]), "cyan"))
+        grid.add_row(
+            Text(who), *[_number(number, ".3f") for number in numbers], Text(sparkline(course[-WIDTH:]), "cyan")
+        )
     return grid
 
 
@@ -342,7 +345,13 @@ def of_policies(name: str, metrics: Mapping[str, float]) -> dict[str, float]:
 
 def formatted(metrics: Metrics, *names: str) -> list[str]:
     """The named metrics that this step has, formatted."""
-    return [FORMATS[name].format(metrics[name]) for name in names if name in metrics]
+    found = [(*FORMATS[name], metrics[name]) for name in names if name in metrics]
+    return [text.format(_number(number, spec)) for text, spec, number in found]
+
+
+def _number(number: float, spec: str) -> str:
+    """A number formatted; from a million on in four digits, so that a line stays short."""
+    return format(number, spec if abs(number) < MILLION else ".4g")
 
 
 def failures(metrics: Metrics) -> str:

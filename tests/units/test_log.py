@@ -480,6 +480,11 @@ def test_graders_that_had_to_be_killed_are_told_in_the_line() -> None:
     assert plain_line(0, 9, {TIMEOUTS: 1.5}) == "step  0/9  graders killed: 1.5 an episode"
 
 
+def test_a_large_number_is_shown_in_four_digits() -> None:
+    metrics = {"reward": -1e15, "reward/solver": 12345678.0, "tokens_per_second": 999999.4}
+    assert plain_line(0, 9, metrics) == "step  0/9  reward -1e+15  solver 1.235e+07  999999 tok/s"
+
+
 def test_a_role_named_like_a_policys_metric_is_still_a_role() -> None:
     assert plain_line(0, 9, {"reward/logprob_gap": 1.0}) == "step  0/9  logprob_gap 1.00"
 
