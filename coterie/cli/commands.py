@@ -14,8 +14,10 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from itertools import chain, count, takewhile
 from pathlib import Path
+from typing import Any
 
 from coterie.config import Config, ConfigError, load
+from coterie.config.load import to_tree
 from coterie.config.problems import undotted
 from coterie.config.schema import schema
 from coterie.config.settings import MEMORY_KEYS
@@ -87,8 +89,9 @@ def _run_folders(folder: Path) -> Iterator[Path]:
 
 def resume(folder: Path, changes: Sequence[str], examples: int, which: str | None = None) -> int:
     """Resume a run from its latest checkpoint, or from `which`; returns the exit code."""
-    for key, _ in _changed(changes):
+    for change, (key, _) in zip(changes, _changed(changes), strict=True):
         if not _is_among(key, ON_RESUME):
+            _require_known(_config_of(folder), key, change)
             single = ("steps", "epochs", "max_sampled_tokens", "sandbox")
             groups = [group if group in single else f"{group}.*" for group in ON_RESUME]
             allowed = ", ".join([*groups, *MEMORY_KEYS])
@@ -138,8 +141,9 @@ def check(config_file: Path, changes: Sequence[str], tasks: int, repeats: int | 
 def replay(folder: Path, changes: Sequence[str], most: int, out: Path | None) -> None:
     """Recompute the advantages of a run's stored episodes under other rules, and show what changes."""
     groups = []
-    for key, group in _changed(changes):
+    for change, (key, group) in zip(changes, _changed(changes), strict=True):
         if group not in (*REPLAYED, "sandbox"):
+            _require_known(_config_of(folder), key, change)
             raise ConfigError(f"{key}: cannot change in a replay; {', '.join(REPLAYED)} can")
         groups.append(group)
     check_output_path("--out", out)
@@ -301,6 +305,17 @@ def _config_of(folder: Path) -> Path:
     if not _is_run(folder):
         raise ConfigError(f"{folder} is not a run: it has no config.yaml")
     return folder / "config.yaml"
+
+
+def _require_known(config_file: Path, key: str, change: str) -> None:
+    """Raise a ConfigError with a similar key if there is none of this name. Only a key that is not written is loaded:
+    a new value of another one, such as another algorithm, may not fit the rest."""
+    tree: Any = to_tree(load(config_file))
+    for name in undotted(key):
+        if not isinstance(tree, dict) or name not in tree:
+            load(config_file, [change])
+            return
+        tree = tree[name]
 
 
 def _changed(changes: Sequence[str]) -> Iterator[tuple[str, str]]:

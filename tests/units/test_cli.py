@@ -259,6 +259,15 @@ MISTAKES = {
     "out of a resumed run": (["train", "--resume", "RUN", "--out", "OUT"], "--out has no effect with --resume"),
     "no run": (["train", "--resume", "OUT"], "is not a run: it has no config.yaml"),
     "another run": (["train", "--resume", "RUN", "policies.doer.lr=1"], "policies.doer.lr: cannot change when a run"),
+    "no key of a resumed run": (["train", "--resume", "RUN", "stps=4"], "stps: unknown key; Config has"),
+    "a similar key of a resumed run": (["train", "--resume", "RUN", "stps=4"], "did you mean steps? (override stps=4)"),
+    "no key of a replay": (["replay", "RUN", "algorith=rloo"], "algorith: unknown key; Config has"),
+    "a key inside a replay": (["replay", "RUN", "policies.doer.lrr=1"], "policies.doer.lrr: unknown key; Policy has"),
+    "a length of a replay": (["replay", "RUN", "epochs=1"], "epochs: cannot change in a replay"),
+    "another rule of a resumed run": (
+        ["train", "--resume", "RUN", "algorithm.name=ppo"],
+        "algorithm.name: cannot change",
+    ),
     "many": (
         ["train", "--resume", "RUN", "max_sampled_tokens=0"],
         "max_sampled_tokens: got 0, expected a whole number",
