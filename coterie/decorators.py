@@ -17,7 +17,11 @@ Options = dict[str, tuple[Any, Any]]  # by name: the type, and the default
 
 
 def workflow(
-    *, roles: Sequence[str], judges_turns: bool = False, needs_sandbox: bool = False, needs_world: bool = False
+    *bare: Callable[..., Any],
+    roles: Sequence[str] | None = None,
+    judges_turns: bool = False,
+    needs_sandbox: bool = False,
+    needs_world: bool = False,
 ) -> Callable[[Callable[..., Any]], type]:
     """Turn a coroutine function into a workflow. Its keyword-only arguments are its options in the config.
 
@@ -27,12 +31,14 @@ def workflow(
     `judges_turns`: it sets the reward of each turn. `needs_sandbox`: it executes model output, so that runs need a
     working sandbox. `needs_world`: it acts on a world of the environment, so that only its roles are served.
     """
+    if bare or roles is None:
+        raise TypeError('a workflow names its roles: write @workflow(roles=("writer",))')
+    role_names = _role_names(roles)
 
     def decorate(function: Callable[..., Any]) -> type:
         if not inspect.iscoroutinefunction(function):
             raise TypeError(f"workflow {function.__name__}: must be `async def`, so that it can await its roles")
         _check_arguments(function, ("task", "team", "world"))
-        role_names = tuple(roles)
 
         async def run(self: Any, task: Any, team: Any, world: Any) -> Any:
             return await function(task, team, world, **{name: getattr(self, name) for name in options})
@@ -100,6 +106,14 @@ def _dataclass_of(
     cls = make_dataclass(function.__name__, fields, bases=bases, namespace=body, frozen=True)
     cls.__module__, cls.__qualname__ = function.__module__, function.__qualname__
     return cls
+
+
+def _role_names(roles: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(roles, str):
+        raise TypeError(f"roles={roles!r}: roles is a tuple of names; write roles=({roles!r},)")
+    if len(set(roles)) < len(roles):
+        raise TypeError(f"roles={roles!r}: name each role once")
+    return tuple(roles)
 
 
 def _check_arguments(function: Callable[..., Any], names: tuple[str, ...]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 from coterie.algorithms.base import Algorithm
@@ -25,6 +26,8 @@ def interface_problem(kind: Kind, part: Any, instance: Any) -> str | None:
         return f"{name} has no {' and no '.join(missing)}; {kind}s have {', '.join(MEMBERS[kind])}"
     if kind == "workflow" and not _are_names(instance.roles):
         return f"{name}.roles is {instance.roles!r}, expected a list of role names, as in roles = ('solver', 'judge')"
+    if kind == "workflow" and _is_repetitive(part, instance.roles):
+        return f"{name}.roles is {instance.roles!r}; name each role once"
     if kind in COROUTINES and not inspect.iscoroutinefunction(getattr(instance, COROUTINES[kind])):
         return f"{name}.{COROUTINES[kind]} is not a coroutine; write `async def {COROUTINES[kind]}`"
     for member in NOT_COROUTINES.get(kind, ()):
@@ -50,6 +53,11 @@ def positional_option(reward: Any, key: str) -> str | None:
 
 def _are_names(roles: Any) -> bool:
     return isinstance(roles, list | tuple) and all(isinstance(role, str) for role in roles)
+
+
+def _is_repetitive(workflow: type, roles: Sequence[str]) -> bool:
+    """True if a written list of roles has one twice. A property may, whose roles are options."""
+    return len(set(roles)) < len(roles) and not isinstance(inspect.getattr_static(workflow, "roles", None), property)
 
 
 def _signature_problem(name: str, reward: Any) -> str | None:

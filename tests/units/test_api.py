@@ -149,6 +149,9 @@ def test_a_function_becomes_a_workflow_whose_options_are_its_keywords() -> None:
     ("make", "message"),
     [
         (lambda: workflow(roles=())(lambda task, team, world: None), "must be `async def`"),
+        (lambda: workflow(Alone.run), r'write @workflow\(roles=\("writer",\)\)'),
+        (lambda: workflow(roles="solver"), r"roles='solver': roles is a tuple of names; write roles=\('solver',\)"),
+        (lambda: workflow(roles=("a", "b", "a")), "name each role once"),
         (lambda: reward(lambda answer: 1.0), r"must take \(answer, truth\)"),
         (lambda: env(lambda: []), r"must take \(split\)"),
         (lambda: tool(lambda x: x), "needs a name and a type"),

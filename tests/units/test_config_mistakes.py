@@ -224,6 +224,10 @@ MISTAKES_IN_OVERRIDES = {
         "workflow=parts.py:Nobody",
         "workflow.name: Nobody has no roles; workflows have roles, run (override workflow=parts.py:Nobody)",
     ),
+    "a role twice": (
+        "workflow=parts.py:Echo",
+        "workflow.name: Echo.roles is ('reasoner', 'actor', 'actor'); name each role once",
+    ),
     "a run that is not awaited": (
         "workflow=parts.py:Hasty",
         "workflow.name: Hasty.run is not a coroutine; write `async",
