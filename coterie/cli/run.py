@@ -45,8 +45,10 @@ def train_run(config: Config, folder: Path, examples: int, resuming: bool, which
     except WriteFailed as error:
         if not (folder / "config.yaml").is_file():
             raise
-        then = f"when this is fixed, `coterie train --resume {folder}` resumes from the latest checkpoint"
-        raise WriteFailed(f"{error}; {then}") from error
+        then = (
+            "starts from the beginning" if checkpoint.latest(folder) is None else "resumes from the latest checkpoint"
+        )
+        raise WriteFailed(f"{error}; when this is fixed, `coterie train --resume {folder}` {then}") from error
     except OutOfMemory as error:
         if (saved := checkpoint.latest(folder)) is None:
             raise

@@ -86,6 +86,16 @@ def test_a_full_disk_is_told_and_the_run_goes_on_when_there_is_room(name: str, r
     assert (run / "latest").read_text() == "000003"
 
 
+def test_a_disk_that_is_full_before_the_first_checkpoint_has_the_run_begin_again(
+    done: Path, tmp_path: Path, model: Path
+) -> None:
+    with no_file_above(largest(done, "checkpoints/000001/state.pt") - 1):
+        said = one_line("train", game(tmp_path, model), "--out", tmp_path)
+    assert f"`coterie train --resume {tmp_path / 'game'}` starts from the beginning" in said
+    stdout_of("train", "--resume", tmp_path / "game", "steps=1")
+    assert (tmp_path / "game" / "latest").read_text() == "000001"
+
+
 def test_a_disk_that_fills_up_while_a_run_begins_is_told_and_leaves_no_folder(tmp_path: Path, model: Path) -> None:
     config = game(tmp_path, model)
     with no_file_above(10):
