@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from coterie.errors import UserError
-from coterie.rl.checks import check_credit, checked_metrics
+from coterie.rl.validate import check_credit, checked_metrics
 from coterie.statistics import mean
 from coterie.types import Counterfactuals, Episode, Fork, Metrics, Turn
 

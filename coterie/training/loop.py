@@ -24,7 +24,7 @@ from coterie.errors import UserError
 from coterie.evaluation.evaluate import evaluate
 from coterie.learners.batch import make_batches, scatter_to_turns
 from coterie.learners.distributed import SINGLE_PROCESS, Processes
-from coterie.rl.checks import check_advantages, checked_metrics
+from coterie.rl.validate import check_advantages, checked_metrics
 from coterie.rollout.agent import Player, Players, players_of
 from coterie.rollout.collector import Collector
 from coterie.rollout.metrics import drop_failed, rollout_metrics, turn_metrics

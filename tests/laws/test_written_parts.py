@@ -16,7 +16,7 @@ from coterie.algorithms.base import Algorithm
 from coterie.console import Display
 from coterie.credit.base import Credit
 from coterie.errors import UserError
-from coterie.rl.checks import BadResult, check_advantages
+from coterie.rl.validate import BadResult, check_advantages
 from coterie.training.log import StepLog
 from coterie.training.loop import train
 from coterie.types import Counterfactuals, Episode, Metrics
