@@ -10,7 +10,7 @@ import pytest
 from coterie.envs.swe.env import Swe
 from coterie.rewards import GraderTimeout
 from coterie.types import Episode, Task
-from coterie.workflows.swe import Round, judged
+from coterie.workflows.swe import Round, assign_rewards
 from tests.episodes import turn
 from tests.projects import BY_UNITTEST, RIGHT, UNITTEST, project, tried
 
@@ -55,7 +55,7 @@ def test_no_validator_is_punished_for_a_slow_machine() -> None:
     change, judgement = turn("writer"), turn("validator")
     rounds = [Round(change, judgement, "", {**world.texts, "calc/ops.py": RIGHT})]
     with pytest.raises(GraderTimeout):
-        asyncio.run(judged(turn("analyzer"), [], rounds, world))
+        asyncio.run(assign_rewards(turn("analyzer"), [], rounds, world))
     assert judgement.reward is None
 
 

@@ -166,7 +166,7 @@ def test_fenced_code_runs_where_there_is_a_tool_for_it() -> None:
     ("text", "problem"),
     [
         ('<tool_call>{"name": "weather", "arguments": {"city": </tool_call>', "BadJson: Expecting value at letter 41"),
-        ('<tool_call>["weather"]</tool_call>', 'BadCall: an object with "name" and "arguments"'),
+        ('<tool_call>["weather"]</tool_call>', 'BadCall: expected an object with "name" and "arguments"'),
         ('<tool_call>{"name": "weather", "arguments": [1]}</tool_call>', "BadCall: the arguments of weather must be"),
         ('<tool_call>{"name": "weather", "arguments": "Rome"}</tool_call>', "BadJson: the arguments of weather"),
         ('{"name": "weather", "parameters": {"city"', "BadJson"),
